@@ -1,0 +1,1 @@
+"""The Kubernetes control loop: observe, decide, act, drain."""

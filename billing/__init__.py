@@ -1,0 +1,1 @@
+"""From usage events to a ledger that never counts twice."""

@@ -1,0 +1,45 @@
+"""One JSON line per event: constant message, declared fields, and nothing a client typed."""
+
+import logging
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+LOG_FIELDS: Final = frozenset({
+    "service", "tenant_id", "key_id", "request_id", "event_id", "replica", "model", "endpoint",
+    "status", "reason", "outcome", "is_stream", "input_tokens", "output_tokens",
+    "reserved_tokens", "ttft_ms", "latency_ms", "retry_after_s", "num_events", "num_waiting",
+    "num_running", "num_blocks", "phase", "path", "port", "pid", "exit_code", "delay_s",
+    "duration_s", "version", "segment", "offset_bytes", "error", "topic", "partition", "signal",
+    "num_threads", "size_bytes",
+})  # fmt: skip
+"""Every ``extra`` field a logger may carry.  A prompt, an answer or a key is not among them."""
+
+
+class JsonFormatter(logging.Formatter):
+    """Renders the declared fields of a record; an undeclared one is dropped, not printed."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "at": datetime.fromtimestamp(record.created, UTC),
+            "level": record.levelname.lower(),
+            "service": self._service,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line.update({k: v for k, v in vars(record).items() if k in LOG_FIELDS})
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line, enc_hook=str).decode()
+
+
+def configure_logging(service: str, level: str) -> None:
+    """Root logger to standard error.  Called once, by a service's ``__main__``."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter(service))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,0 +1,40 @@
+"""Metric names and buckets.  Replicas speak vLLM's names: dashboards and scrapers know them."""
+
+from typing import Final
+
+# Replica: https://docs.vllm.ai/en/latest/usage/metrics/
+NUM_REQUESTS_RUNNING: Final = "vllm:num_requests_running"
+NUM_REQUESTS_WAITING: Final = "vllm:num_requests_waiting"
+KV_CACHE_USAGE: Final = "vllm:kv_cache_usage_perc"  # 0..1 in spite of its name
+PREFIX_CACHE_QUERIES: Final = "vllm:prefix_cache_queries_total"  # tokens
+PREFIX_CACHE_HITS: Final = "vllm:prefix_cache_hits_total"  # tokens
+NUM_PREEMPTIONS: Final = "vllm:num_preemptions_total"
+PROMPT_TOKENS: Final = "vllm:prompt_tokens_total"
+GENERATION_TOKENS: Final = "vllm:generation_tokens_total"
+REQUEST_SUCCESS: Final = "vllm:request_success_total"  # label finished_reason
+ITERATION_TOKENS: Final = "vllm:iteration_tokens_total"  # histogram
+TIME_TO_FIRST_TOKEN: Final = "vllm:time_to_first_token_seconds"
+INTER_TOKEN_LATENCY: Final = "vllm:inter_token_latency_seconds"
+E2E_REQUEST_LATENCY: Final = "vllm:e2e_request_latency_seconds"
+REQUEST_QUEUE_TIME: Final = "vllm:request_queue_time_seconds"
+CACHE_CONFIG_INFO: Final = "vllm:cache_config_info"
+
+# Gateway
+GATEWAY_REQUESTS: Final = "pandal_gateway_requests_total"  # labels endpoint, status
+GATEWAY_REFUSALS: Final = "pandal_gateway_refusals_total"  # label reason
+GATEWAY_TOKENS: Final = "pandal_gateway_tokens_total"  # label class: input, cached, output
+GATEWAY_TTFT: Final = "pandal_gateway_time_to_first_token_seconds"
+GATEWAY_ACTIVE_REQUESTS: Final = "pandal_gateway_active_requests"
+GATEWAY_SPOOLED_EVENTS: Final = "pandal_gateway_spooled_events_total"
+GATEWAY_SHIPPED_EVENTS: Final = "pandal_gateway_shipped_events_total"
+
+# Billing
+BILLING_EVENTS: Final = "pandal_billing_events_total"  # label result
+BILLING_LAG: Final = "pandal_billing_lag_seconds"
+
+LATENCY_BUCKETS_S: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+"""One set for every latency: TTFT on a GPU is tens of milliseconds, on a CPU seconds."""
+
+ITERATION_TOKENS_BUCKETS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)

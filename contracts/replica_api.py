@@ -1,0 +1,54 @@
+"""The wire between gateway and replica: the OpenAI API, plus the few things below.
+
+Any OpenAI-compatible server can stand in a replica's place.  It ignores what it does not know:
+
+- ``x-request-id`` (request header): the gateway's id of the request, unique per attempt.
+- ``cache_salt`` (body field, as vLLM spells it): prefixes are shared only under equal salts.
+- ``POST abort_path(id)``: stop generating now; answers ``AbortedUsage`` with the final count.  A
+  server without it answers 404, and the gateway falls back to closing the connection and to its
+  own count.
+- ``GET /ready``: ``ReplicaState``, status 200 when it takes work and 503 otherwise.
+"""
+
+import enum
+from typing import Annotated
+from urllib.parse import quote
+
+import msgspec
+
+from contracts.usage import Tokens
+
+CACHE_SALT_FIELD = "cache_salt"
+
+
+class Phase(enum.StrEnum):
+    STARTING = "starting"
+    DOWNLOADING = "downloading"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+class ReplicaState(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="replica.state.v1"
+):
+    phase: Phase
+    progress_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)]  # within the phase
+    model: str | None = None  # None: not known yet
+    detail: str = ""  # one line for people
+
+
+class AbortedUsage(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="replica.aborted.v1"
+):
+    """What the aborted request had consumed when the abort took effect; nothing comes after."""
+
+    request_id: str
+    prompt_tokens: Tokens  # prompt tokens processed, cached ones included
+    cached_prompt_tokens: Tokens  # subset of prompt_tokens
+    completion_tokens: Tokens
+
+
+def abort_path(request_id: str) -> str:
+    return f"/pandal/v1/requests/{quote(request_id, safe='')}/abort"

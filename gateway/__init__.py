@@ -1,0 +1,1 @@
+"""The data plane: authenticate, admit, route, relay, meter."""

@@ -1,0 +1,1 @@
+"""Triton and CPU kernels, each beside its PyTorch reference."""

@@ -1,0 +1,1 @@
+"""The model server: scheduler, paged KV cache, model, streaming."""

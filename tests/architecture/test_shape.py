@@ -1,0 +1,108 @@
+"""The shape of the code is a requirement like any other, so it has tests."""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+from importlib.metadata import distributions
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import contracts
+from contracts import names
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("contracts", "gateway", "replica", "kernels", "autoscaler", "billing", "pandal")
+MODULES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
+TEST_MODULES = sorted((ROOT / "tests").rglob("*.py"))
+KERNELS = sorted(p.parent for p in (ROOT / "kernels").glob("*/op.py"))
+CONTRACTS = [
+    importlib.import_module(f"contracts.{m.name}") for m in pkgutil.iter_modules(contracts.__path__)
+]
+MESSAGES = sorted(
+    {
+        value
+        for module in CONTRACTS
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, msgspec.Struct)
+    }
+    - {msgspec.Struct},
+    key=lambda message: message.__name__,
+)
+
+MAX_MODULE_LINES = 400
+MAX_FUNCTION_LINES = 50
+DRAWERS = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "core"}
+CLASHES_WITH_STDLIB = {"platform", "types", "queue", "logging"}
+
+
+def rel(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("module", MODULES + TEST_MODULES, ids=rel)
+def test_module_and_function_length(module: Path) -> None:
+    source = module.read_text()
+    assert source.count("\n") <= MAX_MODULE_LINES
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            assert node.end_lineno - node.lineno < MAX_FUNCTION_LINES, node.name
+
+
+@pytest.mark.parametrize("module", MODULES, ids=rel)
+def test_no_drawer_modules(module: Path) -> None:
+    assert module.stem not in DRAWERS | CLASHES_WITH_STDLIB
+
+
+@pytest.mark.parametrize("module", MODULES, ids=rel)
+def test_module_says_what_it_is_for(module: Path) -> None:
+    assert ast.get_docstring(ast.parse(module.read_text())), "a module begins with its docstring"
+
+
+@pytest.mark.parametrize("folder", KERNELS, ids=rel)
+def test_kernel_folder_is_complete(folder: Path) -> None:
+    assert {"reference.py", "kernel.py", "op.py"} <= {p.name for p in folder.iterdir()}
+    assert (ROOT / "tests" / "kernels" / f"test_{folder.name}.py").exists()
+
+
+def test_importing_kernels_runs_no_code() -> None:
+    """``transformers`` probes for another distribution's ``kernels`` and may import ours."""
+    body = ast.parse((ROOT / "kernels" / "__init__.py").read_text()).body
+    assert all(isinstance(node, ast.Expr) for node in body)
+
+
+def test_the_other_kernels_package_is_not_installed() -> None:
+    assert "kernels" not in {d.metadata["Name"] for d in distributions()}
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: m.__name__)
+def test_every_message_is_frozen_and_tagged_with_its_version(message: type[msgspec.Struct]) -> None:
+    config = message.__struct_config__
+    assert config.frozen
+    assert re.fullmatch(r"[a-z_.]+\.v\d+", str(config.tag)), config.tag
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: m.__name__)
+def test_every_message_has_golden_bytes(message: type[msgspec.Struct]) -> None:
+    tag = str(message.__struct_config__.tag)
+    goldens = "".join(p.read_text() for p in (ROOT / "tests" / "contracts").glob("test_*.py"))
+    assert f'"type":"{tag}"' in goldens or f'"type": "{tag}"' in goldens
+
+
+def test_every_redis_key_begins_with_its_tenant() -> None:
+    builders = [f for name, f in vars(names).items() if name.endswith("_key")]
+    assert len(builders) >= 3
+    keys = [build(names.tenant_id("acme")) for build in builders]
+    assert all(key.startswith("{acme}:") for key in keys)
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=rel)
+def test_redis_keys_are_built_in_contracts_only(module: Path) -> None:
+    if module == ROOT / "contracts" / "names.py":
+        return
+    assert "}:quota" not in module.read_text()

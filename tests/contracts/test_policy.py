@@ -1,0 +1,98 @@
+"""Policy documents: golden bytes, inheritance, and faults named by their path."""
+
+import msgspec
+import pytest
+
+from contracts.errors import ContractError
+from contracts.names import tenant_id
+from contracts.policy import (
+    TIERS,
+    ApiKeyRecord,
+    PolicyDocument,
+    TenantPolicy,
+    decode_policy_document,
+    encode_policy_document,
+    hash_api_key,
+)
+
+PEPPER = b"0123456789abcdef"
+KEY = ApiKeyRecord(key_id="k1", key_hash="ab", key_prefix="sk-pandal-Xy")
+ACME = TenantPolicy(
+    tenant_id=tenant_id("acme"), tier="standard", tokens_per_minute=5_000, keys=(KEY,)
+)
+DOCUMENT = PolicyDocument(version=3, tenants=(ACME,))
+GOLDEN = b"""{
+  "type": "policy.document.v1",
+  "version": 3,
+  "tenants": [
+    {
+      "type": "tenant.policy.v1",
+      "tenant_id": "acme",
+      "tier": "standard",
+      "tokens_per_minute": 5000,
+      "requests_per_minute": null,
+      "keys": [
+        {
+          "type": "api_key.v1",
+          "key_id": "k1",
+          "key_hash": "ab",
+          "key_prefix": "sk-pandal-Xy"
+        }
+      ]
+    }
+  ]
+}
+"""
+LIMITS_GOLDEN = (
+    b'{"type":"limits.v1","tokens_per_minute":10000,"requests_per_minute":30,'
+    b'"default_completion_tokens":256,"max_completion_tokens":1024}'
+)
+
+
+def test_golden_bytes() -> None:
+    assert encode_policy_document(DOCUMENT) == GOLDEN
+    assert decode_policy_document(GOLDEN) == DOCUMENT
+    assert msgspec.json.encode(TIERS["free"]) == LIMITS_GOLDEN
+
+
+def test_a_tenants_own_limit_wins_over_its_tier() -> None:
+    limits = ACME.limits()
+    assert limits.tokens_per_minute == 5_000
+    assert limits.requests_per_minute == TIERS["standard"].requests_per_minute
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path"),
+    [
+        pytest.param(b'"acme"', b'"Acme Inc"', "$.tenants[0].tenant_id", id="tenant-id"),
+        pytest.param(b'"standard"', b'"platinum"', "$.tenants[0].tier", id="tier"),
+        pytest.param(b": 5000", b": 0", "$.tenants[0].tokens_per_minute", id="zero-limit"),
+        pytest.param(b'"version": 3', b'"version": "3"', "$.version", id="type"),
+    ],
+)
+def test_a_fault_is_named_by_its_path(old: bytes, new: bytes, path: str) -> None:
+    with pytest.raises(ContractError, match=r"policy document") as raised:
+        decode_policy_document(GOLDEN.replace(old, new))
+    assert path in str(raised.value)
+
+
+def test_one_tenant_or_key_never_stands_twice() -> None:
+    twice = PolicyDocument(version=1, tenants=(ACME, ACME))
+    with pytest.raises(ContractError, match="stands twice"):
+        decode_policy_document(encode_policy_document(twice))
+    other = TenantPolicy(tenant_id=tenant_id("other"), tier="free", keys=(KEY,))
+    shared_key = PolicyDocument(version=1, tenants=(ACME, other))
+    with pytest.raises(ContractError, match="stands twice"):
+        decode_policy_document(encode_policy_document(shared_key))
+
+
+def test_key_hashes_depend_on_key_and_pepper() -> None:
+    hashes = {
+        hash_api_key(b"k1", PEPPER),
+        hash_api_key(b"k2", PEPPER),
+        hash_api_key(b"k1", PEPPER[::-1]),
+    }
+    assert len(hashes) == 3
+    assert hash_api_key(b"k1", PEPPER) == hash_api_key(b"k1", PEPPER)
+    with pytest.raises(ValueError, match="pepper"):
+        hash_api_key(b"k1", b"short")
