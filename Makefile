@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup fmt check test run bench soak lock
+.PHONY: setup fmt check test run
 
 setup: $(READY)
 
