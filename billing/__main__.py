@@ -1,0 +1,80 @@
+"""``python -m billing``: environment, ledger, source, and the loop until SIGTERM.
+
+Exit status: 0 stopped, 2 set up wrongly, 1 the source has lost events or the ledger cannot be
+opened.
+"""
+
+import asyncio
+import logging
+import signal
+import sys
+
+from pydantic import ValidationError
+
+from billing.consumer import Consumer, EventSource
+from billing.current_prices import CurrentPrices
+from billing.errors import BillingError, PriceBookInvalid, RequestInvalid
+from billing.kafka_source import KafkaSource
+from billing.ledger import Ledger
+from billing.settings import Settings
+from billing.spool_source import SpoolSource
+from contracts.logs import configure_logging
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> int:
+    try:
+        settings = Settings()
+    except ValidationError as exc:
+        configure_logging("billing", "info")
+        logger.critical("settings refused", extra={"error": str(exc)})
+        return 2
+    configure_logging("billing", settings.log_level)
+    try:
+        asyncio.run(_run(settings))
+    except (PriceBookInvalid, RequestInvalid) as exc:
+        logger.critical("billing cannot start", extra={"error": str(exc)})
+        return 2
+    except BillingError as exc:
+        logger.critical("billing stopped", extra={"error": str(exc)})
+        return 1
+    logger.info("stopped")
+    return 0
+
+
+async def _run(settings: Settings) -> None:
+    stop = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    ledger = Ledger(settings.ledger_url.get_secret_value())
+    try:
+        prices = CurrentPrices(settings.price_book, ledger)
+        source = _source(settings, ledger)
+        consumer = Consumer(
+            source=source, ledger=ledger, prices=prices, poll_interval_s=settings.poll_interval_s
+        )
+        logger.info("started")
+        try:
+            await consumer.run(stop)
+        finally:
+            await source.close()
+    finally:
+        ledger.close()
+
+
+def _source(settings: Settings, ledger: Ledger) -> EventSource:
+    if settings.kafka_bootstrap is not None:
+        return KafkaSource(
+            bootstrap=settings.kafka_bootstrap,
+            topic=settings.kafka_topic,
+            group=settings.kafka_group,
+            stall_timeout_s=settings.kafka_stall_timeout_s,
+            next_offset=ledger.next_offset,
+        )
+    assert settings.spool_dir is not None  # Settings has checked it
+    return SpoolSource(settings.spool_dir, ledger.next_offset)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

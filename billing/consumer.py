@@ -1,0 +1,122 @@
+"""Poll, process, post, over and over: the loop that moves usage events into the ledger.
+
+It remembers nothing that the ledger does not: killed anywhere, it goes on from the offsets there.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from billing.current_prices import CurrentPrices
+from billing.errors import BillingError, OffsetConflict, SourceLost
+from billing.ledger import Ledger
+from billing.pricing import PriceBook
+from billing.process import process_batch
+from billing.records import Batch
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_PAUSE_S = 30.0
+
+
+class EventSource(Protocol):
+    """Hands out consecutive batches and goes where it is told; the ledger says what was read."""
+
+    async def poll(self) -> Sequence[Batch]:
+        """The next batches, in order per source; empty: nothing now.
+
+        Moves on as if they were posted.  Raises SourceUnavailable or SourceLost.
+        """
+        ...
+
+    async def seek(self, source_id: str, offset: int | None) -> None:
+        """Read ``source_id`` from ``offset`` next; None: from its beginning."""
+        ...
+
+    async def close(self) -> None:
+        """Returns within seconds, whatever state the other side is in."""
+        ...
+
+
+class Consumer:
+    """Owns neither ``source`` nor ``ledger``: the caller closes them."""
+
+    def __init__(
+        self,
+        *,
+        source: EventSource,
+        ledger: Ledger,
+        prices: CurrentPrices,
+        poll_interval_s: float,
+    ) -> None:
+        self._source = source
+        self._ledger = ledger
+        self._prices = prices
+        self._poll_interval_s = poll_interval_s
+        self._num_failures = 0
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until ``stop`` is set; a transaction that has begun is finished.  Raises SourceLost."""
+        while not stop.is_set():
+            pause_s = await self._tick()
+            if pause_s > 0:
+                await _wait(stop, pause_s)
+
+    async def _tick(self) -> float:
+        """Seconds to pause.  Failures cost a pause, which doubles as long as they go on."""
+        try:
+            price_book = await asyncio.to_thread(self._prices.refresh)
+            batches = await self._source.poll()
+            await self._post_all(batches, price_book)
+        except SourceLost:
+            raise
+        except BillingError as exc:
+            logger.warning("billing paused", extra={"error": str(exc)})
+        except Exception:
+            logger.exception("billing failed")
+        else:
+            self._num_failures = 0
+            return 0.0 if batches else self._poll_interval_s
+        self._num_failures += 1
+        return min(self._poll_interval_s * 2.0**self._num_failures, _LONGEST_PAUSE_S)
+
+    async def _post_all(self, batches: Sequence[Batch], price_book: PriceBook) -> None:
+        """All of them, or the source goes back to the first that was not posted."""
+        num_done = 0
+        try:
+            for batch in batches:
+                await self._post(batch, price_book)
+                num_done += 1
+        finally:
+            for batch in batches[num_done:]:
+                await self._source.seek(batch.source_id, batch.expected_offset)
+
+    async def _post(self, batch: Batch, price_book: PriceBook) -> None:
+        try:
+            result = await asyncio.to_thread(
+                lambda: self._ledger.post(process_batch(batch, price_book))
+            )
+        except OffsetConflict as exc:
+            logger.info("another consumer was first", extra={"segment": batch.source_id})
+            await self._source.seek(batch.source_id, exc.stored_offset)
+            return
+        logger.info(
+            "batch posted",
+            extra={
+                "segment": batch.source_id,
+                "offset_bytes": batch.next_offset,
+                "num_events": result.num_events,
+                "num_posted": result.num_posted,
+                "num_repeated": result.num_repeated,
+                "num_unpriced": result.num_unpriced,
+                "num_dead": result.num_dead,
+            },
+        )
+
+
+async def _wait(stop: asyncio.Event, pause_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(pause_s):
+            await stop.wait()

@@ -1,0 +1,52 @@
+"""What can go wrong in billing.
+
+BillingError
+├── PriceBookInvalid     the price book cannot be used as it stands
+├── RequestInvalid       a month or a ledger address that means nothing
+├── LedgerUnavailable    the database cannot be used now; nothing was posted
+│   └── LedgerMissing    there is no ledger yet
+├── OffsetConflict       another consumer has moved the source; carries where to
+├── SourceUnavailable    the source cannot be read now; nothing is lost by waiting
+└── SourceLost           records are gone that were never posted; a person must decide
+"""
+
+
+class BillingError(Exception):
+    """Root of the tree; never raised itself."""
+
+
+class PriceBookInvalid(BillingError):
+    pass
+
+
+class RequestInvalid(BillingError, ValueError):
+    pass
+
+
+class LedgerUnavailable(BillingError):
+    pass
+
+
+class LedgerMissing(LedgerUnavailable):
+    pass
+
+
+class OffsetConflict(BillingError):
+    """``stored_offset`` is where the ledger stands; None: it knows nothing of the source."""
+
+    def __init__(
+        self, source_id: str, *, expected_offset: int | None, stored_offset: int | None
+    ) -> None:
+        super().__init__(
+            f"{source_id}: expected to post at {expected_offset}, ledger stands at {stored_offset}"
+        )
+        self.source_id = source_id
+        self.stored_offset = stored_offset
+
+
+class SourceUnavailable(BillingError):
+    pass
+
+
+class SourceLost(BillingError):
+    pass

@@ -1,0 +1,303 @@
+"""Posts events, entries and source offset in one transaction: at least once in, exactly once kept.
+
+What makes it once: the key ``(tenant_id, event_id)`` has no expiry, and the offset is compared
+before it is set, so a second consumer or a zombie cannot post from a place the ledger has left.
+Entries are only added.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, Table, delete, insert, select, tuple_, update
+
+from billing.dead_letter import DeadLetter, DeadReason
+from billing.errors import OffsetConflict, PriceBookInvalid
+from billing.ledger_schema import (
+    dead_letters,
+    ledger_entries,
+    microseconds,
+    open_for_posting,
+    prices,
+    source_offsets,
+    translated_errors,
+    unpriced_events,
+    usage_events,
+)
+from billing.money import TOKENS_PER_PRICE_UNIT, pico_usd_from_usd
+from billing.pricing import Price, PriceBook, TokenClass
+from billing.process import Posting, ProcessedBatch, charges_for
+from billing.rating import Charge
+from contracts.usage import UsageEvent, decode_usage_event, encode_usage_event
+
+_EVENTS_PER_TRANSACTION = 500
+# SQLite allows 32,766 variables in a statement, older builds 999; a key takes two.
+_KEYS_PER_QUERY = 250
+
+EventKey = tuple[str, str]  # (tenant_id, event_id)
+Row = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class PostResult:
+    """Of one batch.  ``num_unpriced`` are among ``num_posted``."""
+
+    num_events: int
+    num_posted: int
+    num_repeated: int
+    num_unpriced: int
+    num_dead: int
+
+
+class Ledger:
+    """One writer.  Every method is one or more whole transactions; all raise LedgerUnavailable."""
+
+    def __init__(self, ledger_url: str) -> None:
+        self._engine = open_for_posting(ledger_url)
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def next_offset(self, source_id: str) -> int | None:
+        """Where reading ``source_id`` goes on; None: it has never been read."""
+        with translated_errors(), self._engine.begin() as connection:
+            return _stored_offset(connection, source_id)
+
+    def record_prices(self, price_book: PriceBook) -> None:
+        """Remember what each price id means.  Raises PriceBookInvalid if one has changed."""
+        with translated_errors(), self._engine.begin() as connection:
+            known = {row.price_id: row._asdict() for row in connection.execute(select(prices))}
+            new = []
+            for price in price_book.prices:
+                row = _price_row(price)
+                if known.get(price.price_id, row) != row:
+                    raise PriceBookInvalid(
+                        f"price book: {price.price_id!r} is in the ledger with other terms; "
+                        "close it with effective_to and add a price with a new id"
+                    )
+                if price.price_id not in known:
+                    new.append(row)
+            _insert(connection, prices, new)
+
+    def post(self, batch: ProcessedBatch) -> PostResult:
+        """Raises OffsetConflict, having changed nothing, if the ledger stands elsewhere."""
+        with translated_errors(), self._engine.begin() as connection:
+            _advance(connection, batch)
+            fresh, num_repeated, contradictions = _sift(connection, batch.postings)
+            dead = [*batch.dead_letters, *contradictions]
+            num_dead = _post_dead_letters(connection, batch.source_id, dead)
+            _post_events(connection, batch.source_id, fresh)
+        return PostResult(
+            num_events=len(batch.postings) + len(batch.dead_letters),
+            num_posted=len(fresh),
+            num_repeated=num_repeated + len(dead) - num_dead,
+            num_unpriced=sum(p.charges is None for p in fresh),
+            num_dead=num_dead,
+        )
+
+    def post_unpriced(self, price_book: PriceBook) -> int:
+        """Rate the events that had no price and now have one; returns how many."""
+        num_posted = 0
+        after: EventKey = ("", "")
+        while True:
+            with translated_errors(), self._engine.begin() as connection:
+                events = _unpriced_after(connection, after, price_book)
+                num_posted += _rate_unpriced(connection, events, price_book)
+            if not events:
+                return num_posted
+            after = (events[-1].tenant_id, events[-1].event_id)
+
+
+def _stored_offset(connection: Connection, source_id: str) -> int | None:
+    query = select(source_offsets.c.next_offset).where(source_offsets.c.source_id == source_id)
+    return connection.execute(query).scalar_one_or_none()
+
+
+def _advance(connection: Connection, batch: ProcessedBatch) -> None:
+    """Compare and set.  A concurrent insert of the same row fails on its key."""
+    stored = _stored_offset(connection, batch.source_id)
+    if stored != batch.expected_offset:
+        raise OffsetConflict(
+            batch.source_id, expected_offset=batch.expected_offset, stored_offset=stored
+        )
+    row = {"source_id": batch.source_id, "next_offset": batch.next_offset}
+    if stored is None:
+        connection.execute(insert(source_offsets), row)
+        return
+    changed = connection.execute(
+        update(source_offsets)
+        .where(source_offsets.c.source_id == batch.source_id)
+        .where(source_offsets.c.next_offset == stored)
+        .values(next_offset=batch.next_offset)
+    )
+    if changed.rowcount != 1:
+        raise OffsetConflict(
+            batch.source_id,
+            expected_offset=stored,
+            stored_offset=_stored_offset(connection, batch.source_id),
+        )
+
+
+def _sift(
+    connection: Connection, postings: Sequence[Posting]
+) -> tuple[list[Posting], int, list[DeadLetter]]:
+    """(never seen, number of repeats, same id but other content); also within the batch itself."""
+    known = _known_payloads(connection, [_key(p.event) for p in postings])
+    fresh: list[Posting] = []
+    contradictions: list[DeadLetter] = []
+    for posting in postings:
+        payload = encode_usage_event(posting.event)
+        first = known.setdefault(_key(posting.event), payload)
+        if first is payload:
+            fresh.append(posting)
+        elif first != payload:
+            detail = "its event id is in the ledger with other content"
+            contradictions.append(
+                DeadLetter(posting.offset, DeadReason.CONTRADICTORY, detail, payload)
+            )
+    num_repeated = len(postings) - len(fresh) - len(contradictions)
+    return fresh, num_repeated, contradictions
+
+
+def _known_payloads(connection: Connection, keys: Sequence[EventKey]) -> dict[EventKey, bytes]:
+    known: dict[EventKey, bytes] = {}
+    key = tuple_(usage_events.c.tenant_id, usage_events.c.event_id)
+    for first in range(0, len(keys), _KEYS_PER_QUERY):
+        query = select(usage_events.c.tenant_id, usage_events.c.event_id, usage_events.c.payload)
+        query = query.where(key.in_(keys[first : first + _KEYS_PER_QUERY]))
+        known.update({(row[0], row[1]): row[2] for row in connection.execute(query)})
+    return known
+
+
+def _post_events(connection: Connection, source_id: str, postings: Sequence[Posting]) -> None:
+    _insert(connection, usage_events, [_event_row(source_id, p) for p in postings])
+    _insert(
+        connection,
+        ledger_entries,
+        [_entry_row(p.event, charge) for p in postings for charge in p.charges or ()],
+    )
+    _insert(
+        connection, unpriced_events, [_unpriced_row(p.event) for p in postings if p.charges is None]
+    )
+
+
+def _post_dead_letters(
+    connection: Connection, source_id: str, letters: Sequence[DeadLetter]
+) -> int:
+    """How many are new: a replay finds its dead letters already there."""
+    known = select(dead_letters.c.source_offset).where(dead_letters.c.source_id == source_id)
+    offsets = [letter.offset for letter in letters]
+    seen = (
+        set(connection.scalars(known.where(dead_letters.c.source_offset.in_(offsets))))
+        if offsets
+        else set()
+    )
+    fresh = [letter for letter in letters if letter.offset not in seen]
+    _insert(
+        connection,
+        dead_letters,
+        [
+            {
+                "source_id": source_id,
+                "source_offset": letter.offset,
+                "reason": letter.reason.value,
+                "detail": letter.detail,
+                "payload": letter.payload,
+            }
+            for letter in fresh
+        ],
+    )
+    return len(fresh)
+
+
+def _unpriced_after(
+    connection: Connection, after: EventKey, price_book: PriceBook
+) -> list[UsageEvent]:
+    """The next waiting events of models the book knows, by key."""
+    key = tuple_(unpriced_events.c.tenant_id, unpriced_events.c.event_id)
+    query = (
+        select(usage_events.c.payload)
+        .join_from(
+            unpriced_events,
+            usage_events,
+            (usage_events.c.tenant_id == unpriced_events.c.tenant_id)
+            & (usage_events.c.event_id == unpriced_events.c.event_id),
+        )
+        .where(key > after, unpriced_events.c.model.in_(sorted(price_book.models)))
+        .order_by(unpriced_events.c.tenant_id, unpriced_events.c.event_id)
+        .limit(_EVENTS_PER_TRANSACTION)
+    )
+    return [decode_usage_event(payload) for payload in connection.scalars(query)]
+
+
+def _rate_unpriced(
+    connection: Connection, events: Sequence[UsageEvent], price_book: PriceBook
+) -> int:
+    num_posted = 0
+    for event in events:
+        charges = charges_for(event, price_book)
+        if charges is None:
+            continue  # the model is known, but not at that instant
+        connection.execute(
+            delete(unpriced_events)
+            .where(unpriced_events.c.tenant_id == event.tenant_id)
+            .where(unpriced_events.c.event_id == event.event_id)
+        )
+        _insert(connection, ledger_entries, [_entry_row(event, charge) for charge in charges])
+        num_posted += 1
+    return num_posted
+
+
+def _insert(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
+    if rows:
+        connection.execute(insert(table), rows)
+
+
+def _key(event: UsageEvent) -> EventKey:
+    return event.tenant_id, event.event_id
+
+
+def _event_row(source_id: str, posting: Posting) -> Row:
+    event = posting.event
+    return {
+        "tenant_id": event.tenant_id,
+        "event_id": event.event_id,
+        "request_id": event.request_id,
+        "model": event.model,
+        "occurred_at_us": microseconds(event.occurred_at),
+        "input_uncached_tokens": event.input_uncached_tokens,
+        "input_cache_read_tokens": event.input_cache_read_tokens,
+        "output_text_tokens": event.output_text_tokens,
+        "source_id": source_id,
+        "source_offset": posting.offset,
+        "payload": encode_usage_event(event),
+    }
+
+
+def _entry_row(event: UsageEvent, charge: Charge) -> Row:
+    return {
+        "tenant_id": event.tenant_id,
+        "event_id": event.event_id,
+        "token_class": charge.token_class.value,
+        "occurred_at_us": microseconds(event.occurred_at),
+        "model": event.model,
+        "tokens": charge.tokens,
+        "pico_usd": pico_usd_from_usd(charge.usd),
+        "price_id": charge.price_id,
+    }
+
+
+def _unpriced_row(event: UsageEvent) -> Row:
+    return {"tenant_id": event.tenant_id, "event_id": event.event_id, "model": event.model}
+
+
+def _price_row(price: Price) -> Row:
+    """``effective_to`` is left out: closing an open price changes no entry it has made."""
+    row: Row = {
+        "price_id": price.price_id,
+        "model": price.model,
+        "effective_from_us": microseconds(price.effective_from),
+    }
+    for token_class in TokenClass:
+        usd_per_token = price.usd_per_million_tokens[token_class] / TOKENS_PER_PRICE_UNIT
+        row[f"{token_class.value}_pico_usd"] = pico_usd_from_usd(usd_per_token)
+    return row

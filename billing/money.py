@@ -1,0 +1,55 @@
+"""Exact money: ``Decimal`` US dollars at the edges, integer pico-dollars (1e-12 USD) in the ledger.
+
+A price per million tokens with at most six decimals is a whole number of pico-dollars per token,
+so every amount is a whole number and SQL sums of it are exact.  An entry must fit a signed 64-bit
+integer, that is 9.22 million USD: ``MAX_USD_PER_MILLION_TOKENS`` x ``MAX_TOKENS_PER_CLASS`` is 5
+million.  Sums of entries have no such bound: see ``statement``.
+"""
+
+from decimal import (
+    ROUND_HALF_EVEN,
+    Context,
+    Decimal,
+    DivisionByZero,
+    FloatOperation,
+    Inexact,
+    InvalidOperation,
+    Overflow,
+)
+from typing import Final
+
+PICO_USD_PER_USD: Final = 10**12
+TOKENS_PER_PRICE_UNIT: Final = 10**6
+MAX_USD_PER_MILLION_TOKENS: Final = Decimal(10_000)
+MAX_TOKENS_PER_CLASS: Final = 500_000_000
+"""Of one request."""
+
+_CENT: Final = Decimal("0.01")
+
+
+def exact() -> Context:
+    """Arithmetic that raises ``decimal.Inexact`` rather than round."""
+    traps = [Inexact, InvalidOperation, DivisionByZero, Overflow, FloatOperation]
+    return Context(prec=60, traps=traps)
+
+
+def pico_usd_from_usd(usd: Decimal) -> int:
+    """Raises ValueError if ``usd`` is no whole number of pico-dollars."""
+    pico_usd = exact().multiply(usd, Decimal(PICO_USD_PER_USD))
+    if pico_usd != pico_usd.to_integral_value():
+        raise ValueError(f"expected a multiple of 1e-12 USD, got {usd}")
+    return int(pico_usd)
+
+
+def usd_from_pico_usd(pico_usd: int) -> Decimal:
+    return exact().scaleb(Decimal(pico_usd), -12)
+
+
+def cents_half_even(usd: Decimal) -> Decimal:
+    """The one rounding in billing: what a statement asks to be paid."""
+    return usd.quantize(_CENT, rounding=ROUND_HALF_EVEN)
+
+
+def plain(usd: Decimal) -> str:
+    """Never in scientific notation."""
+    return format(usd, "f")

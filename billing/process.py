@@ -1,0 +1,87 @@
+"""Decode, then rate: a batch of raw records becomes what the ledger is to post.  No I/O."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from billing.dead_letter import DeadLetter, DeadReason
+from billing.money import MAX_TOKENS_PER_CLASS
+from billing.pricing import PriceBook
+from billing.rating import Charge, rate, tokens_by_class
+from billing.records import Batch, Record
+from contracts.errors import ContractError
+from contracts.names import tenant_id
+from contracts.usage import UsageEvent, decode_usage_event
+
+_MAX_TEXT_CHARS = 512
+# Outside these a timestamp is a broken clock, and arithmetic on it may leave datetime's range.
+_EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
+_LATEST = datetime(9000, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Posting:
+    offset: int
+    event: UsageEvent
+    charges: tuple[Charge, ...] | None  # None: no price is known; empty: nothing to pay for
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedBatch:
+    source_id: str
+    expected_offset: int | None
+    next_offset: int
+    postings: Sequence[Posting]
+    dead_letters: Sequence[DeadLetter]
+
+
+def process_batch(batch: Batch, price_book: PriceBook) -> ProcessedBatch:
+    """Every record comes out once: as a posting or as a dead letter."""
+    outcomes = [_process(record, price_book) for record in batch.records]
+    return ProcessedBatch(
+        source_id=batch.source_id,
+        expected_offset=batch.expected_offset,
+        next_offset=batch.next_offset,
+        postings=[o for o in outcomes if isinstance(o, Posting)],
+        dead_letters=[o for o in outcomes if isinstance(o, DeadLetter)],
+    )
+
+
+def charges_for(event: UsageEvent, price_book: PriceBook) -> tuple[Charge, ...] | None:
+    """None: unpriced.  An event without tokens owes nothing under any price."""
+    if event.total_tokens == 0:
+        return ()
+    price = price_book.at(event.model, event.occurred_at)
+    return None if price is None else rate(event, price)
+
+
+def _process(record: Record, price_book: PriceBook) -> Posting | DeadLetter:
+    if record.fault is not None:
+        return DeadLetter(record.offset, DeadReason.CORRUPT, record.fault, record.payload)
+    try:
+        event = decode_usage_event(record.payload)
+    except ContractError as exc:
+        return DeadLetter(record.offset, DeadReason.UNDECODABLE, str(exc), record.payload)
+    fault = _implausible(event)
+    if fault is not None:
+        return DeadLetter(record.offset, DeadReason.IMPLAUSIBLE, fault, record.payload)
+    return Posting(record.offset, event, charges_for(event, price_book))
+
+
+def _implausible(event: UsageEvent) -> str | None:
+    """Why the ledger cannot hold ``event``; None: it can."""
+    try:
+        tenant_id(event.tenant_id)
+    except ContractError as exc:
+        return str(exc)
+    for name in ("event_id", "request_id", "model"):
+        text = getattr(event, name)
+        if not 0 < len(text) <= _MAX_TEXT_CHARS or not text.isprintable():
+            return (
+                f"expected {name} of 1 to {_MAX_TEXT_CHARS} printable characters, got {len(text)}"
+            )
+    if max(tokens_by_class(event).values()) > MAX_TOKENS_PER_CLASS:
+        return f"expected at most {MAX_TOKENS_PER_CLASS} tokens of one class in a request"
+    if not _EARLIEST <= event.occurred_at < _LATEST:
+        return f"expected occurred_at from {_EARLIEST:%Y} to {_LATEST:%Y}, got {event.occurred_at}"
+    return None

@@ -1,0 +1,38 @@
+"""Every knob of billing, read once from the environment (``BILLING_...``)."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from contracts.names import USAGE_TOPIC
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix="BILLING_", extra="forbid", frozen=True, hide_input_in_errors=True
+    )
+
+    # A database URL may hold a password.  No default: a ledger must not appear where nobody looks.
+    ledger_url: SecretStr
+    # None: events come from Kafka.
+    spool_dir: Path | None = None
+    # None: events come from the spool.  Set, it wins over the spool: gateways then ship to Kafka.
+    kafka_bootstrap: str | None = None
+    kafka_topic: str = USAGE_TOPIC
+    # Only spreads partitions over consumers; where to read on is in the ledger.
+    kafka_group: str = "pandal-billing"
+    # Longer than a broker's restart, shorter than anyone's patience with a bill.
+    kafka_stall_timeout_s: float = Field(default=60.0, gt=0)
+    # None: the packaged price book.
+    price_book: Path | None = None
+    # A person who has just sent a request should find its line in the ledger.
+    poll_interval_s: float = Field(default=0.2, gt=0)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @model_validator(mode="after")
+    def _has_a_source(self) -> Self:
+        if self.spool_dir is None and self.kafka_bootstrap is None:
+            raise ValueError("set BILLING_SPOOL_DIR or BILLING_KAFKA_BOOTSTRAP")
+        return self
