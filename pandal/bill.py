@@ -1,0 +1,70 @@
+"""``pandal bill``: a tenant's month, out of the ledger; the fleet may run or not."""
+
+from datetime import UTC, datetime
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from billing.errors import BillingError, LedgerMissing, RequestInvalid
+from billing.money import plain
+from billing.statement import Statement, statement, totals
+from contracts.errors import ContractError
+from contracts.names import tenant_id
+from pandal.datadir import DataDir
+from pandal.errors import BadOption, NotFound, PandalError
+from pandal.policy_store import read_policies
+
+
+def current_month(now: datetime) -> str:
+    return now.astimezone(UTC).strftime("%Y-%m")
+
+
+def read_statement(data_dir: DataDir, tenant: str, month: str) -> Statement:
+    """Raises BadOption for a month or name that cannot be, NotFound for a tenant nobody knows."""
+    try:
+        name = tenant_id(tenant)
+        found = statement(data_dir.ledger_url, name, month)
+        is_known = found.num_requests > 0 or _is_known(data_dir, name)
+    except (ContractError, RequestInvalid) as exc:
+        raise BadOption(str(exc)) from exc
+    except LedgerMissing as exc:
+        raise NotFound(f"no ledger in {data_dir.root}: no fleet has run there yet") from exc
+    except BillingError as exc:
+        raise PandalError(str(exc)) from exc
+    if not is_known:
+        raise NotFound(f"unknown tenant {tenant!r}: neither in the policies nor in the ledger")
+    return found
+
+
+def show_statement(console: Console, found: Statement) -> None:
+    title = f"{found.tenant_id}, {found.month} (UTC): {found.num_requests} requests"
+    console.print(Text(title, "bold"))
+    if found.lines:
+        console.print(_table(found))
+        console.print(Text(f"total       {plain(found.total_usd)} USD"))
+        console.print(Text(f"amount due  {plain(found.amount_due_usd)} USD"))
+    if found.num_unpriced_requests:
+        console.print(Text(f"not priced yet: {found.num_unpriced_requests} requests", "yellow"))
+
+
+def _table(found: Statement) -> Table:
+    table = Table("model", "tokens of class")
+    for heading in ("tokens", "USD per million", "USD"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for line in found.lines:
+        table.add_row(
+            line.model,
+            line.token_class.value,
+            f"{line.tokens:,}",
+            plain(line.usd_per_million_tokens),
+            plain(line.usd),
+        )
+    return table
+
+
+def _is_known(data_dir: DataDir, tenant: str) -> bool:
+    policies = read_policies(data_dir.policies)
+    if any(policy.tenant_id == tenant for policy in policies.tenants):
+        return True
+    return totals(data_dir.ledger_url, tenant).num_requests > 0

@@ -1,0 +1,154 @@
+"""One child process and its restarts."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pandal import child_exec
+from pandal.backoff import RestartBackoff
+from pandal.child_log import last_error
+from pandal.errors import FleetFailed
+
+MonotonicSeconds = Callable[[], float]
+Sleep = Callable[[float], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    name: str
+    command: tuple[str, ...]  # the program's absolute path first
+    environment: Mapping[str, str]
+    log_path: Path
+    death_signal: signal.Signals  # what the kernel sends when the launcher dies
+
+
+@dataclass(frozen=True, slots=True)
+class ChildExit:
+    name: str
+    pid: int
+    exit_code: int  # negative: minus the signal's number
+    uptime_s: float
+    log_path: Path
+    last_error: str | None
+
+    def __str__(self) -> str:
+        if self.exit_code < 0:
+            how = f"was ended by {signal.Signals(-self.exit_code).name}"
+        else:
+            how = f"exited with code {self.exit_code}"
+        reason = "" if self.last_error is None else f": {self.last_error}"
+        return f"{self.name} {how}{reason} (log: {self.log_path})"
+
+
+class ChildReports(Protocol):
+    """Told of what happens to children, as it happens."""
+
+    def started(self, name: str, pid: int) -> None: ...
+
+    def restarting(self, exit_: ChildExit, delay_s: float) -> None: ...
+
+
+class RestartRule(Protocol):
+    def may_restart(self, num_exits: int) -> bool: ...
+
+
+class Child:
+    """Keeps one process running until told to stop.  ``run`` is its whole life."""
+
+    def __init__(
+        self,
+        spec: ChildSpec,
+        *,
+        rule: RestartRule,
+        reports: ChildReports,
+        monotonic_s: MonotonicSeconds,
+        sleep: Sleep,
+    ) -> None:
+        self.spec = spec
+        self._rule = rule
+        self._reports = reports
+        self._monotonic_s = monotonic_s
+        self._sleep = sleep
+        self._backoff = RestartBackoff()
+        self._stopping = asyncio.Event()
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def run(self) -> None:
+        """Returns once stopped.  Raises FleetFailed when the rule forbids another start."""
+        num_exits = 0
+        while not self._stopping.is_set():
+            exit_ = await self._run_once()
+            if self._stopping.is_set():
+                return
+            num_exits += 1
+            if not self._rule.may_restart(num_exits):
+                raise FleetFailed(str(exit_))
+            delay_s = self._backoff.delay_after_s(exit_.uptime_s)
+            self._reports.restarting(exit_, delay_s)
+            await self._pause(delay_s)
+
+    def request_stop(self) -> None:
+        self._stopping.set()
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """The whole session: a service may have processes of its own."""
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def _run_once(self) -> ChildExit:
+        started_monotonic_s = self._monotonic_s()
+        process = await _spawn(self.spec)
+        self._process = process
+        self._reports.started(self.spec.name, process.pid)
+        if self._stopping.is_set():  # asked for while the process was being made
+            self._send(signal.SIGTERM)
+        exit_code = await process.wait()
+        return ChildExit(
+            name=self.spec.name,
+            pid=process.pid,
+            exit_code=exit_code,
+            uptime_s=self._monotonic_s() - started_monotonic_s,
+            log_path=self.spec.log_path,
+            last_error=last_error(self.spec.log_path),
+        )
+
+    def _send(self, signal_: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(signal_)
+
+    async def _pause(self, delay_s: float) -> None:
+        """Sleeps, or until asked to stop."""
+        sleeping = asyncio.ensure_future(self._sleep(delay_s))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({sleeping, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sleeping.cancel()
+            stopping.cancel()
+            await asyncio.gather(sleeping, stopping, return_exceptions=True)
+
+
+async def _spawn(spec: ChildSpec) -> asyncio.subprocess.Process:
+    """From the main thread only: the kernel takes the *thread* that forks for the parent."""
+    wrapper = (sys.executable, "-I", "-S", child_exec.__file__)
+    with spec.log_path.open("ab") as log:
+        return await asyncio.create_subprocess_exec(
+            *wrapper,
+            str(int(spec.death_signal)),
+            str(os.getpid()),
+            *spec.command,
+            env=dict(spec.environment),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # the terminal's Ctrl-C is for the launcher alone
+        )

@@ -1,0 +1,163 @@
+"""The ``pandal`` command line: options in, exit codes and lines for people out.
+
+Commands are imported when they run: ``pandal --version`` needs no service installed.
+"""
+
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from pandal.datadir import DataDir
+from pandal.errors import BadOption, PandalError
+from pandal.model_choice import DEFAULT_MODEL
+from pandal.settings import CommandSettings
+
+app = typer.Typer(
+    name="pandal",
+    help="An LLM gateway and the fleet behind it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+keys_app = typer.Typer(no_args_is_help=True, help="API keys of tenants.")
+app.add_typer(keys_app, name="keys")
+
+DataDirOption = Annotated[
+    Path | None,
+    typer.Option("--data-dir", help="State of the local fleet.  [default: ~/.local/share/pandal]"),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+
+def run() -> None:
+    """Exit codes: 0 done, 1 could not be done, 2 wrong usage, 128 + signal when interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character must not end the command.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        app()
+    except PandalError as exc:
+        typer.echo(f"pandal: {exc}", err=True)
+        sys.exit(exc.exit_code)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pandal {version('pandal')}")
+        raise typer.Exit
+
+
+@app.callback()
+def pandal(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="And exit.")
+    ] = False,
+) -> None:
+    """An LLM gateway and the fleet behind it."""
+
+
+@app.command()
+def up(
+    model: Annotated[
+        str, typer.Option(help="Name, .gguf file or Hugging Face folder.")
+    ] = DEFAULT_MODEL,
+    replicas: Annotated[int, typer.Option(help="Model servers to start.")] = 1,
+    port: Annotated[int, typer.Option(help="Of the gateway, on 127.0.0.1.")] = 8080,
+    data_dir: DataDirOption = None,
+    once: Annotated[bool, typer.Option("--once", help="Show one request and stop.")] = False,
+    dev_replica: Annotated[
+        list[str] | None,
+        typer.Option(help="URL of a running OpenAI-compatible server, used instead of own ones."),
+    ] = None,
+) -> None:
+    """Start the whole system on this machine, show one request, and serve until Ctrl-C."""
+    from pandal.plan import UpOptions
+    from pandal.preflight import check_installation, check_options
+    from pandal.screen import Screen
+
+    settings = CommandSettings()
+    options = UpOptions(
+        model=model,
+        num_replicas=replicas,
+        port=port,
+        data_dir=_data_dir(data_dir, settings),
+        is_once=once,
+        dev_replica_urls=tuple(dev_replica or ()),
+        kafka_bootstrap=settings.kafka_bootstrap,
+        model_cache=settings.model_cache,
+    )
+    check_options(options)
+    check_installation(options)
+    from pandal.up import start_up
+
+    raise typer.Exit(start_up(options, Screen(Console(), Console(stderr=True))))
+
+
+@keys_app.command("create")
+def keys_create(
+    tenant: Annotated[str, typer.Option(help="a-z, 0-9, '-' and '_'.")],
+    tier: Annotated[str | None, typer.Option(help="free, standard or gold.")] = None,
+    tpm: Annotated[int | None, typer.Option(help="Tokens per minute, over the tier's.")] = None,
+    rpm: Annotated[int | None, typer.Option(help="Requests per minute, over the tier's.")] = None,
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a tenant another API key, and the tenant its tier and limits if named."""
+    from pandal.accepted_key import wait_until_accepted
+    from pandal.keys import create_key, parse_key_request
+
+    request = parse_key_request(
+        tenant=tenant, tier=tier, tokens_per_minute=tpm, requests_per_minute=rpm
+    )
+    directory = _data_dir(data_dir, CommandSettings())
+    directory.create()
+    created = create_key(directory, request)
+    note = wait_until_accepted(directory, created.api_key)
+    if as_json:
+        typer.echo(msgspec.json.encode(created).decode())
+    else:
+        typer.echo(
+            f"tenant  {created.tenant} ({created.tier}: {created.tokens_per_minute} tokens and "
+            f"{created.requests_per_minute} requests per minute)\nkey id  {created.key_id}\n"
+            f"key     {created.api_key}"
+        )
+    typer.echo(note, err=True)
+
+
+@app.command()
+def bill(
+    tenant: Annotated[str, typer.Argument()],
+    month: Annotated[
+        str | None, typer.Option(help="YYYY-MM, UTC.  [default: the current one]")
+    ] = None,
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What a tenant has used in a month and what it costs, from the ledger."""
+    from pandal.extras import require_extras
+
+    require_extras(("billing",))
+    from pandal.bill import current_month, read_statement, show_statement
+
+    directory = _data_dir(data_dir, CommandSettings())
+    month = current_month(datetime.now(UTC)) if month is None else month
+    found = read_statement(directory, tenant, month)
+    if as_json:
+        typer.echo(found.to_json().decode())
+    else:
+        show_statement(Console(), found)
+
+
+def _data_dir(option: Path | None, settings: CommandSettings) -> DataDir:
+    chosen = settings.default_data_dir() if option is None else option.expanduser()
+    root = chosen.resolve()
+    if set(str(root)) & set("?#%"):
+        raise BadOption(f"--data-dir: a path without '?', '#' and '%' is needed, got {str(root)!r}")
+    return DataDir(root)

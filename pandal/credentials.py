@@ -1,0 +1,69 @@
+"""The secrets of a local fleet: the pepper of its key hashes, and the demo tenant's key."""
+
+import base64
+import os
+from collections.abc import Callable
+
+import msgspec
+
+from pandal.datadir import DataDir
+from pandal.errors import StateUnreadable
+from pandal.private_file import replace_private
+
+RandomBytes = Callable[[int], bytes]
+
+_KEY_PREFIX = "sk-pandal-"
+_SECRET_BYTES = 32  # 43 url-safe characters
+
+
+class Credentials(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="credentials.v1"
+):
+    key_pepper: str
+    demo_api_key: str
+
+    def __repr__(self) -> str:
+        return "Credentials(...)"  # an error's text must not give them away
+
+    @property
+    def pepper_bytes(self) -> bytes:
+        return self.key_pepper.encode()
+
+
+_decoder = msgspec.json.Decoder(Credentials)
+
+
+def new_api_key(random_bytes: RandomBytes = os.urandom) -> str:
+    return _KEY_PREFIX + _secret(random_bytes)
+
+
+def load_or_create_credentials(
+    data_dir: DataDir, random_bytes: RandomBytes = os.urandom
+) -> Credentials:
+    """Made once per data directory: a new pepper would make every stored key worthless.
+
+    Call it under ``locked``: two first calls at once would make two peppers.
+    """
+    stored = _read(data_dir)
+    if stored is not None:
+        return stored
+    credentials = Credentials(
+        key_pepper=_secret(random_bytes), demo_api_key=new_api_key(random_bytes)
+    )
+    replace_private(data_dir.credentials, msgspec.json.encode(credentials))
+    return credentials
+
+
+def _read(data_dir: DataDir) -> Credentials | None:
+    try:
+        payload = data_dir.credentials.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        return _decoder.decode(payload)
+    except msgspec.MsgspecError as exc:
+        raise StateUnreadable(f"{data_dir.credentials}: {exc}") from exc
+
+
+def _secret(random_bytes: RandomBytes) -> str:
+    return base64.urlsafe_b64encode(random_bytes(_SECRET_BYTES)).rstrip(b"=").decode()

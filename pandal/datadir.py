@@ -1,0 +1,106 @@
+"""Where a local fleet keeps its state, and the lock that lets one fleet at a time use it.
+
+Everything below the data directory survives restarts, except the sockets and ``fleet.json``.
+"""
+
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pandal.errors import PreflightFailed
+
+_LONGEST_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path holds 108, one of them the final NUL
+_LONGEST_SOCKET_NAME = "/response-cache.sock"
+
+
+@dataclass(frozen=True, slots=True)
+class DataDir:
+    root: Path  # absolute
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def fleet(self) -> Path:
+        return self.root / "fleet.json"
+
+    @property
+    def credentials(self) -> Path:
+        return self.root / "credentials.json"
+
+    @property
+    def policies(self) -> Path:
+        return self.root / "policies.json"
+
+    @property
+    def ledger(self) -> Path:
+        return self.root / "ledger.db"
+
+    @property
+    def ledger_url(self) -> str:
+        return f"sqlite:///{self.ledger}"
+
+    @property
+    def spool(self) -> Path:
+        return self.root / "spool"
+
+    @property
+    def quota(self) -> Path:
+        return self.root / "quota"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def sockets(self) -> Path:
+        """Inside the data directory, unless that would make a socket's path too long to bind."""
+        inside = self.root / "run"
+        longest = os.fsencode(inside) + _LONGEST_SOCKET_NAME.encode()
+        if len(longest) <= _LONGEST_SOCKET_PATH_BYTES:
+            return inside
+        digest = hashlib.blake2b(os.fsencode(self.root), digest_size=8).hexdigest()
+        return Path(tempfile.gettempdir()) / f"pandal-{os.getuid()}-{digest}"
+
+    def create(self) -> None:
+        """Raises PreflightFailed if the folders cannot be made ours alone."""
+        for folder in (self.root, self.spool, self.quota, self.logs, self.sockets):
+            _make_private_folder(folder)
+
+
+@contextmanager
+def exclusive(data_dir: DataDir) -> Iterator[None]:
+    """Holds the data directory for this process; the kernel lets go when the process dies.
+
+    Raises PreflightFailed, naming the process that holds it.
+    """
+    fd = os.open(data_dir.lock, os.O_RDWR | os.O_CREAT, 0o600)
+    with os.fdopen(fd, "r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            holder = file.read(32).decode("ascii", "replace").strip() or "unknown"
+            raise PreflightFailed(
+                f"data directory {data_dir.root} is in use by another 'pandal up' (pid {holder})"
+            ) from exc
+        file.truncate(0)
+        file.write(b"%d\n" % os.getpid())
+        file.flush()
+        yield
+
+
+def _make_private_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as exc:
+        raise PreflightFailed(f"cannot create {folder}: {exc.strerror}") from exc
+    if status.st_uid != os.getuid():
+        # In a shared temporary directory somebody else may have made it first.
+        raise PreflightFailed(f"{folder} belongs to user {status.st_uid}, not to this one")

@@ -1,0 +1,156 @@
+"""The one request that shows a fleet working: streamed, timed, metered, booked."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from contracts.names import HEADER_REQUEST_ID
+from pandal.errors import FleetFailed, Unreachable
+from pandal.http_client import Endpoint, Stream, post_streamed
+from pandal.plan import DEFAULT_ALIAS
+
+PROMPT = "In two sentences: why does a large language model need an API gateway?"
+MAX_TOKENS = 96
+_TIMEOUT_S = 120.0  # for the first token on a slow machine
+_RATE_LIMIT_PREFIX = "x-ratelimit-"
+
+
+@dataclass(frozen=True, slots=True)
+class DemoAnswer:
+    request_id: str
+    ttft_s: float
+    generation_s: float  # from the first piece to the last
+    num_prompt_tokens: int
+    num_completion_tokens: int
+    rate_limits: Mapping[str, str]
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Of the decode phase: the first token's time is TTFT.  ``None``: too short to tell."""
+        if self.num_completion_tokens < 2 or self.generation_s <= 0:
+            return None
+        return (self.num_completion_tokens - 1) / self.generation_s
+
+
+def ask(
+    gateway: Endpoint,
+    api_key: str,
+    *,
+    show: Callable[[str], None],
+    monotonic_s: Callable[[], float] = time.monotonic,
+) -> DemoAnswer:
+    """Blocks until the answer is whole; ``show`` gets each piece as it comes.
+
+    Raises FleetFailed: whatever goes wrong here, the fleet does not do its work.
+    """
+    started_monotonic_s = monotonic_s()
+    try:
+        with post_streamed(
+            gateway,
+            "/v1/chat/completions",
+            headers={"authorization": f"Bearer {api_key}", "content-type": "application/json"},
+            body=_body(),
+            timeout_s=_TIMEOUT_S,
+        ) as stream:
+            return _read(stream, started_monotonic_s, show, monotonic_s)
+    except Unreachable as exc:
+        raise FleetFailed(f"the demo request failed: {exc}") from exc
+
+
+def _body() -> bytes:
+    return msgspec.json.encode(
+        {
+            "model": DEFAULT_ALIAS,
+            "messages": [{"role": "user", "content": PROMPT}],
+            "max_tokens": MAX_TOKENS,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    )
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta = _Delta()
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: _Error | None = None
+
+
+_chunk_decoder = msgspec.json.Decoder(_Chunk)
+
+
+def _read(
+    stream: Stream,
+    started_monotonic_s: float,
+    show: Callable[[str], None],
+    monotonic_s: Callable[[], float],
+) -> DemoAnswer:
+    if stream.status != 200:
+        raise FleetFailed(f"the demo request was answered {stream.status}: {_refusal(stream)}")
+    first_monotonic_s = last_monotonic_s = None
+    usage = None
+    is_complete = False
+    for line in stream.lines:
+        if line.strip() == b"data: [DONE]":
+            is_complete = True
+            break
+        chunk = _chunk(line)
+        if chunk.error is not None:
+            raise FleetFailed(f"the demo's answer broke off: {chunk.error.message}")
+        usage = chunk.usage if chunk.usage is not None else usage
+        text = "".join(choice.delta.content or "" for choice in chunk.choices)
+        if text:
+            last_monotonic_s = monotonic_s()
+            first_monotonic_s = last_monotonic_s if first_monotonic_s is None else first_monotonic_s
+            show(text)
+    if not is_complete or usage is None or first_monotonic_s is None or last_monotonic_s is None:
+        raise FleetFailed("the demo's answer ended early: no text, no usage or no [DONE]")
+    return DemoAnswer(
+        request_id=stream.headers.get(HEADER_REQUEST_ID, ""),
+        ttft_s=first_monotonic_s - started_monotonic_s,
+        generation_s=last_monotonic_s - first_monotonic_s,
+        num_prompt_tokens=usage.prompt_tokens,
+        num_completion_tokens=usage.completion_tokens,
+        rate_limits={
+            name: value
+            for name, value in stream.headers.items()
+            if name.startswith(_RATE_LIMIT_PREFIX)
+        },
+    )
+
+
+def _chunk(line: bytes) -> _Chunk:
+    if not line.startswith(b"data:"):
+        return _Chunk()
+    try:
+        return _chunk_decoder.decode(line[len(b"data:") :])
+    except msgspec.MsgspecError as exc:
+        raise FleetFailed(f"the demo's answer is not a chat completion: {exc}") from exc
+
+
+def _refusal(stream: Stream) -> str:
+    body = b"".join(stream.lines)
+    try:
+        chunk = _chunk_decoder.decode(body)
+    except msgspec.MsgspecError:
+        return body[:300].decode("utf-8", "replace")
+    return "" if chunk.error is None else chunk.error.message

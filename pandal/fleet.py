@@ -1,0 +1,105 @@
+"""The processes of a local fleet and their environments: the one place that spells them."""
+
+import signal
+import sys
+from collections.abc import Mapping
+
+import msgspec
+
+from pandal.child import ChildSpec
+from pandal.plan import DEFAULT_ALIAS, HOST, FleetPlan, OwnReplica
+from pandal.valkey import quota_server, response_cache_server
+
+GATEWAY = "gateway"
+BILLING = "billing"
+QUOTA = "quota"
+RESPONSE_CACHE = "response-cache"
+
+GATEWAY_DRAIN_S = 4.0  # a demo's answers are short, and Ctrl-C promises ten seconds in all
+REPLICA_DRAIN_S = 1.0  # the gateway has drained before: nobody is left to wait for
+BILLING_POLL_INTERVAL_S = 0.2  # the demo shows its ledger line at once
+
+
+def valkey_children(plan: FleetPlan, inherited: Mapping[str, str]) -> tuple[ChildSpec, ChildSpec]:
+    quota = quota_server(
+        plan.valkey_binary, socket=plan.quota_socket, state_dir=plan.data_dir.quota
+    )
+    cache = response_cache_server(plan.valkey_binary, socket=plan.response_cache_socket)
+    return _valkey(plan, QUOTA, quota, inherited), _valkey(plan, RESPONSE_CACHE, cache, inherited)
+
+
+def replica_child(plan: FleetPlan, replica: OwnReplica, inherited: Mapping[str, str]) -> ChildSpec:
+    return _service(
+        plan,
+        name=replica.name,
+        module="replica",
+        environment={
+            **inherited,
+            "REPLICA_HOST": HOST,
+            "REPLICA_PORT": str(replica.port),
+            "REPLICA_MODEL": plan.model,
+            "REPLICA_SERVED_MODEL_NAME": plan.served_model,
+            "REPLICA_NUM_THREADS": str(plan.threads_per_replica),
+            "REPLICA_DRAIN_TIMEOUT_S": str(REPLICA_DRAIN_S),
+            **_optional("REPLICA_MODEL_CACHE_DIR", plan.model_cache),
+        },
+    )
+
+
+def gateway_child(plan: FleetPlan, *, pepper: str, inherited: Mapping[str, str]) -> ChildSpec:
+    replicas = [{"name": replica.name, "url": replica.endpoint.url} for replica in plan.upstreams]
+    aliases = {DEFAULT_ALIAS: plan.served_model}
+    environment = {
+        **inherited,
+        "GATEWAY_HOST": HOST,
+        "GATEWAY_PORT": str(plan.gateway.port),
+        "GATEWAY_REPLICAS": msgspec.json.encode(replicas).decode(),
+        "GATEWAY_MODEL_ALIASES": msgspec.json.encode(aliases).decode(),
+        "GATEWAY_POLICY_FILE": str(plan.data_dir.policies),
+        "GATEWAY_KEY_PEPPER": pepper,
+        "GATEWAY_QUOTA_URL": plan.quota_url,
+        "GATEWAY_SPOOL_DIR": str(plan.data_dir.spool),
+        "GATEWAY_DRAIN_TIMEOUT_S": str(GATEWAY_DRAIN_S),
+        **_optional("GATEWAY_KAFKA_BOOTSTRAP", plan.kafka_bootstrap),
+    }
+    return _service(plan, name=GATEWAY, module="gateway", environment=environment)
+
+
+def billing_child(plan: FleetPlan, inherited: Mapping[str, str]) -> ChildSpec:
+    environment = {
+        **inherited,
+        "BILLING_LEDGER_URL": plan.data_dir.ledger_url,
+        "BILLING_SPOOL_DIR": str(plan.data_dir.spool),
+        "BILLING_POLL_INTERVAL_S": str(BILLING_POLL_INTERVAL_S),
+        **_optional("BILLING_KAFKA_BOOTSTRAP", plan.kafka_bootstrap),
+    }
+    return _service(plan, name=BILLING, module="billing", environment=environment)
+
+
+def _optional(name: str, value: object | None) -> dict[str, str]:
+    """Left out when there is none: the service has its own default."""
+    return {} if value is None else {name: str(value)}
+
+
+def _service(
+    plan: FleetPlan, *, name: str, module: str, environment: Mapping[str, str]
+) -> ChildSpec:
+    return ChildSpec(
+        name=name,
+        command=(sys.executable, "-m", module),
+        environment=environment,
+        log_path=plan.data_dir.logs / f"{name}.log",
+        death_signal=signal.SIGKILL,  # services are built to be killed at any moment
+    )
+
+
+def _valkey(
+    plan: FleetPlan, name: str, command: tuple[str, ...], inherited: Mapping[str, str]
+) -> ChildSpec:
+    return ChildSpec(
+        name=name,
+        command=command,
+        environment=inherited,
+        log_path=plan.data_dir.logs / f"{name}.log",
+        death_signal=signal.SIGTERM,  # lets it flush the last second of the append-only file
+    )

@@ -1,0 +1,59 @@
+"""Keeps ``fleet.json`` true while children come and go, and cleans up after a killed launcher."""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+
+from pandal.child import ChildExit
+from pandal.datadir import DataDir
+from pandal.errors import StateUnreadable
+from pandal.fleet_state import FleetState, read_fleet_state, remove_fleet_state, write_fleet_state
+from pandal.plan import FleetPlan
+from pandal.processes import ProcessId, identify, wait_gone_or_kill
+
+_LEFTOVER_PATIENCE_S = 3.0
+
+
+class FleetRecord:
+    """Hears of children from the supervisor; tells the data directory, and the user of deaths."""
+
+    def __init__(self, plan: FleetPlan, say_restart: Callable[[ChildExit, float], None]) -> None:
+        self._plan = plan
+        self._say_restart = say_restart
+        self._children: dict[str, ProcessId] = {}
+
+    def started(self, name: str, pid: int) -> None:
+        process = identify(pid)
+        if process is not None:  # None: dead already, which the supervisor is about to see
+            self._children[name] = process
+            self._write()
+
+    def restarting(self, exit_: ChildExit, delay_s: float) -> None:
+        self._say_restart(exit_, delay_s)
+
+    def _write(self) -> None:
+        launcher = identify(os.getpid())
+        assert launcher is not None, "a running process has an entry in /proc"
+        state = FleetState(
+            launcher=launcher,
+            gateway_url=self._plan.gateway.url,
+            quota_url=self._plan.quota_url,
+            ledger_url=self._plan.data_dir.ledger_url,
+            policy_file=str(self._plan.data_dir.policies),
+            model=self._plan.served_model,
+            children=dict(self._children),
+        )
+        write_fleet_state(self._plan.data_dir, state)
+
+
+def clear_leftovers(data_dir: DataDir) -> None:
+    """After a killed launcher its children are dying: no two servers may write one state.
+
+    Needs the data directory's lock.  A file of another version is removed: its fleet is gone,
+    or the lock would be held.
+    """
+    with suppress(StateUnreadable):
+        state = read_fleet_state(data_dir)
+        for process in () if state is None else state.children.values():
+            wait_gone_or_kill(process, patience_s=_LEFTOVER_PATIENCE_S)
+    remove_fleet_state(data_dir)

@@ -1,0 +1,109 @@
+"""The few plain HTTP/1.1 calls the launcher makes, over the standard library.
+
+Blocking: call from a thread.  Every call has a deadline per socket operation and a bounded
+answer.  ``http.client``'s exceptions become ours here.
+"""
+
+import http.client
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from pandal.errors import BadOption, Unreachable
+
+T = TypeVar("T")
+
+_LONGEST_BODY_BYTES = 1_048_576
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]  # names in lower case
+    body: bytes
+
+    def decode(self, type_: type[T]) -> T:
+        """Raises Unreachable when the body is not the JSON that was expected."""
+        try:
+            return msgspec.json.decode(self.body, type=type_)
+        except msgspec.MsgspecError as exc:
+            raise Unreachable(f"unexpected answer: {exc}") from exc
+
+
+def parse_url(url: str, *, option: str) -> Endpoint:
+    """Raises BadOption unless ``url`` is ``http://HOST[:PORT]``."""
+    expected = f"{option}: expected http://HOST:PORT, got {url!r}"
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port = parts.port
+    except ValueError as exc:
+        raise BadOption(expected) from exc
+    if parts.scheme != "http" or not parts.hostname or parts.query or parts.fragment:
+        raise BadOption(expected)
+    if parts.username is not None or port == 0 or parts.path not in {"", "/"}:
+        raise BadOption(expected)
+    return Endpoint(parts.hostname, 80 if port is None else port)
+
+
+def get(
+    endpoint: Endpoint, path: str, *, headers: Mapping[str, str] | None = None, timeout_s: float
+) -> Answer:
+    """Raises Unreachable."""
+    with _exchange(endpoint, timeout_s) as connection:
+        connection.request("GET", path, headers=dict(headers or {}))
+        response = connection.getresponse()
+        return Answer(response.status, _headers(response), response.read(_LONGEST_BODY_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    status: int
+    headers: Mapping[str, str]
+    lines: Iterator[bytes]
+
+
+@contextmanager
+def post_streamed(
+    endpoint: Endpoint, path: str, *, headers: Mapping[str, str], body: bytes, timeout_s: float
+) -> Iterator[Stream]:
+    """The answer line by line as it comes.  Raises Unreachable, also while it is read."""
+    with _exchange(endpoint, timeout_s) as connection:
+        connection.request("POST", path, body=body, headers=dict(headers))
+        response = connection.getresponse()
+        yield Stream(response.status, _headers(response), _lines(response))
+
+
+def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    while line := response.readline(_LONGEST_BODY_BYTES):
+        yield line
+
+
+def _headers(response: http.client.HTTPResponse) -> dict[str, str]:
+    return {name.lower(): value for name, value in response.getheaders()}
+
+
+@contextmanager
+def _exchange(endpoint: Endpoint, timeout_s: float) -> Iterator[http.client.HTTPConnection]:
+    connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout_s)
+    try:
+        yield connection
+    except (OSError, http.client.HTTPException) as exc:
+        reason = getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
+        raise Unreachable(f"{endpoint.url}: {reason}") from exc
+    finally:
+        connection.close()

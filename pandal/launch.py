@@ -1,0 +1,143 @@
+"""One life of a local fleet: start, wait until ready, show it working, serve, stop in order."""
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from typing import TypeVar
+
+from pandal.catch_up import spool_booked
+from pandal.child import ChildSpec
+from pandal.child_log import rotate
+from pandal.demo import PROMPT, ask
+from pandal.errors import FleetFailed
+from pandal.fleet import (
+    BILLING,
+    GATEWAY,
+    QUOTA,
+    RESPONSE_CACHE,
+    billing_child,
+    gateway_child,
+    replica_child,
+    valkey_children,
+)
+from pandal.fleet_state import remove_fleet_state
+from pandal.keys import ensure_demo_key
+from pandal.plan import FleetPlan
+from pandal.readiness import gateway_ready, replicas_ready
+from pandal.report import show_demo_answer, show_ledger_line, show_snippets
+from pandal.screen import Screen
+from pandal.stop_requests import StopRequests
+from pandal.supervisor import Supervisor
+from pandal.valkey import wait_until_serving
+
+# Together under the ten seconds that Ctrl-C promises.
+GATEWAY_PATIENCE_S = 5.0
+BOOKING_PATIENCE_S = 1.0
+BILLING_PATIENCE_S = 1.0
+REPLICA_PATIENCE_S = 1.5
+VALKEY_PATIENCE_S = 1.0
+_VALKEY_START_PATIENCE_S = 20.0  # a long append-only file is read at some 100 MB a second
+
+
+T = TypeVar("T")
+
+
+class Launch:
+    def __init__(
+        self,
+        plan: FleetPlan,
+        screen: Screen,
+        *,
+        supervisor: Supervisor,
+        environment: Mapping[str, str],
+    ) -> None:
+        self._plan = plan
+        self._screen = screen
+        self._supervisor = supervisor
+        self._environment = environment
+
+    async def run(self) -> int:
+        """The exit code.  Raises FleetFailed; either way no child is left."""
+        stop_requests = StopRequests(self._supervisor.hurry)
+        stop_requests.listen()
+        try:
+            interrupted_by = await _first(
+                self._start_and_show(), self._supervisor.watch(), stop_requests.wait()
+            )
+            if interrupted_by is not None:
+                return 128 + interrupted_by
+            if not self._plan.is_once:
+                await _first(self._supervisor.watch(), stop_requests.wait())
+            return 0
+        finally:
+            await self._stop()
+
+    async def _start_and_show(self) -> None:
+        credentials = ensure_demo_key(self._plan.data_dir)
+        await self._start_valkey()
+        for replica in self._plan.own_replicas:
+            self._start(replica_child(self._plan, replica, self._environment))
+        self._start(billing_child(self._plan, self._environment))
+        self._start(
+            gateway_child(self._plan, pepper=credentials.key_pepper, inherited=self._environment)
+        )
+        await self._wait_until_ready()
+        self._supervisor.mark_ready()
+        await self._show(credentials.demo_api_key)
+
+    async def _start_valkey(self) -> None:
+        for child in valkey_children(self._plan, self._environment):
+            self._start(child)
+        try:
+            async with asyncio.timeout(_VALKEY_START_PATIENCE_S):
+                await wait_until_serving(self._plan.quota_socket)
+                await wait_until_serving(self._plan.response_cache_socket)
+        except TimeoutError as exc:
+            raise FleetFailed(
+                f"Valkey does not answer after {_VALKEY_START_PATIENCE_S:g} s "
+                f"(logs: {self._plan.data_dir.logs})"
+            ) from exc
+
+    def _start(self, child: ChildSpec) -> None:
+        rotate(child.log_path)
+        self._supervisor.start(child)
+
+    async def _wait_until_ready(self) -> None:
+        with self._screen.progress() as view:
+            await replicas_ready(self._plan.own_replicas, view)
+        await gateway_ready(self._plan.gateway)
+
+    async def _show(self, api_key: str) -> None:
+        self._screen.line(f"ready: {self._plan.served_model} on {self._plan.gateway.url}", "green")
+        self._screen.line(f"> {PROMPT}", "bold")
+        answer = await asyncio.to_thread(ask, self._plan.gateway, api_key, show=self._screen.stream)
+        show_demo_answer(self._screen, answer)
+        await show_ledger_line(self._screen, self._plan.data_dir.ledger_url, answer)
+        show_snippets(self._screen, self._plan, api_key)
+        if not self._plan.is_once:
+            self._screen.line(f"serving on {self._plan.gateway.url} - Ctrl-C stops", "green")
+
+    async def _stop(self) -> None:
+        """Each before what it needs: the gateway settles, billing books, then the rest goes."""
+        replicas = [replica.name for replica in self._plan.own_replicas]
+        self._screen.line("stopping: gateway, billing, replicas, Valkey")
+        stop = self._supervisor.stop
+        await stop([GATEWAY], patience_s=GATEWAY_PATIENCE_S)
+        if self._plan.kafka_bootstrap is None:
+            await spool_booked(self._plan.data_dir, patience_s=BOOKING_PATIENCE_S)
+        await stop([BILLING], patience_s=BILLING_PATIENCE_S)
+        await stop(replicas, patience_s=REPLICA_PATIENCE_S)
+        await stop([QUOTA, RESPONSE_CACHE], patience_s=VALKEY_PATIENCE_S)
+        remove_fleet_state(self._plan.data_dir)
+        self._screen.line("stopped")
+
+
+async def _first(*flows: Awaitable[T]) -> T:
+    """Runs all until one ends; cancels the others and returns or raises what that one did."""
+    tasks = [asyncio.ensure_future(flow) for flow in flows]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return next(task.result() for task in tasks if task in done)

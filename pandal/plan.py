@@ -1,0 +1,76 @@
+"""What ``pandal up`` was asked for, and what the checks made of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pandal.datadir import DataDir
+from pandal.http_client import Endpoint
+
+HOST = "127.0.0.1"  # a demo key and no TLS: nothing here may be reached from elsewhere
+DEFAULT_ALIAS = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    model: str
+    num_replicas: int
+    port: int
+    data_dir: DataDir
+    is_once: bool
+    dev_replica_urls: tuple[str, ...]
+    kafka_bootstrap: str | None
+    model_cache: Path | None  # None: where replicas look by themselves
+
+
+@dataclass(frozen=True, slots=True)
+class OwnReplica:
+    """A model server that the launcher starts."""
+
+    name: str
+    port: int
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(HOST, self.port)
+
+
+@dataclass(frozen=True, slots=True)
+class DevReplica:
+    """A model server that somebody else runs."""
+
+    name: str
+    endpoint: Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """Checked, and nothing started yet."""
+
+    data_dir: DataDir
+    gateway: Endpoint
+    valkey_binary: Path
+    model: str  # a name or a path, for the replicas to resolve
+    model_cache: Path | None
+    served_model: str  # what clients and price books call it
+    own_replicas: tuple[OwnReplica, ...]
+    dev_replicas: tuple[DevReplica, ...]  # instead of own ones
+    threads_per_replica: int
+    kafka_bootstrap: str | None
+    is_once: bool
+
+    @property
+    def upstreams(self) -> Sequence[OwnReplica | DevReplica]:
+        return (*self.own_replicas, *self.dev_replicas)
+
+    @property
+    def quota_socket(self) -> Path:
+        return self.data_dir.sockets / "quota.sock"
+
+    @property
+    def response_cache_socket(self) -> Path:
+        return self.data_dir.sockets / "response-cache.sock"
+
+    @property
+    def quota_url(self) -> str:
+        return f"unix://{self.quota_socket}"

@@ -1,0 +1,67 @@
+"""Waiting until replicas and gateway take work, by their own word."""
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from contracts.replica_api import Phase, ReplicaState
+from pandal.errors import FleetFailed, Unreachable
+from pandal.http_client import Answer, Endpoint, get
+from pandal.plan import OwnReplica
+from pandal.screen import ProgressView
+
+_POLL_INTERVAL_S = 0.1
+_ANSWER_TIMEOUT_S = 2.0
+GATEWAY_PATIENCE_S = 30.0  # it has nothing to load; replicas are ready before it is asked
+
+_STARTING = ReplicaState(phase=Phase.STARTING, progress_ratio=0.0)
+
+
+async def replicas_ready(replicas: Sequence[OwnReplica], view: ProgressView) -> None:
+    """Waits as long as they make their way; raises FleetFailed when one says it cannot."""
+    async with asyncio.TaskGroup() as group:
+        for replica in replicas:
+            group.create_task(_replica_ready(replica, view))
+
+
+async def gateway_ready(gateway: Endpoint) -> None:
+    """Raises FleetFailed, with the gateway's own reasons, when it takes too long."""
+    answer: Answer | None = None
+    try:
+        async with asyncio.timeout(GATEWAY_PATIENCE_S):
+            while answer is None or answer.status != 200:
+                await asyncio.sleep(_POLL_INTERVAL_S)
+                answer = await _poll(gateway)
+    except TimeoutError as exc:
+        said = "it does not answer" if answer is None else answer.body.decode("utf-8", "replace")
+        raise FleetFailed(f"gateway is not ready after {GATEWAY_PATIENCE_S:g} s: {said}") from exc
+
+
+async def _replica_ready(replica: OwnReplica, view: ProgressView) -> None:
+    while True:
+        state = await _replica_state(replica)
+        view.show(replica.name, state.phase, state.progress_ratio, state.detail)
+        if state.phase is Phase.READY:
+            return
+        if state.phase is Phase.FAILED:
+            raise FleetFailed(f"{replica.name} cannot serve its model: {state.detail}")
+        await asyncio.sleep(_POLL_INTERVAL_S)
+
+
+async def _replica_state(replica: OwnReplica) -> ReplicaState:
+    answer = await _poll(replica.endpoint)
+    if answer is None:
+        return _STARTING
+    try:
+        return msgspec.json.decode(answer.body, type=ReplicaState)
+    except msgspec.MsgspecError as exc:
+        raise FleetFailed(f"{replica.name}: unexpected answer on /ready: {exc}") from exc
+
+
+async def _poll(endpoint: Endpoint) -> Answer | None:
+    """``None``: not listening yet."""
+    try:
+        return await asyncio.to_thread(get, endpoint, "/ready", timeout_s=_ANSWER_TIMEOUT_S)
+    except Unreachable:
+        return None

@@ -1,0 +1,33 @@
+"""The environment of the command line, read once per command."""
+
+import os
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class CommandSettings(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix="PANDAL_", frozen=True, extra="forbid", env_ignore_empty=True
+    )
+
+    # A broker (HOST:PORT[,...]) to carry usage events.  None: billing reads the gateway's spool,
+    # which needs no broker on one machine.
+    kafka_bootstrap: str | None = None
+    # Where model files are kept.  None: the replica's own default.
+    model_cache: Path | None = None
+    # The XDG base directory; None: ~/.local/share, as its specification says.
+    xdg_data_home: Path | None = Field(default=None, validation_alias="XDG_DATA_HOME")
+
+    def default_data_dir(self) -> Path:
+        """``$XDG_DATA_HOME/pandal``; a relative value is ignored, as the specification asks."""
+        home = self.xdg_data_home
+        if home is None or not home.is_absolute():
+            home = Path.home() / ".local" / "share"
+        return home / "pandal"
+
+
+def inherited_environment() -> dict[str, str]:
+    """What children start from: knobs such as ``REPLICA_BLOCK_SIZE`` reach them this way."""
+    return dict(os.environ)

@@ -1,0 +1,85 @@
+"""All children of one launch: started in any order, watched together, stopped in order."""
+
+import asyncio
+from collections.abc import Sequence
+
+from pandal.child import Child, ChildReports, ChildSpec, MonotonicSeconds, Sleep
+
+NUM_EARLY_EXITS = 3  # before the fleet was ever ready: more would only hide the reason
+
+
+class Supervisor:
+    def __init__(
+        self, reports: ChildReports, *, monotonic_s: MonotonicSeconds, sleep: Sleep
+    ) -> None:
+        self._reports = reports
+        self._monotonic_s = monotonic_s
+        self._sleep = sleep
+        self._children: dict[str, Child] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._was_ready = False
+        self._changed = asyncio.Event()  # another task to watch
+        self._hurry = asyncio.Event()
+
+    def start(self, spec: ChildSpec) -> None:
+        child = Child(
+            spec,
+            rule=self,
+            reports=self._reports,
+            monotonic_s=self._monotonic_s,
+            sleep=self._sleep,
+        )
+        self._children[spec.name] = child
+        self._tasks[spec.name] = asyncio.create_task(child.run(), name=f"child {spec.name}")
+        self._changed.set()
+
+    def mark_ready(self) -> None:
+        """From now on a child is restarted however often it dies: others still serve."""
+        self._was_ready = True
+
+    def may_restart(self, num_exits: int) -> bool:
+        return self._was_ready or num_exits < NUM_EARLY_EXITS
+
+    async def watch(self) -> None:
+        """Never returns; raises FleetFailed as soon as one child is given up."""
+        while True:
+            self._changed.clear()
+            changed = asyncio.ensure_future(self._changed.wait())
+            try:
+                await asyncio.wait(
+                    {changed, *self._tasks.values()}, return_when=asyncio.FIRST_COMPLETED
+                )
+            finally:
+                changed.cancel()
+            for task in self._tasks.values():
+                if task.done():
+                    task.result()
+
+    def hurry(self) -> None:
+        """Every stop, running or to come, kills at once instead of waiting."""
+        self._hurry.set()
+
+    async def stop(self, names: Sequence[str], *, patience_s: float) -> None:
+        """Ends the named children together: SIGTERM, and SIGKILL after ``patience_s``."""
+        chosen = [name for name in names if name in self._children]
+        for name in chosen:
+            self._children[name].request_stop()
+        tasks = {self._tasks[name] for name in chosen}
+        if not tasks:
+            return
+        await self._wait(tasks, patience_s)
+        for name in chosen:
+            self._children[name].kill()
+        # What a child was given up for has been raised by ``watch``; here it has only to end.
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _wait(self, tasks: set[asyncio.Task[None]], patience_s: float) -> None:
+        hurry = asyncio.ensure_future(self._hurry.wait())
+        ended = asyncio.ensure_future(asyncio.wait(tasks))
+        try:
+            await asyncio.wait(
+                {hurry, ended}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            hurry.cancel()
+            ended.cancel()
