@@ -7,8 +7,10 @@ Entries are only added.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 from sqlalchemy import Connection, Table, delete, insert, select, tuple_, update
+from sqlalchemy.dialects.sqlite import insert as insert_if_new
 
 from billing.dead_letter import DeadLetter, DeadReason
 from billing.errors import OffsetConflict, PriceBookInvalid
@@ -23,15 +25,13 @@ from billing.ledger_schema import (
     unpriced_events,
     usage_events,
 )
-from billing.money import TOKENS_PER_PRICE_UNIT, pico_usd_from_usd
+from billing.money import EXACT, TOKENS_PER_PRICE_UNIT, pico_usd_from_usd
 from billing.pricing import Price, PriceBook, TokenClass
 from billing.process import Posting, ProcessedBatch, charges_for
 from billing.rating import Charge
-from contracts.usage import UsageEvent, decode_usage_event, encode_usage_event
+from contracts.usage import UsageEvent, decode_usage_event
 
 _EVENTS_PER_TRANSACTION = 500
-# SQLite allows 32,766 variables in a statement, older builds 999; a key takes two.
-_KEYS_PER_QUERY = 250
 
 EventKey = tuple[str, str]  # (tenant_id, event_id)
 Row = dict[str, object]
@@ -82,14 +82,15 @@ class Ledger:
         """Raises OffsetConflict, having changed nothing, if the ledger stands elsewhere."""
         with translated_errors(), self._engine.begin() as connection:
             _advance(connection, batch)
-            fresh, num_repeated, contradictions = _sift(connection, batch.postings)
-            dead = [*batch.dead_letters, *contradictions]
+            fresh, known = _insert_events(connection, batch.source_id, batch.postings)
+            _insert_entries(connection, fresh)
+            dead = [*batch.dead_letters, *_contradictions(connection, known)]
             num_dead = _post_dead_letters(connection, batch.source_id, dead)
-            _post_events(connection, batch.source_id, fresh)
+        num_events = len(batch.postings) + len(batch.dead_letters)
         return PostResult(
-            num_events=len(batch.postings) + len(batch.dead_letters),
+            num_events=num_events,
             num_posted=len(fresh),
-            num_repeated=num_repeated + len(dead) - num_dead,
+            num_repeated=num_events - len(fresh) - num_dead,
             num_unpriced=sum(p.charges is None for p in fresh),
             num_dead=num_dead,
         )
@@ -137,39 +138,51 @@ def _advance(connection: Connection, batch: ProcessedBatch) -> None:
         )
 
 
-def _sift(
-    connection: Connection, postings: Sequence[Posting]
-) -> tuple[list[Posting], int, list[DeadLetter]]:
-    """(never seen, number of repeats, same id but other content); also within the batch itself."""
-    known = _known_payloads(connection, [_key(p.event) for p in postings])
+def _insert_events(
+    connection: Connection, source_id: str, postings: Sequence[Posting]
+) -> tuple[list[Posting], list[Posting]]:
+    """(new, those whose key the ledger or this batch already had)."""
+    if not postings:
+        return [], []
+    statement = (
+        insert_if_new(usage_events)
+        .on_conflict_do_nothing()
+        .returning(usage_events.c.tenant_id, usage_events.c.event_id)
+    )
+    rows = [_event_row(source_id, posting) for posting in postings]
+    inserted = {(row[0], row[1]) for row in connection.execute(statement, rows)}
     fresh: list[Posting] = []
-    contradictions: list[DeadLetter] = []
+    known: list[Posting] = []
     for posting in postings:
-        payload = encode_usage_event(posting.event)
-        first = known.setdefault(_key(posting.event), payload)
-        if first is payload:
-            fresh.append(posting)
-        elif first != payload:
-            detail = "its event id is in the ledger with other content"
-            contradictions.append(
-                DeadLetter(posting.offset, DeadReason.CONTRADICTORY, detail, payload)
-            )
-    num_repeated = len(postings) - len(fresh) - len(contradictions)
-    return fresh, num_repeated, contradictions
+        key = _key(posting.event)
+        (fresh if key in inserted else known).append(posting)
+        inserted.discard(key)
+    return fresh, known
 
 
-def _known_payloads(connection: Connection, keys: Sequence[EventKey]) -> dict[EventKey, bytes]:
-    known: dict[EventKey, bytes] = {}
-    key = tuple_(usage_events.c.tenant_id, usage_events.c.event_id)
-    for first in range(0, len(keys), _KEYS_PER_QUERY):
-        query = select(usage_events.c.tenant_id, usage_events.c.event_id, usage_events.c.payload)
-        query = query.where(key.in_(keys[first : first + _KEYS_PER_QUERY]))
-        known.update({(row[0], row[1]): row[2] for row in connection.execute(query)})
-    return known
+def _contradictions(connection: Connection, known: Sequence[Posting]) -> list[DeadLetter]:
+    """A repeat is the same event again; anything else under its id must not vanish as one."""
+    contradictions = []
+    for posting in known:
+        tenant_id, event_id = _key(posting.event)
+        query = select(usage_events.c.payload).where(
+            usage_events.c.tenant_id == tenant_id, usage_events.c.event_id == event_id
+        )
+        if decode_usage_event(connection.execute(query).scalar_one()) != posting.event:
+            contradictions.append(_contradictory(posting))
+    return contradictions
 
 
-def _post_events(connection: Connection, source_id: str, postings: Sequence[Posting]) -> None:
-    _insert(connection, usage_events, [_event_row(source_id, p) for p in postings])
+def _contradictory(posting: Posting) -> DeadLetter:
+    return DeadLetter(
+        posting.offset,
+        DeadReason.CONTRADICTORY,
+        "its event id is in the ledger with other content",
+        posting.payload,
+    )
+
+
+def _insert_entries(connection: Connection, postings: Sequence[Posting]) -> None:
     _insert(
         connection,
         ledger_entries,
@@ -269,7 +282,7 @@ def _event_row(source_id: str, posting: Posting) -> Row:
         "output_text_tokens": event.output_text_tokens,
         "source_id": source_id,
         "source_offset": posting.offset,
-        "payload": encode_usage_event(event),
+        "payload": posting.payload,
     }
 
 
@@ -298,6 +311,8 @@ def _price_row(price: Price) -> Row:
         "effective_from_us": microseconds(price.effective_from),
     }
     for token_class in TokenClass:
-        usd_per_token = price.usd_per_million_tokens[token_class] / TOKENS_PER_PRICE_UNIT
+        usd_per_token = EXACT.divide(
+            price.usd_per_million_tokens[token_class], Decimal(TOKENS_PER_PRICE_UNIT)
+        )
         row[f"{token_class.value}_pico_usd"] = pico_usd_from_usd(usd_per_token)
     return row

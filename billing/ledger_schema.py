@@ -66,7 +66,7 @@ usage_events: Final = Table(
     Column("output_text_tokens", BigInteger, nullable=False),
     Column("source_id", Text, nullable=False),
     Column("source_offset", BigInteger, nullable=False),
-    Column("payload", LargeBinary, nullable=False),  # the event as contracts.usage encodes it
+    Column("payload", LargeBinary, nullable=False),  # the event as it came
     Index("usage_events_by_request", "request_id"),
     Index("usage_events_by_time", "tenant_id", "occurred_at_us"),
 )

@@ -6,6 +6,7 @@ integer, that is 9.22 million USD: ``MAX_USD_PER_MILLION_TOKENS`` x ``MAX_TOKENS
 million.  Sums of entries have no such bound: see ``statement``.
 """
 
+from collections.abc import Iterable
 from decimal import (
     ROUND_HALF_EVEN,
     Context,
@@ -16,6 +17,7 @@ from decimal import (
     InvalidOperation,
     Overflow,
 )
+from functools import reduce
 from typing import Final
 
 PICO_USD_PER_USD: Final = 10**12
@@ -24,25 +26,33 @@ MAX_USD_PER_MILLION_TOKENS: Final = Decimal(10_000)
 MAX_TOKENS_PER_CLASS: Final = 500_000_000
 """Of one request."""
 
+EXACT: Final = Context(
+    prec=60, traps=[Inexact, InvalidOperation, DivisionByZero, Overflow, FloatOperation]
+)
+"""Arithmetic that raises ``decimal.Inexact`` rather than round."""
+
 _CENT: Final = Decimal("0.01")
-
-
-def exact() -> Context:
-    """Arithmetic that raises ``decimal.Inexact`` rather than round."""
-    traps = [Inexact, InvalidOperation, DivisionByZero, Overflow, FloatOperation]
-    return Context(prec=60, traps=traps)
 
 
 def pico_usd_from_usd(usd: Decimal) -> int:
     """Raises ValueError if ``usd`` is no whole number of pico-dollars."""
-    pico_usd = exact().multiply(usd, Decimal(PICO_USD_PER_USD))
+    pico_usd = EXACT.multiply(usd, Decimal(PICO_USD_PER_USD))
     if pico_usd != pico_usd.to_integral_value():
         raise ValueError(f"expected a multiple of 1e-12 USD, got {usd}")
     return int(pico_usd)
 
 
 def usd_from_pico_usd(pico_usd: int) -> Decimal:
-    return exact().scaleb(Decimal(pico_usd), -12)
+    return EXACT.scaleb(Decimal(pico_usd), -12)
+
+
+def usd_per_million_from_pico_usd(pico_usd_per_token: int) -> Decimal:
+    """A million tokens at a trillionth of a dollar: the millionth that a price is stated in."""
+    return EXACT.scaleb(Decimal(pico_usd_per_token), -6)
+
+
+def sum_usd(amounts: Iterable[Decimal]) -> Decimal:
+    return reduce(EXACT.add, amounts, usd_from_pico_usd(0))
 
 
 def cents_half_even(usd: Decimal) -> Decimal:

@@ -23,6 +23,7 @@ _LATEST = datetime(9000, 1, 1, tzinfo=UTC)
 class Posting:
     offset: int
     event: UsageEvent
+    payload: bytes  # the event as it came, fields of later versions included
     charges: tuple[Charge, ...] | None  # None: no price is known; empty: nothing to pay for
 
 
@@ -65,7 +66,7 @@ def _process(record: Record, price_book: PriceBook) -> Posting | DeadLetter:
     fault = _implausible(event)
     if fault is not None:
         return DeadLetter(record.offset, DeadReason.IMPLAUSIBLE, fault, record.payload)
-    return Posting(record.offset, event, charges_for(event, price_book))
+    return Posting(record.offset, event, record.payload, charges_for(event, price_book))
 
 
 def _implausible(event: UsageEvent) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from billing.money import TOKENS_PER_PRICE_UNIT, exact
+from billing.money import EXACT, TOKENS_PER_PRICE_UNIT
 from billing.pricing import Price, TokenClass
 from contracts.usage import UsageEvent
 
@@ -42,7 +42,5 @@ def rate(event: UsageEvent, price: Price) -> tuple[Charge, ...]:
 
 
 def _usd(tokens: int, usd_per_million_tokens: Decimal) -> Decimal:
-    context = exact()
-    return context.divide(
-        context.multiply(Decimal(tokens), usd_per_million_tokens), Decimal(TOKENS_PER_PRICE_UNIT)
-    )
+    usd_of_million = EXACT.multiply(Decimal(tokens), usd_per_million_tokens)
+    return EXACT.divide(usd_of_million, Decimal(TOKENS_PER_PRICE_UNIT))

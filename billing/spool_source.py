@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from billing.errors import SourceUnavailable
 from billing.records import Batch, Record
 from contracts.errors import ContractError
 from contracts.spool import SEGMENT_SUFFIX, parse_segment_name, unframe
@@ -28,6 +29,7 @@ class _Segment:
 
     expected_offset: int | None
     is_finished: bool = False  # nothing can follow: read to its end, or damaged
+    seen_size_bytes: int | None = None  # when it last held nothing whole to read
     is_reported: bool = False  # that it cannot be read now
 
     @property
@@ -70,11 +72,13 @@ class SpoolSource:
         return None
 
     def _segment_names(self) -> list[str]:
-        """Sorted, before any segment is read: see ``may_grow``.  Reports the vanished."""
+        """Sorted.  Listed before any is read: if a newer one is here, the older is complete."""
         try:
             found = sorted(p.name for p in self._spool_dir.iterdir() if p.suffix == SEGMENT_SUFFIX)
         except FileNotFoundError:
             found = []  # the gateway makes the folder when it starts
+        except OSError as exc:
+            raise SourceUnavailable(f"spool: {type(exc).__name__}: {exc}") from exc
         names = [name for name in found if _is_segment(name)]
         for name in self._segments.keys() - set(names):
             if not self._segments.pop(name).is_finished:
@@ -83,24 +87,14 @@ class SpoolSource:
 
     def _read(self, name: str, *, may_grow: bool) -> Batch | None:
         segment = self._segment(name)
-        if segment.is_finished:
-            return None
-        try:
-            chunk = self._chunk(name, segment)
-        except OSError as exc:
-            if not segment.is_reported:
-                segment.is_reported = True
-                logger.warning(
-                    "segment unreadable", extra={"segment": name, "error": type(exc).__name__}
-                )
+        chunk = None if segment.is_finished else self._unread(name, segment, may_grow=may_grow)
+        if chunk is None:
             return None
         records, num_bytes = _split(chunk, segment.position)
         if not records:
-            segment.is_finished = segment.is_finished or not may_grow
-            if not may_grow and chunk:
-                logger.warning(
-                    "torn tail ignored", extra={"segment": name, "size_bytes": len(chunk)}
-                )
+            segment.seen_size_bytes = segment.position + len(chunk)
+            if not may_grow:
+                _finish(name, segment, num_torn_bytes=len(chunk))
             return None
         batch = Batch(
             source_id=_SOURCE_PREFIX + name,
@@ -111,20 +105,42 @@ class SpoolSource:
         segment.expected_offset = batch.next_offset
         return batch
 
+    def _unread(self, name: str, segment: _Segment, *, may_grow: bool) -> bytes | None:
+        """The next bytes; None: as at the last look, or they cannot be had."""
+        path = self._spool_dir / name
+        try:
+            size_bytes = path.stat().st_size
+            if may_grow and size_bytes == segment.seen_size_bytes:
+                return None  # every boot leaves such a segment behind; opening each is not free
+            chunk = _chunk(path, segment.position)
+        except OSError as exc:
+            if not segment.is_reported:
+                segment.is_reported = True
+                extra = {"segment": name, "error": type(exc).__name__}
+                logger.warning("segment unreadable", extra=extra)
+            return None
+        if size_bytes < segment.position:
+            segment.is_finished = True
+            logger.error("segment shrank", extra={"segment": name, "size_bytes": size_bytes})
+            return None
+        return chunk
+
     def _segment(self, name: str) -> _Segment:
         if name not in self._segments:
             self._segments[name] = _Segment(self._next_offset(_SOURCE_PREFIX + name))
         return self._segments[name]
 
-    def _chunk(self, name: str, segment: _Segment) -> bytes:
-        with (self._spool_dir / name).open("rb") as file:
-            size_bytes = file.seek(0, 2)
-            if size_bytes < segment.position:
-                segment.is_finished = True
-                logger.error("segment shrank", extra={"segment": name, "size_bytes": size_bytes})
-                return b""
-            file.seek(segment.position)
-            return file.read(_MAX_CHUNK_BYTES)
+
+def _chunk(path: Path, position: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(position)
+        return file.read(_MAX_CHUNK_BYTES)
+
+
+def _finish(name: str, segment: _Segment, *, num_torn_bytes: int) -> None:
+    segment.is_finished = True
+    if num_torn_bytes > 0:
+        logger.warning("torn tail ignored", extra={"segment": name, "size_bytes": num_torn_bytes})
 
 
 def _is_segment(name: str) -> bool:

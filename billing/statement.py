@@ -26,7 +26,13 @@ from billing.ledger_schema import (
     unpriced_events,
     usage_events,
 )
-from billing.money import TOKENS_PER_PRICE_UNIT, cents_half_even, plain, usd_from_pico_usd
+from billing.money import (
+    cents_half_even,
+    plain,
+    sum_usd,
+    usd_from_pico_usd,
+    usd_per_million_from_pico_usd,
+)
 from billing.pricing import TokenClass
 
 LedgerRef = str | Engine
@@ -118,7 +124,7 @@ def statement(ledger: LedgerRef, tenant_id: str, month: str) -> Statement:
     with _reading(ledger) as connection:
         lines = _lines(connection, tenant_id, period_from, period_to)
         num_requests, num_unpriced = _num_requests(connection, tenant_id, period_from, period_to)
-    total_usd = sum((line.usd for line in lines), Decimal(0))
+    total_usd = sum_usd(line.usd for line in lines)
     return Statement(
         tenant_id=tenant_id,
         month=month,
@@ -226,8 +232,8 @@ def _lines(
             model=model,
             token_class=TokenClass(token_class),
             price_id=price_id,
-            usd_per_million_tokens=usd_from_pico_usd(
-                rates[price_id][f"{token_class}_pico_usd"] * TOKENS_PER_PRICE_UNIT
+            usd_per_million_tokens=usd_per_million_from_pico_usd(
+                rates[price_id][f"{token_class}_pico_usd"]
             ),
             tokens=tokens,
             usd=usd_from_pico_usd(_joined(micro_usd, rest)),
