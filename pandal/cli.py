@@ -15,7 +15,7 @@ from rich.console import Console
 
 from pandal.datadir import DataDir
 from pandal.errors import BadOption, PandalError
-from pandal.model_choice import DEFAULT_MODEL
+from pandal.plan import DEFAULT_MODEL
 from pandal.settings import CommandSettings
 
 app = typer.Typer(

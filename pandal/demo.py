@@ -15,6 +15,7 @@ PROMPT = "In two sentences: why does a large language model need an API gateway?
 MAX_TOKENS = 96
 _TIMEOUT_S = 120.0  # for the first token on a slow machine
 _RATE_LIMIT_PREFIX = "x-ratelimit-"
+_DONE = b"data: [DONE]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def ask(
             body=_body(),
             timeout_s=_TIMEOUT_S,
         ) as stream:
-            return _read(stream, started_monotonic_s, show, monotonic_s)
+            return _read(stream, _Transcript(show, monotonic_s), started_monotonic_s)
     except Unreachable as exc:
         raise FleetFailed(f"the demo request failed: {exc}") from exc
 
@@ -72,25 +73,25 @@ def _body() -> bytes:
     )
 
 
-class _Delta(msgspec.Struct):
+class _Delta(msgspec.Struct, frozen=True):
     content: str | None = None
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, frozen=True):
     delta: _Delta = _Delta()
 
 
-class _Usage(msgspec.Struct):
+class _Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
 
 
-class _Error(msgspec.Struct):
+class _Error(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
+class _Chunk(msgspec.Struct, frozen=True):
+    choices: tuple[_Choice, ...] = ()
     usage: _Usage | None = None
     error: _Error | None = None
 
@@ -98,32 +99,41 @@ class _Chunk(msgspec.Struct):
 _chunk_decoder = msgspec.json.Decoder(_Chunk)
 
 
-def _read(
-    stream: Stream,
-    started_monotonic_s: float,
-    show: Callable[[str], None],
-    monotonic_s: Callable[[], float],
-) -> DemoAnswer:
-    if stream.status != 200:
-        raise FleetFailed(f"the demo request was answered {stream.status}: {_refusal(stream)}")
-    first_monotonic_s = last_monotonic_s = None
-    usage = None
-    is_complete = False
-    for line in stream.lines:
-        if line.strip() == b"data: [DONE]":
-            is_complete = True
-            break
-        chunk = _chunk(line)
+class _Transcript:
+    """What has come of a streamed answer so far, and when."""
+
+    def __init__(self, show: Callable[[str], None], monotonic_s: Callable[[], float]) -> None:
+        self._show = show
+        self._monotonic_s = monotonic_s
+        self.usage: _Usage | None = None
+        self.text_at_monotonic_s: tuple[float, float] | None = None  # first piece, last piece
+
+    def add(self, chunk: _Chunk) -> None:
         if chunk.error is not None:
             raise FleetFailed(f"the demo's answer broke off: {chunk.error.message}")
-        usage = chunk.usage if chunk.usage is not None else usage
+        if chunk.usage is not None:
+            self.usage = chunk.usage
         text = "".join(choice.delta.content or "" for choice in chunk.choices)
         if text:
-            last_monotonic_s = monotonic_s()
-            first_monotonic_s = last_monotonic_s if first_monotonic_s is None else first_monotonic_s
-            show(text)
-    if not is_complete or usage is None or first_monotonic_s is None or last_monotonic_s is None:
+            now = self._monotonic_s()
+            first = now if self.text_at_monotonic_s is None else self.text_at_monotonic_s[0]
+            self.text_at_monotonic_s = (first, now)
+            self._show(text)
+
+
+def _read(stream: Stream, transcript: _Transcript, started_monotonic_s: float) -> DemoAnswer:
+    if stream.status != 200:
+        raise FleetFailed(f"the demo request was answered {stream.status}: {_refusal(stream)}")
+    is_complete = False
+    for line in stream.lines:
+        if line.strip() == _DONE:
+            is_complete = True
+            break
+        transcript.add(_chunk(line))
+    usage, text_at = transcript.usage, transcript.text_at_monotonic_s
+    if not is_complete or usage is None or text_at is None:
         raise FleetFailed("the demo's answer ended early: no text, no usage or no [DONE]")
+    first_monotonic_s, last_monotonic_s = text_at
     return DemoAnswer(
         request_id=stream.headers.get(HEADER_REQUEST_ID, ""),
         ttft_s=first_monotonic_s - started_monotonic_s,

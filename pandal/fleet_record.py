@@ -11,7 +11,7 @@ from pandal.fleet_state import FleetState, read_fleet_state, remove_fleet_state,
 from pandal.plan import FleetPlan
 from pandal.processes import ProcessId, identify, wait_gone_or_kill
 
-_LEFTOVER_PATIENCE_S = 3.0
+LEFTOVER_PATIENCE_S = 3.0
 
 
 class FleetRecord:
@@ -46,7 +46,7 @@ class FleetRecord:
         write_fleet_state(self._plan.data_dir, state)
 
 
-def clear_leftovers(data_dir: DataDir) -> None:
+def clear_leftovers(data_dir: DataDir, *, patience_s: float = LEFTOVER_PATIENCE_S) -> None:
     """After a killed launcher its children are dying: no two servers may write one state.
 
     Needs the data directory's lock.  A file of another version is removed: its fleet is gone,
@@ -55,5 +55,5 @@ def clear_leftovers(data_dir: DataDir) -> None:
     with suppress(StateUnreadable):
         state = read_fleet_state(data_dir)
         for process in () if state is None else state.children.values():
-            wait_gone_or_kill(process, patience_s=_LEFTOVER_PATIENCE_S)
+            wait_gone_or_kill(process, patience_s=patience_s)
     remove_fleet_state(data_dir)

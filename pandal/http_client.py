@@ -27,8 +27,7 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +52,10 @@ def parse_url(url: str, *, option: str) -> Endpoint:
         port = parts.port
     except ValueError as exc:
         raise BadOption(expected) from exc
-    if parts.scheme != "http" or not parts.hostname or parts.query or parts.fragment:
+    is_plain = parts.scheme == "http" and parts.username is None and parts.path in {"", "/"}
+    if not is_plain or parts.query or parts.fragment or port == 0:
         raise BadOption(expected)
-    if parts.username is not None or port == 0 or parts.path not in {"", "/"}:
+    if not parts.hostname or ":" in parts.hostname:  # the gateway takes no IPv6 literals yet
         raise BadOption(expected)
     return Endpoint(parts.hostname, 80 if port is None else port)
 
@@ -67,7 +67,10 @@ def get(
     with _exchange(endpoint, timeout_s) as connection:
         connection.request("GET", path, headers=dict(headers or {}))
         response = connection.getresponse()
-        return Answer(response.status, _headers(response), response.read(_LONGEST_BODY_BYTES))
+        body = response.read(_LONGEST_BODY_BYTES)
+        if response.length:  # what the content length still promises; a bounded read tells nobody
+            raise Unreachable(f"{endpoint.url}{path}: the answer is cut off or too long")
+        return Answer(response.status, _headers(response), body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,10 @@ class Stream:
 def post_streamed(
     endpoint: Endpoint, path: str, *, headers: Mapping[str, str], body: bytes, timeout_s: float
 ) -> Iterator[Stream]:
-    """The answer line by line as it comes.  Raises Unreachable, also while it is read."""
+    """The answer line by line as it comes.  Raises Unreachable, also while it is read.
+
+    A stream that is cut off just ends: whether it is whole, only its reader can know.
+    """
     with _exchange(endpoint, timeout_s) as connection:
         connection.request("POST", path, body=body, headers=dict(headers))
         response = connection.getresponse()

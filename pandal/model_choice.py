@@ -4,22 +4,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pandal.errors import PreflightFailed
-
-DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+from pandal.plan import DEFAULT_MODEL
+from replica.errors import ModelError
+from replica.model.store import default_cache_dir, model_name, resolve
 
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    model: str  # a name or a path, as replicas take it
+    model: str  # a name or an absolute path, as replicas take it
     served_name: str  # what clients and price books call it
-    must_download: bool = False
+
+
+def model_cache_dir(chosen: Path | None) -> Path:
+    return default_cache_dir() if chosen is None else chosen
 
 
 def choose_model(model: str, cache_dir: Path) -> ModelChoice:
     """Raises PreflightFailed unless ``model`` is a known name, a .gguf file or a model folder."""
-    path = Path(model)
-    if path.exists():
-        return ModelChoice(str(path.resolve()), path.resolve().name.removesuffix(".gguf"))
-    if model.lower() == DEFAULT_MODEL.lower():
-        return ModelChoice(DEFAULT_MODEL, DEFAULT_MODEL, must_download=True)
-    raise PreflightFailed(f"--model: no such file or known model: {model!r}")
+    name = model_name(model)
+    if name == DEFAULT_MODEL:
+        return ModelChoice(DEFAULT_MODEL, name)  # the replica fetches it, and shows its progress
+    try:
+        path = resolve(model, cache_dir, lambda ratio: None)
+    except ModelError as exc:
+        raise PreflightFailed(f"--model: {exc}") from exc
+    return ModelChoice(str(path.absolute()), name)

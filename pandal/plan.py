@@ -9,6 +9,7 @@ from pandal.http_client import Endpoint
 
 HOST = "127.0.0.1"  # a demo key and no TLS: nothing here may be reached from elsewhere
 DEFAULT_ALIAS = "default"
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 
 @dataclass(frozen=True, slots=True)

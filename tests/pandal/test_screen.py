@@ -1,0 +1,63 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from contracts.replica_api import Phase
+from pandal.screen import Screen
+
+
+class Streams:
+    def __init__(self, *, is_terminal: bool) -> None:
+        self.out, self.err = io.StringIO(), io.StringIO()
+        self.screen = Screen(
+            Console(file=self.out, force_terminal=is_terminal, width=40),
+            Console(file=self.err, force_terminal=is_terminal, width=40),
+        )
+
+
+@pytest.fixture
+def plain() -> Streams:
+    return Streams(is_terminal=False)
+
+
+def test_what_may_be_pasted_is_neither_wrapped_nor_marked_up(plain: Streams) -> None:
+    text = "curl [bold]x[/bold] " + "k" * 200
+    plain.screen.line(text)
+    assert plain.out.getvalue() == text + "\n"
+
+
+def test_control_characters_of_a_model_stay_off_the_terminal() -> None:
+    streams = Streams(is_terminal=True)
+    streams.screen.stream("a\x1b]0;title\x07b\x9b2J\r\nc")
+    assert "\x1b]" not in streams.out.getvalue()
+    assert "\x9b" not in streams.out.getvalue()
+    assert "\x07" not in streams.out.getvalue()
+
+
+def test_a_problem_does_not_cut_into_a_streamed_line(plain: Streams) -> None:
+    plain.screen.stream("half a sen")
+    plain.screen.problem("gateway died")
+    plain.screen.line("next")
+    assert plain.out.getvalue() == "half a sen\nnext\n"
+    assert plain.err.getvalue() == "gateway died\n"
+
+
+def test_progress_without_a_terminal_is_a_few_plain_lines(plain: Streams) -> None:
+    with plain.screen.progress() as view:
+        for percent in range(101):
+            view.show("replica-0", Phase.LOADING, percent / 100, "")
+        view.show("replica-0", Phase.READY, 1.0, "")
+    lines = plain.out.getvalue().splitlines()
+    assert lines[0] == "replica-0: loading 0%"
+    assert lines[-1] == "replica-0: ready 100%"
+    assert len(lines) == 6
+    assert "\x1b" not in plain.out.getvalue()
+
+
+def test_progress_on_a_terminal_is_a_bar() -> None:
+    streams = Streams(is_terminal=True)
+    with streams.screen.progress() as view:
+        view.show("replica-0", Phase.LOADING, 0.5, "SmolLM2 [1/2]")
+    assert "━" in streams.out.getvalue()
+    assert "50%" in streams.out.getvalue()

@@ -1,0 +1,42 @@
+"""Whole fleets: over a fast fake model server for each test, with the real model for a session."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.fleet_process import FleetProcess, eventually, free_port, is_listening
+
+UPSTREAM = Path(__file__).with_name("upstream_server.py")
+StartFleet = Callable[..., FleetProcess]
+
+
+@pytest.fixture(scope="session")
+def upstream_url() -> Iterator[str]:
+    port = free_port()
+    with subprocess.Popen((sys.executable, str(UPSTREAM), str(port))) as server:
+        eventually(lambda: is_listening(port), "the upstream never listened")
+        yield f"http://127.0.0.1:{port}"
+        server.kill()
+
+
+@pytest.fixture
+def start_fleet(upstream_url: str, tmp_path: Path) -> Iterator[StartFleet]:
+    """Starts ``pandal up`` over the fake model server; every one started is ended."""
+    started: list[FleetProcess] = []
+
+    def start(*options: str, data_dir: Path | None = None, port: int | None = None) -> FleetProcess:
+        fleet = FleetProcess.start(
+            tmp_path / "data" if data_dir is None else data_dir,
+            *("--dev-replica", upstream_url),
+            *options,
+            port=port,
+        )
+        started.append(fleet)
+        return fleet
+
+    yield start
+    for fleet in started:
+        fleet.end()

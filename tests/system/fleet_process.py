@@ -1,0 +1,134 @@
+"""``pandal up`` as a user runs it, and what there is to see of it from outside."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PANDAL = (sys.executable, "-m", "pandal")
+PATIENCE_S = 90.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def run_pandal(*arguments: str, data_dir: Path) -> subprocess.CompletedProcess[str]:
+    command = (*PANDAL, *arguments, "--data-dir", str(data_dir))
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def create_key(data_dir: Path, tenant: str, *options: str) -> str:
+    result = run_pandal("keys", "create", "--tenant", tenant, "--json", *options, data_dir=data_dir)
+    assert result.returncode == 0, result.stderr
+    assert "accepted by" in result.stderr
+    return str(json.loads(result.stdout)["api_key"])
+
+
+def processes_of(data_dir: Path) -> list[str]:
+    """Command lines of all living processes that were started with ``data_dir``."""
+    wanted = os.fsencode(data_dir)
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                command = (entry / "cmdline").read_bytes()
+                environment = (entry / "environ").read_bytes()
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+            if wanted in command or wanted in environment:
+                found.append(command.replace(b"\0", b" ").decode("utf-8", "replace"))
+    return found
+
+
+def eventually(is_true: Callable[[], bool], what: str) -> None:
+    give_up_monotonic_s = time.monotonic() + PATIENCE_S
+    while not is_true():
+        assert time.monotonic() < give_up_monotonic_s, what
+        time.sleep(0.05)
+
+
+@dataclass(frozen=True)
+class FleetProcess:
+    """A running ``pandal up``.  Its screen is a file: nobody has to read for it to go on."""
+
+    process: subprocess.Popen[bytes]
+    data_dir: Path
+    url: str
+    screen_path: Path
+
+    @classmethod
+    def start(
+        cls,
+        data_dir: Path,
+        *options: str,
+        port: int | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> "FleetProcess":
+        port = free_port() if port is None else port
+        data_dir.mkdir(parents=True, exist_ok=True)
+        screen_path = data_dir / "screen.txt"
+        command = (*PANDAL, "up", "--data-dir", str(data_dir), "--port", str(port), *options)
+        with screen_path.open("wb") as screen:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=screen,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
+            )
+        return cls(process, data_dir, f"http://127.0.0.1:{port}", screen_path)
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    @property
+    def screen(self) -> str:
+        return self.screen_path.read_text()
+
+    def state(self) -> dict[str, Any]:
+        return dict(json.loads((self.data_dir / "fleet.json").read_text()))
+
+    def child_pid(self, name: str) -> int:
+        return int(self.state()["children"][name]["pid"])
+
+    def wait_until_serving(self) -> None:
+        eventually(
+            lambda: "Ctrl-C stops" in self.screen or self.process.poll() is not None,
+            "the fleet never served",
+        )
+        assert self.process.poll() is None, self.screen
+
+    def wait(self) -> int:
+        return self.process.wait(timeout=PATIENCE_S)
+
+    def terminate(self) -> int:
+        """Ctrl-C and SIGTERM promise ten seconds."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=10)
+
+    def end(self) -> None:
+        """For fixtures: whatever has become of it."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
