@@ -1,0 +1,60 @@
+"""``POST /v1/completions``."""
+
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from replica.api.generation import Endpoint, serve_generation
+from replica.api.replies import CompletionReplies
+from replica.api.schemas import CompletionBody, Prompt
+from replica.errors import InvalidRequest
+from replica.model.tokenizer import Tokenizer
+
+
+async def create_completion(request: Request) -> Response:
+    return await serve_generation(request, _COMPLETIONS)
+
+
+def _encode_prompt(body: CompletionBody, tokenizer: Tokenizer) -> list[int]:
+    prompt = _only_prompt(body.prompt)
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt)
+    check_token_ids(prompt, tokenizer, "prompt")
+    return list(prompt)
+
+
+def check_token_ids(token_ids: Sequence[int], tokenizer: Tokenizer, param: str) -> None:
+    """Raises InvalidRequest."""
+    for index, token_id in enumerate(token_ids):
+        if not 0 <= token_id < tokenizer.vocab_size:
+            raise InvalidRequest(
+                f"{param}[{index}] must be a token id from 0 to {tokenizer.vocab_size - 1}",
+                param=param,
+            )
+
+
+def _only_prompt(prompt: Prompt) -> str | list[int]:
+    """A prompt, token ids, or a list of exactly one of either.  Raises InvalidRequest."""
+    if isinstance(prompt, str):
+        return prompt
+    token_ids = [item for item in prompt if isinstance(item, int)]
+    if len(token_ids) == len(prompt):
+        return token_ids
+    if token_ids:
+        raise InvalidRequest("prompt mixes token ids and prompts", param="prompt")
+    if len(prompt) > 1:
+        raise InvalidRequest("several prompts in one request are not supported", param="prompt")
+    (only,) = prompt
+    assert not isinstance(only, int)
+    return only
+
+
+_COMPLETIONS = Endpoint(
+    name="completions",
+    body_type=CompletionBody,
+    prompt_param="prompt",
+    encode_prompt=_encode_prompt,
+    max_tokens=lambda body: (body.max_tokens, "max_tokens"),
+    replies=CompletionReplies,
+)

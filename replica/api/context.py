@@ -1,0 +1,24 @@
+"""What request handlers share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from replica.engine.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaContext:
+    engine: Engine
+    max_body_bytes: int
+    new_id: Callable[[], str]
+    new_seed: Callable[[], int]  # 63 random bits
+    unix_time_s: Callable[[], int]
+    started_at_unix_s: int
+
+
+def context_of(request: Request) -> ReplicaContext:
+    context = request.app.state.context
+    assert isinstance(context, ReplicaContext)
+    return context

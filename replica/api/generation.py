@@ -1,0 +1,129 @@
+"""A generation request, step by step.  Read this first."""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from contracts.names import HEADER_REQUEST_ID
+from replica.api.body import read_body
+from replica.api.context import ReplicaContext, context_of
+from replica.api.event_stream import EventStream, abort_on_disconnect, events
+from replica.api.parameters import cache_salt, completion_budget, requested_tokens, sampling_params
+from replica.api.replies import Replies
+from replica.api.schemas import GenerationBody, decode_body, refuse_unsupported
+from replica.engine.engine import Engine
+from replica.engine.live_request import LiveRequest
+from replica.errors import InvalidRequest, NotReady, UnknownModel
+from replica.model.tokenizer import Tokenizer
+
+_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,200}")
+
+logger = logging.getLogger(__name__)
+
+Body = TypeVar("Body", bound=GenerationBody)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint(Generic[Body]):
+    """Where chat and plain completions differ."""
+
+    name: str
+    body_type: type[Body]
+    prompt_param: str  # the field to blame for a prompt that does not fit
+    encode_prompt: Callable[[Body, Tokenizer], list[int]]  # raises InvalidRequest
+    max_tokens: Callable[[Body], tuple[int | None, str]]  # and the field it came from
+    replies: Callable[..., Replies]  # keywords: id_, model, created, has_usage
+
+
+async def serve_generation(request: Request, endpoint: Endpoint[Body]) -> Response:
+    context = context_of(request)
+    request_id = _request_id(request, context)
+    live = context.engine.open(request_id)
+    is_handed_over = False
+    try:
+        body = decode_body(await read_body(request, context.max_body_bytes), endpoint.body_type)
+        check_model(body.model, context.engine)
+        await _submit(context, live, body, endpoint)
+        has_usage = bool(body.stream_options and body.stream_options.include_usage)
+        replies = endpoint.replies(
+            id_=request_id,
+            model=context.engine.model_name,
+            created=context.unix_time_s(),
+            has_usage=bool(body.stream) and has_usage,
+        )
+        if body.stream:
+            is_handed_over = True
+            stream = events(live, replies, has_usage=has_usage)
+            return EventStream(context.engine, live, stream, request_id)
+        return await _whole(request, context.engine, live, replies)
+    finally:
+        if not is_handed_over:
+            context.engine.close(live)
+
+
+def check_model(name: str | None, engine: Engine) -> None:
+    """Raises UnknownModel.  A request that names no model means the one there is."""
+    if name is not None and name != engine.model_name:
+        raise UnknownModel(f"the model {name!r} does not exist", param="model")
+
+
+def tokenizer_of(engine: Engine) -> Tokenizer:
+    """Raises NotReady or EngineDied."""
+    engine.check_accepting()
+    if engine.tokenizer is None:
+        raise NotReady("the tokenizer is still loading")
+    return engine.tokenizer
+
+
+async def _submit(
+    context: ReplicaContext, live: LiveRequest, body: Body, endpoint: Endpoint[Body]
+) -> None:
+    engine = context.engine
+    refuse_unsupported(body)
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options needs stream", param="stream_options")
+    tokenizer = tokenizer_of(engine)
+    wanted, param = endpoint.max_tokens(body)
+    max_tokens = requested_tokens(wanted, param)
+    prompt = await asyncio.to_thread(endpoint.encode_prompt, body, tokenizer)
+    assert engine.ready is not None
+    budget = completion_budget(
+        len(prompt), max_tokens, engine.ready.max_model_len, endpoint.prompt_param
+    )
+    params = sampling_params(body, budget, context.new_seed())
+    engine.submit(live, prompt, params, cache_salt(body))
+
+
+async def _whole(request: Request, engine: Engine, live: LiveRequest, replies: Replies) -> Response:
+    parts: list[str] = []
+    async with (
+        abort_on_disconnect(request.receive, engine, live),
+        aclosing(live.texts()) as texts,
+    ):
+        async for text in texts:
+            parts.append(text)  # noqa: PERF401 - an async comprehension hides where it waits
+    assert live.finish_reason is not None
+    return Response(
+        replies.whole("".join(parts), live.finish_reason, live.usage),
+        headers={HEADER_REQUEST_ID: live.request_id},
+        media_type="application/json",
+    )
+
+
+def _request_id(request: Request, context: ReplicaContext) -> str:
+    """The caller's, if it can stand in a header and a log."""
+    value = request.headers.get(HEADER_REQUEST_ID)
+    if value is None:
+        return context.new_id()
+    if _REQUEST_ID.fullmatch(value) is None:
+        raise InvalidRequest(
+            "x-request-id must be 1 to 200 printable ASCII characters", param=HEADER_REQUEST_ID
+        )
+    return value

@@ -1,0 +1,115 @@
+"""Sampling parameters from a body: defaults, ranges, and the proof that the request can finish."""
+
+import math
+from typing import Final
+
+from replica.api.schemas import GenerationBody
+from replica.engine.messages import SamplingParams
+from replica.errors import ContextLengthExceeded, InvalidRequest
+
+_MAX_STOPS: Final = 16  # OpenAI allows 4
+_MAX_STOP_CHARS: Final = 1_000
+_MAX_TEMPERATURE: Final = 2.0
+_MAX_CACHE_SALT_CHARS: Final = 512
+_SEED_RANGE: Final = range(-(1 << 63), 1 << 63)
+
+
+def completion_budget(
+    num_prompt_tokens: int, max_tokens: int | None, max_model_len: int, param: str
+) -> int:
+    """How many tokens may be generated.  None: as many as fit.
+
+    Raises InvalidRequest for what could never finish: the engine waits for nobody it cannot serve.
+    """
+    if num_prompt_tokens < 1:
+        raise InvalidRequest("the prompt is empty", param=param)
+    room = max_model_len - num_prompt_tokens
+    if room < 1:
+        raise ContextLengthExceeded(
+            f"the prompt has {num_prompt_tokens} tokens, the context holds {max_model_len} and "
+            "at least 1 must be left for the completion",
+            param=param,
+        )
+    if max_tokens is None:
+        return room
+    if max_tokens > room:
+        raise ContextLengthExceeded(
+            f"{num_prompt_tokens} prompt tokens and {max_tokens} completion tokens exceed the "
+            f"context of {max_model_len}",
+            param="max_tokens",
+        )
+    return max_tokens
+
+
+def sampling_params(body: GenerationBody, max_tokens: int, random_seed: int) -> SamplingParams:
+    """Raises InvalidRequest."""
+    min_tokens = _int_in(body.min_tokens, "min_tokens", default=0, low=0, high=max_tokens)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=_float_in(body.temperature, "temperature", 1.0, 0.0, _MAX_TEMPERATURE),
+        top_p=_float_in(body.top_p, "top_p", 1.0, 0.0, 1.0),
+        top_k=_top_k(body.top_k),
+        min_p=_float_in(body.min_p, "min_p", 0.0, 0.0, 1.0),
+        seed=_seed(body.seed, random_seed),
+        stop=_stops(body.stop),
+        ignore_eos=bool(body.ignore_eos),
+        min_tokens=min_tokens,
+    )
+
+
+def requested_tokens(value: int | None, param: str) -> int | None:
+    """Raises InvalidRequest unless it is at least 1."""
+    if value is not None and value < 1:
+        raise InvalidRequest(f"{param} must be at least 1, got {value}", param=param)
+    return value
+
+
+def cache_salt(body: GenerationBody) -> str:
+    salt = "" if body.cache_salt is None else body.cache_salt
+    if len(salt) > _MAX_CACHE_SALT_CHARS:
+        raise InvalidRequest(
+            f"cache_salt is longer than {_MAX_CACHE_SALT_CHARS} characters", param="cache_salt"
+        )
+    return salt
+
+
+def _float_in(value: float | None, param: str, default: float, low: float, high: float) -> float:
+    if value is None:
+        return default
+    if not math.isfinite(value) or not low <= value <= high:
+        raise InvalidRequest(f"{param} must be between {low} and {high}, got {value}", param=param)
+    return float(value)
+
+
+def _int_in(value: int | None, param: str, *, default: int, low: int, high: int) -> int:
+    if value is None:
+        return default
+    if not low <= value <= high:
+        raise InvalidRequest(f"{param} must be between {low} and {high}, got {value}", param=param)
+    return value
+
+
+def _top_k(value: int | None) -> int:
+    """vLLM reads both 0 and -1 as "all"."""
+    if value is None or value in (0, -1):
+        return 0
+    return _int_in(value, "top_k", default=0, low=1, high=1 << 31)
+
+
+def _seed(value: int | None, random_seed: int) -> int:
+    if value is None:
+        return random_seed
+    if value not in _SEED_RANGE:
+        raise InvalidRequest("seed must fit 64 bits", param="seed")
+    return value
+
+
+def _stops(value: str | list[str] | None) -> tuple[str, ...]:
+    stops = () if value is None else (value,) if isinstance(value, str) else tuple(value)
+    if len(stops) > _MAX_STOPS:
+        raise InvalidRequest(f"stop has more than {_MAX_STOPS} strings", param="stop")
+    if any(not 1 <= len(stop) <= _MAX_STOP_CHARS for stop in stops):
+        raise InvalidRequest(
+            f"each stop string must have 1 to {_MAX_STOP_CHARS} characters", param="stop"
+        )
+    return stops

@@ -1,0 +1,59 @@
+"""``POST /tokenize`` and ``POST /detokenize``, as vLLM has them."""
+
+import asyncio
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from replica.api.body import read_body
+from replica.api.chat import encode_messages
+from replica.api.completions import check_token_ids
+from replica.api.context import context_of
+from replica.api.generation import check_model, tokenizer_of
+from replica.api.schemas import DetokenizeBody, TokenizeBody, decode_body
+from replica.errors import InvalidRequest
+from replica.model.tokenizer import Tokenizer
+
+
+class _Tokens(msgspec.Struct, frozen=True, kw_only=True):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class _Text(msgspec.Struct, frozen=True, kw_only=True):
+    prompt: str
+
+
+async def tokenize(request: Request) -> Response:
+    context = context_of(request)
+    body = decode_body(await read_body(request, context.max_body_bytes), TokenizeBody)
+    check_model(body.model, context.engine)
+    tokenizer = tokenizer_of(context.engine)
+    token_ids = await asyncio.to_thread(_encode, body, tokenizer)
+    assert context.engine.ready is not None
+    max_model_len = context.engine.ready.max_model_len
+    return _json(_Tokens(count=len(token_ids), max_model_len=max_model_len, tokens=token_ids))
+
+
+async def detokenize(request: Request) -> Response:
+    context = context_of(request)
+    body = decode_body(await read_body(request, context.max_body_bytes), DetokenizeBody)
+    check_model(body.model, context.engine)
+    tokenizer = tokenizer_of(context.engine)
+    check_token_ids(body.tokens, tokenizer, "tokens")
+    return _json(_Text(prompt=await asyncio.to_thread(tokenizer.decode, body.tokens)))
+
+
+def _encode(body: TokenizeBody, tokenizer: Tokenizer) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("expected either prompt or messages", param="prompt")
+    if body.messages is not None:
+        return encode_messages(body.messages, tokenizer)
+    assert body.prompt is not None
+    return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
+
+
+def _json(body: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -1,0 +1,113 @@
+"""Blocks of KV cache: who owns them, which are free, and which can be shared by content.
+
+A block is **owned** (referenced by at least one block table), **cached** (free, but its content is
+known by hash and can be revived) or **free**.  Only full blocks are ever shared, so nothing is ever
+copied on write.  Block 0 is the null block: padding reads and writes go there and it belongs to
+nobody.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+
+NULL_BLOCK = 0
+
+
+class BlockManager:
+    """All operations are O(1) per block."""
+
+    def __init__(self, num_blocks: int) -> None:
+        """``num_blocks`` includes the null block."""
+        if num_blocks < 2:
+            raise ValueError(
+                f"expected at least 2 blocks (one is the null block), got {num_blocks}"
+            )
+        self._ref_counts = [0] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks
+        self._block_by_hash: dict[bytes, int] = {}
+        # In order of reuse: blocks without a hash first, then cached ones, least recently used
+        # first.
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+
+    @property
+    def num_usable(self) -> int:
+        return len(self._ref_counts) - 1
+
+    @property
+    def num_free(self) -> int:
+        """Free or cached: what can be handed out."""
+        return len(self._free)
+
+    def match(self, hashes: Iterable[bytes]) -> list[int]:
+        """Blocks of the longest known chain.  They are not yet held: ``acquire`` them at once."""
+        blocks: list[int] = []
+        for digest in hashes:
+            block = self._block_by_hash.get(digest)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def num_unreferenced(self, blocks: Iterable[int]) -> int:
+        """How many of ``blocks`` an ``acquire`` would take out of the free list."""
+        return sum(self._ref_counts[block] == 0 for block in blocks)
+
+    def acquire(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            if self._ref_counts[block] == 0:
+                del self._free[block]
+            self._ref_counts[block] += 1
+
+    def allocate(self) -> int:
+        """The block unused for longest.  The caller has checked ``num_free``."""
+        block, _ = self._free.popitem(last=False)
+        self.forget(block)
+        self._ref_counts[block] = 1
+        return block
+
+    def publish(self, block: int, digest: bytes) -> None:
+        """Make a full block findable.
+
+        If equal content is known already, that copy stays the known one.
+        """
+        if self._hashes[block] is None and digest not in self._block_by_hash:
+            self._hashes[block] = digest
+            self._block_by_hash[digest] = block
+
+    def forget(self, block: int) -> None:
+        """Make a block's content unfindable."""
+        digest = self._hashes[block]
+        if digest is not None:
+            del self._block_by_hash[digest]
+            self._hashes[block] = None
+
+    def release(self, block_table: Sequence[int]) -> None:
+        """Give up one reference to each block.
+
+        Tails become reusable before the prefixes they hang on.
+        """
+        for block in reversed(block_table):
+            self._ref_counts[block] -= 1
+            if self._ref_counts[block] > 0:
+                continue
+            self._free[block] = None
+            if self._hashes[block] is None:
+                self._free.move_to_end(block, last=False)
+
+    def is_owned(self, block: int) -> bool:
+        return self._ref_counts[block] > 0
+
+    def check_invariants(self, block_tables: Iterable[Sequence[int]]) -> None:
+        """Raises AssertionError unless every block is free, cached or owned by these tables."""
+        owners = Counter(block for table in block_tables for block in table)
+        assert NULL_BLOCK not in owners, "the null block is owned"
+        assert NULL_BLOCK not in self._free, "the null block is free"
+        for block, count in enumerate(self._ref_counts):
+            assert count == owners[block], (
+                f"block {block}: {count} references, {owners[block]} owners"
+            )
+            if block != NULL_BLOCK:
+                assert (count == 0) == (block in self._free), f"block {block} is free and owned"
+        for digest, block in self._block_by_hash.items():
+            assert self._hashes[block] == digest, f"block {block} is known by another hash"
+        num_hashed = sum(digest is not None for digest in self._hashes)
+        assert num_hashed == len(self._block_by_hash), "a block's hash is not in the index"

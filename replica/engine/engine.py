@@ -1,0 +1,291 @@
+"""The engine as the HTTP process sees it: submit, read text, abort, know its state."""
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from contracts.replica_api import Phase, ReplicaState
+from replica.engine.live_request import LiveRequest
+from replica.engine.messages import (
+    LENGTH_PREFIX_BYTES,
+    Abort,
+    Delta,
+    EngineConfig,
+    EngineStats,
+    FinishReason,
+    FromEngine,
+    LoadFailed,
+    Loading,
+    Located,
+    Ready,
+    SamplingParams,
+    StepReport,
+    Submit,
+    ToEngine,
+    Usage,
+    decode_from_engine,
+    encode_frame,
+)
+from replica.engine.request_log import RequestLog
+from replica.errors import EngineDied, NotReady, Overloaded, RequestAborted, UnknownRequest
+from replica.model.tokenizer import Tokenizer
+from replica.model.tokenizer_loader import load_tokenizer
+from replica.telemetry import Telemetry
+
+_STOP_TIMEOUT_S: Final = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Owns the engine process for as long as ``run`` runs."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        model_name: str,
+        max_num_live: int,
+        monotonic_s: Callable[[], float],
+    ) -> None:
+        self.model_name = model_name
+        self.telemetry = Telemetry()
+        self.stats = EngineStats()
+        self.ready: Ready | None = None
+        self.tokenizer: Tokenizer | None = None
+        self._config = config
+        self._max_num_live = max_num_live
+        self._monotonic_s = monotonic_s
+        self._phase = Phase.STARTING
+        self._progress_ratio = 0.0
+        self._detail = ""
+        self._log = RequestLog()
+        self._by_sequence: dict[int, LiveRequest] = {}
+        self._num_submitted = 0
+        self._writer: asyncio.StreamWriter | None = None
+        self._became_idle = asyncio.Event()
+
+    @property
+    def state(self) -> ReplicaState:
+        return ReplicaState(
+            phase=self._phase,
+            progress_ratio=self._progress_ratio,
+            model=self.model_name,
+            detail=self._detail,
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        return self._phase is Phase.READY
+
+    @property
+    def has_failed(self) -> bool:
+        return self._phase is Phase.FAILED
+
+    async def run(self) -> None:
+        """Start the process and read from it until it ends.
+
+        Every live request has ended then, too.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "replica.engine.process",
+                str(theirs.fileno()), str(os.getpid()),
+                stdin=asyncio.subprocess.DEVNULL, pass_fds=(theirs.fileno(),),
+            )  # fmt: skip
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        try:
+            self._send(self._config)
+            await self._read(reader)
+        finally:
+            self._writer.close()
+            await self._reap(process)
+
+    def open(self, request_id: str) -> LiveRequest:
+        """From here on the request can be aborted.  The caller closes it."""
+        request = LiveRequest(request_id, self._monotonic_s())
+        self._log.open(request)
+        return request
+
+    def submit(
+        self,
+        request: LiveRequest,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        cache_salt: str,
+    ) -> None:
+        """Raises NotReady, Overloaded or RequestAborted.  The caller has proven that it fits."""
+        self.check_accepting()
+        if request.is_abort_wanted:
+            raise RequestAborted("the request was aborted before it began")
+        if len(self._by_sequence) >= self._max_num_live:
+            raise Overloaded(f"{len(self._by_sequence)} requests are running or waiting already")
+        self._num_submitted += 1
+        request.sequence_id = self._num_submitted
+        self._by_sequence[request.sequence_id] = request
+        self._send(
+            Submit(
+                sequence_id=request.sequence_id,
+                prompt_token_ids=list(prompt_token_ids),
+                params=params,
+                cache_salt=cache_salt,
+            )
+        )
+
+    def check_accepting(self) -> None:
+        """Raises NotReady or EngineDied."""
+        if self.has_failed:
+            raise EngineDied("the engine is not running")
+        if not self.is_ready:
+            raise NotReady(f"the replica is {self._phase}")
+
+    def request_abort(self, request: LiveRequest) -> None:
+        """Idempotent; effective within one step."""
+        if request.is_abort_wanted or request.ended.is_set():
+            return
+        request.is_abort_wanted = True
+        if request.sequence_id is not None:
+            self._send(Abort(sequence_id=request.sequence_id))
+
+    def close(self, request: LiveRequest) -> None:
+        """Nobody reads it any more.  It stays known until the engine has counted it finally."""
+        if request.sequence_id is None or request.ended.is_set():
+            self._forget(request)
+        else:
+            self.request_abort(request)
+
+    async def abort(self, request_id: str) -> Usage:
+        """The final usage of every request of that id, live or lately finished.
+
+        Raises UnknownRequest or EngineDied.
+        """
+        requests = self._log.find(request_id)
+        for request in requests:
+            self.request_abort(request)
+            if request.sequence_id is not None:
+                await request.ended.wait()
+            self._forget(request)
+        if any(request.finish_reason is None and request.sequence_id for request in requests):
+            raise EngineDied("the engine died before it could count the request")
+        usage = self._log.finished_usage(request_id)
+        if usage is None:
+            raise UnknownRequest(f"no request {request_id!r} is known here")
+        return usage
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take nothing new; let what is live finish, for so long; abort the rest."""
+        self._enter(Phase.DRAINING, 0.0, "")
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wait_until_idle()
+        except TimeoutError:
+            logger.warning("drain timed out", extra={"num_running": self._log.num_live})
+            for request in self._log.live:
+                self.request_abort(request)
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await self._wait_until_idle()
+
+    def stop(self) -> None:
+        """``run`` returns soon after."""
+        if self._writer is not None:
+            self._writer.close()
+
+    async def _wait_until_idle(self) -> None:
+        while self._log.num_live:
+            self._became_idle.clear()
+            await self._became_idle.wait()
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                length = int.from_bytes(await reader.readexactly(LENGTH_PREFIX_BYTES), "big")
+                await self._take(decode_from_engine(await reader.readexactly(length)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+
+    async def _take(self, message: FromEngine) -> None:
+        match message:
+            case StepReport():
+                self._take_step(message)
+            case Loading():
+                self._enter(Phase(message.phase), message.progress_ratio, message.detail)
+            case Located(path=path):
+                self.tokenizer = await asyncio.to_thread(load_tokenizer, Path(path), _now)
+            case Ready():
+                self.ready = message
+                self._enter(Phase.READY, 1.0, "")
+                logger.info("engine ready", extra={"num_blocks": message.num_blocks})
+            case LoadFailed(detail=detail):
+                self._enter(Phase.FAILED, 0.0, detail)
+                logger.error("model load failed", extra={"error": detail})
+
+    def _take_step(self, report: StepReport) -> None:
+        self.stats = report.stats
+        if report.num_batched_tokens:
+            self.telemetry.iteration_tokens.observe(report.num_batched_tokens)
+        now_s = self._monotonic_s()
+        for delta in report.deltas:
+            request = self._by_sequence[delta.sequence_id]
+            self._measure(request, delta, now_s)
+            request.push(delta)
+            if delta.finish_reason is not None:
+                del self._by_sequence[delta.sequence_id]
+                self._forget(request)
+
+    def _measure(self, request: LiveRequest, delta: Delta, now_s: float) -> None:
+        telemetry = self.telemetry
+        if delta.queue_s is not None:
+            telemetry.queue_time_s.observe(delta.queue_s)
+        if delta.num_tokens and request.last_token_monotonic_s is None:
+            telemetry.time_to_first_token_s.observe(now_s - request.arrived_monotonic_s)
+        elif delta.num_tokens and request.last_token_monotonic_s is not None:
+            telemetry.inter_token_latency_s.observe(now_s - request.last_token_monotonic_s)
+        if delta.num_tokens:
+            request.last_token_monotonic_s = now_s
+        if delta.finish_reason is not None:
+            telemetry.num_finished[delta.finish_reason] += 1
+            if delta.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+                telemetry.end_to_end_latency_s.observe(now_s - request.arrived_monotonic_s)
+
+    def _forget(self, request: LiveRequest) -> None:
+        self._log.close(request)
+        if not self._log.num_live:
+            self._became_idle.set()
+
+    async def _reap(self, process: asyncio.subprocess.Process) -> None:
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                exit_code = await process.wait()
+        except (TimeoutError, asyncio.CancelledError):
+            process.kill()
+            exit_code = await process.wait()
+        if self._phase is not Phase.FAILED:
+            self._enter(Phase.FAILED, 0.0, f"the engine process ended with {exit_code}")
+        logger.info("engine ended", extra={"exit_code": exit_code, "pid": process.pid})
+        for request in self._by_sequence.values():
+            request.fail(EngineDied("the engine died while it worked on the request"))
+            self._forget(request)
+        self._by_sequence.clear()
+
+    def _enter(self, phase: Phase, progress_ratio: float, detail: str) -> None:
+        """Draining is left only by failing."""
+        if self._phase is Phase.DRAINING and phase is not Phase.FAILED:
+            return
+        self._phase = phase
+        self._progress_ratio = progress_ratio
+        self._detail = detail
+
+    def _send(self, message: ToEngine) -> None:
+        assert self._writer is not None, "run() has not been called"
+        self._writer.write(encode_frame(message))
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

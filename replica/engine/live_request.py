@@ -1,0 +1,61 @@
+"""One HTTP request as the facade sees it: from its arrival to the engine's final count."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from replica.engine.messages import Delta, FinishReason, Usage
+from replica.errors import GenerationFailed, ReplicaError
+
+
+class LiveRequest:
+    """Text arrives in ``push``; one reader takes it from ``texts``.
+
+    What the reader has not taken yet is joined: a slow client costs its own text and nothing else.
+    """
+
+    def __init__(self, request_id: str, arrived_monotonic_s: float) -> None:
+        self.request_id = request_id
+        self.arrived_monotonic_s = arrived_monotonic_s
+        self.last_token_monotonic_s: float | None = None
+        self.sequence_id: int | None = None  # None: the engine has not heard of it
+        self.is_abort_wanted = False
+        self.finish_reason: FinishReason | None = None
+        self.usage = Usage()
+        self.ended = asyncio.Event()
+        self._texts: list[str] = []
+        self._failure: ReplicaError | None = None
+        self._news = asyncio.Event()
+
+    def push(self, delta: Delta) -> None:
+        self._texts.append(delta.text)
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+            assert delta.usage is not None
+            self.usage = delta.usage
+            if delta.finish_reason is FinishReason.ERROR:
+                self._failure = GenerationFailed("the model produced numbers that are not finite")
+            self.ended.set()
+        self._news.set()
+
+    def fail(self, failure: ReplicaError) -> None:
+        self._failure = failure
+        self.ended.set()
+        self._news.set()
+
+    async def texts(self) -> AsyncGenerator[str]:
+        """Ends when the sequence has; then ``finish_reason`` and ``usage`` are final.
+
+        Raises GenerationFailed or EngineDied.  Yields at least once if tokens were generated, ""
+        when they have not become text yet.
+        """
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            has_ended = self.ended.is_set()
+            if self._failure is not None:
+                raise self._failure
+            texts, self._texts = self._texts, []
+            if texts:
+                yield "".join(texts)
+            if has_ended:
+                return

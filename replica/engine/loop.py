@@ -1,0 +1,172 @@
+"""The engine's only thread: take what arrived, schedule, execute, account, report.  No awaits."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from contracts.prefix import root_hash
+from replica.engine.batch import FlatBatch, flatten
+from replica.engine.channel import Channel
+from replica.engine.detokenizer import Detokenizer
+from replica.engine.messages import (
+    Abort,
+    Delta,
+    EngineConfig,
+    FinishReason,
+    StepReport,
+    Submit,
+    ToEngine,
+)
+from replica.engine.scheduler import SampledToken, ScheduledChunk, Scheduler
+from replica.engine.sequence import Sequence as EngineSequence
+
+
+class ModelRunner(Protocol):
+    def execute(self, batch: FlatBatch) -> Sequence[SampledToken | None]:
+        """One entry per segment; None where nothing was sampled and all numbers are finite."""
+        ...
+
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        """Overwrite blocks that may hold non-finite numbers."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixIdentity:
+    """What decides a token's KV besides the tokens before it."""
+
+    model_revision: str
+    kv_dtype: str
+
+    def root_hash(self, cache_salt: str) -> bytes:
+        return root_hash(
+            model_revision=self.model_revision, cache_salt=cache_salt, kv_dtype=self.kv_dtype
+        )
+
+
+class _LiveSequence:
+    """What the loop keeps beside the scheduler's own record."""
+
+    __slots__ = ("detokenizer", "has_reported", "submitted_at_s")
+
+    def __init__(self, detokenizer: Detokenizer, submitted_at_s: float) -> None:
+        self.detokenizer = detokenizer
+        self.submitted_at_s = submitted_at_s
+        self.has_reported = False
+
+
+class EngineLoop:
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        token_bytes: Sequence[bytes],
+        identity: PrefixIdentity,
+        monotonic_s: Callable[[], float],
+    ) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._token_bytes = token_bytes
+        self._identity = identity
+        self._monotonic_s = monotonic_s
+        self._live: dict[int, _LiveSequence] = {}
+        self._num_arrivals = 0
+
+    def run(self, channel: Channel) -> None:
+        """Returns never; raises ChannelClosed when the HTTP process is gone."""
+        while True:
+            timeout_s = 0.0 if self._scheduler.has_work else None
+            report = self.step(channel.receive(timeout_s))
+            if report is not None:
+                channel.send(report)
+
+    def step(self, messages: Iterable[ToEngine]) -> StepReport | None:
+        """None: there was nothing to do."""
+        deltas = [delta for message in messages for delta in self._take(message)]
+        started_at_s = self._monotonic_s()
+        chunks = self._scheduler.schedule()
+        if chunks:
+            tokens = self._runner.execute(flatten(chunks, self._scheduler.block_size))
+            for chunk, token in zip(chunks, tokens, strict=True):
+                deltas += self._account(chunk, token, started_at_s)
+        if not chunks and not deltas:
+            return None
+        return StepReport(
+            deltas=deltas,
+            stats=self._scheduler.stats(),
+            num_batched_tokens=sum(chunk.num_tokens for chunk in chunks),
+        )
+
+    def _take(self, message: ToEngine) -> Iterable[Delta]:
+        match message:
+            case Submit():
+                self._add(message)
+            case Abort(sequence_id=sequence_id):
+                sequence = self._scheduler.get(sequence_id)
+                if sequence is not None:
+                    self._scheduler.finish(sequence, FinishReason.ABORT)
+                    return [self._final(sequence, text="", num_tokens=0, queue_s=None)]
+            case EngineConfig():
+                raise ValueError("the engine is configured already")
+        return []
+
+    def _add(self, message: Submit) -> None:
+        self._num_arrivals += 1
+        self._live[message.sequence_id] = _LiveSequence(
+            Detokenizer(self._token_bytes, message.params.stop), self._monotonic_s()
+        )
+        self._scheduler.add(
+            EngineSequence(
+                sequence_id=message.sequence_id,
+                arrival=self._num_arrivals,
+                prompt_token_ids=message.prompt_token_ids,
+                params=message.params,
+                root_hash=self._identity.root_hash(message.cache_salt),
+            )
+        )
+
+    def _account(
+        self, chunk: ScheduledChunk, token: SampledToken | None, started_at_s: float
+    ) -> list[Delta]:
+        sequence = chunk.sequence
+        table = list(sequence.block_table)
+        self._scheduler.update(sequence, chunk.num_tokens, token)
+        if token is None:
+            return []
+        live = self._live[sequence.sequence_id]
+        queue_s = None if live.has_reported else started_at_s - live.submitted_at_s
+        live.has_reported = True
+        if not token.is_finite:
+            self._runner.clear_blocks(self._scheduler.unowned(table))
+            return [self._final(sequence, text="", num_tokens=0, queue_s=queue_s)]
+        text = self._detokenize(sequence, live.detokenizer, token.token_id)
+        if sequence.finish_reason is not None:
+            return [self._final(sequence, text=text, num_tokens=1, queue_s=queue_s)]
+        return [Delta(sequence_id=sequence.sequence_id, text=text, num_tokens=1, queue_s=queue_s)]
+
+    def _detokenize(self, sequence: EngineSequence, detokenizer: Detokenizer, token_id: int) -> str:
+        """May finish the sequence at a stop string, also one that its last token completed."""
+        result = detokenizer.push(
+            token_id,
+            may_stop=sequence.num_completion_tokens > sequence.params.min_tokens,
+            is_last=sequence.finish_reason is not None,
+        )
+        if result.is_stopped and sequence.finish_reason is None:
+            self._scheduler.finish(sequence, FinishReason.STOP)
+        elif result.is_stopped:
+            sequence.finish_reason = FinishReason.STOP
+        return result.text
+
+    def _final(
+        self, sequence: EngineSequence, *, text: str, num_tokens: int, queue_s: float | None
+    ) -> Delta:
+        del self._live[sequence.sequence_id]
+        return Delta(
+            sequence_id=sequence.sequence_id,
+            text=text,
+            num_tokens=num_tokens,
+            finish_reason=sequence.finish_reason,
+            usage=sequence.usage,
+            queue_s=queue_s,
+        )

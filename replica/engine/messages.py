@@ -1,0 +1,142 @@
+"""What crosses the socket between the HTTP process and the engine process.
+
+Both ends are the same version of this file (one spawns the other), so the structs are arrays:
+half the bytes of maps, and nothing outside ever reads them.
+"""
+
+import enum
+from typing import Final
+
+import msgspec
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    max_tokens: int
+    temperature: float = 1.0  # 0: greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all
+    min_p: float = 0.0
+    seed: int = 0  # always set: a request without one gets a random one before it comes here
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0  # until then neither EOS nor a stop string ends the sequence
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Tokens processed.  The engine counts them, once; everyone else repeats this."""
+
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0  # subset of prompt_tokens
+    completion_tokens: int = 0
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="configure"):
+    """The first message to a new engine process.  None: as the model or the machine says."""
+
+    model: str
+    model_cache_dir: str
+    num_threads: int | None
+    max_model_len: int | None
+    kv_cache_bytes: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    log_level: str
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="submit"):
+    sequence_id: int
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    cache_salt: str
+
+
+class Abort(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="abort"):
+    """Answered by the sequence's finished delta, unless it has been sent already."""
+
+    sequence_id: int
+
+
+class Loading(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="loading"):
+    phase: str  # contracts.replica_api.Phase
+    progress_ratio: float
+    detail: str
+
+
+class Located(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="located"):
+    """The model's files are on disk: the HTTP process loads its own tokenizer from them."""
+
+    path: str
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="ready"):
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+
+
+class LoadFailed(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="load_failed"):
+    detail: str
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What one step added to one sequence."""
+
+    sequence_id: int
+    text: str = ""
+    num_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None  # set exactly when finish_reason is
+    queue_s: float | None = None  # set on the first delta of a sequence that was scheduled
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Gauges, and counters since the process began."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_used_blocks: int = 0
+    num_usable_blocks: int = 0
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+
+
+class StepReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="step"):
+    """Sent after every step and every abort.  ``stats`` already count what ``deltas`` report."""
+
+    deltas: list[Delta]
+    stats: EngineStats
+    num_batched_tokens: int
+
+
+ToEngine = EngineConfig | Submit | Abort
+FromEngine = Loading | Located | Ready | LoadFailed | StepReport
+
+LENGTH_PREFIX_BYTES: Final = 4
+_encoder = msgspec.msgpack.Encoder()
+_to_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_from_engine_decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+
+
+def encode_frame(message: ToEngine | FromEngine) -> bytes:
+    """Big-endian length, then msgpack."""
+    payload = _encoder.encode(message)
+    return len(payload).to_bytes(LENGTH_PREFIX_BYTES, "big") + payload
+
+
+def decode_to_engine(payload: bytes | bytearray | memoryview) -> ToEngine:
+    return _to_engine_decoder.decode(payload)
+
+
+def decode_from_engine(payload: bytes | bytearray | memoryview) -> FromEngine:
+    return _from_engine_decoder.decode(payload)

@@ -1,0 +1,129 @@
+"""Paged attention in plain PyTorch: gather the blocks of a sequence, then scaled dot product
+attention.
+
+Decoding rows of all sequences go through one call, padded to the longest with the null block,
+whose contents are finite and masked.  A longer segment (a chunk of prefill) goes alone, over
+exactly its context.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - its name everywhere
+
+from replica.engine.batch import FlatBatch, Segment
+from replica.engine.block_manager import NULL_BLOCK
+from replica.model.config import LlamaConfig
+
+
+class KvCache:
+    """Zeroed at birth: padding reads the null block, and 0 * NaN would be NaN."""
+
+    def __init__(self, config: LlamaConfig, num_blocks: int, block_size: int) -> None:
+        shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        self.keys = [torch.zeros(shape) for _ in range(config.num_layers)]
+        self.values = [torch.zeros(shape) for _ in range(config.num_layers)]
+
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        index = torch.tensor(blocks, dtype=torch.int64)
+        for tensor in (*self.keys, *self.values):
+            tensor[index] = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeGroup:
+    rows: torch.Tensor  # [num_seqs]
+    blocks: torch.Tensor  # [num_seqs, max_blocks] padded with the null block
+    mask: torch.Tensor  # [num_seqs, 1, 1, max_blocks * block_size] True: attend
+
+
+@dataclass(frozen=True, slots=True)
+class _PrefillSegment:
+    rows: slice
+    blocks: torch.Tensor  # [num_blocks]
+    context_length: int
+    mask: torch.Tensor | None  # [num_tokens, context_length] True: attend; None: plainly causal
+
+
+class PagedAttention:
+    """One step's attention: built per batch, used by every layer."""
+
+    def __init__(self, cache: KvCache, batch: FlatBatch, block_size: int) -> None:
+        self._cache = cache
+        self._slots = torch.tensor(batch.slots, dtype=torch.int64)
+        decodes = [s for s in batch.segments if s.num_tokens == 1]
+        self._decodes = _decode_group(decodes, block_size) if decodes else None
+        self._prefills = [_prefill_segment(s) for s in batch.segments if s.num_tokens > 1]
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See ``replica.model.llama.Attention``."""
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        keys.flatten(0, 1)[self._slots] = k
+        values.flatten(0, 1)[self._slots] = v
+        output = torch.empty(q.shape)
+        if self._decodes is not None:
+            output[self._decodes.rows] = _attend_decodes(self._decodes, q, keys, values)
+        for segment in self._prefills:
+            output[segment.rows] = _attend_prefill(segment, q[segment.rows], keys, values)
+        return output.flatten(1)
+
+
+def _decode_group(segments: Sequence[Segment], block_size: int) -> _DecodeGroup:
+    width = max(len(s.block_table) for s in segments)
+    padded = [[*s.block_table, *[NULL_BLOCK] * (width - len(s.block_table))] for s in segments]
+    lengths = torch.tensor([s.context_length for s in segments])
+    mask = torch.arange(width * block_size)[None, :] < lengths[:, None]
+    return _DecodeGroup(
+        rows=torch.tensor([s.first_row for s in segments]),
+        blocks=torch.tensor(padded),
+        mask=mask[:, None, None, :],
+    )
+
+
+def _attend_decodes(
+    group: _DecodeGroup, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
+    """The query heads of one KV head stand as that head's queries: K and V are never expanded."""
+    num_seqs, (_, block_size, num_kv_heads, head_dim) = len(group.rows), keys.shape
+    length = group.blocks.shape[1] * block_size
+    queries = q[group.rows].view(num_seqs, num_kv_heads, -1, head_dim)
+    context = (num_seqs, length, num_kv_heads, head_dim)
+    k = keys[group.blocks].view(context).transpose(1, 2)
+    v = values[group.blocks].view(context).transpose(1, 2)
+    output = F.scaled_dot_product_attention(queries, k, v, attn_mask=group.mask)
+    return output.reshape(num_seqs, -1, head_dim)
+
+
+def _prefill_segment(segment: Segment) -> _PrefillSegment:
+    length = segment.context_length
+    mask = None
+    if segment.start > 0:
+        positions = torch.arange(segment.start, length)
+        mask = torch.arange(length)[None, :] <= positions[:, None]
+    return _PrefillSegment(
+        rows=slice(segment.first_row, segment.first_row + segment.num_tokens),
+        blocks=torch.tensor(segment.block_table),
+        context_length=length,
+        mask=mask,
+    )
+
+
+def _attend_prefill(
+    segment: _PrefillSegment, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
+    """q: [num_tokens, heads, head_dim]; keys, values:
+
+    [num_blocks, block_size, kv_heads, head_dim].
+    """
+    k = keys[segment.blocks].flatten(0, 1)[: segment.context_length]
+    v = values[segment.blocks].flatten(0, 1)[: segment.context_length]
+    output = F.scaled_dot_product_attention(
+        q.transpose(0, 1)[None],
+        k.transpose(0, 1)[None],
+        v.transpose(0, 1)[None],
+        attn_mask=segment.mask,
+        is_causal=segment.mask is None,
+        enable_gqa=True,
+    )
+    return output[0].transpose(0, 1)

@@ -1,0 +1,77 @@
+"""``python -m replica.engine.process FD PARENT_PID``: the engine process.
+
+Started by ``replica.engine.engine`` and by nothing else.  It has an interpreter of its own, so
+that no request handling ever waits for a step, and it never outlives its parent.
+"""
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from contracts.logs import configure_logging
+from contracts.replica_api import Phase
+from replica.engine.channel import Channel, ChannelClosed
+from replica.engine.messages import EngineConfig, LoadFailed, Loading, Located
+from replica.errors import ModelError
+from replica.model import store
+from replica.model.tokenizer_loader import load_tokenizer
+
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> int:
+    channel_fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
+    _die_with_parent(parent_pid)
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # a terminal signals the whole group: the parent decides
+    channel = Channel(socket.socket(fileno=channel_fd))
+    try:
+        (config,) = channel.receive(timeout_s=None)
+        assert isinstance(config, EngineConfig)
+        configure_logging("replica.engine", config.log_level)
+        _serve(channel, config)
+    except ChannelClosed:
+        return 0
+    except ModelError as exc:
+        channel.send(LoadFailed(detail=exc.message))
+        return 1
+    return 0
+
+
+def _serve(channel: Channel, config: EngineConfig) -> None:
+    def report(ratio: float) -> None:
+        detail = f"downloading {config.model}"
+        channel.send(Loading(phase=Phase.DOWNLOADING, progress_ratio=ratio, detail=detail))
+
+    path = store.resolve(config.model, Path(config.model_cache_dir), report)
+    channel.send(Located(path=str(path)))
+    channel.send(Loading(phase=Phase.LOADING, progress_ratio=0.0, detail="starting torch"))
+    tokenizer = load_tokenizer(path, lambda: datetime.now(UTC))
+    # Threads that spin between parallel regions starve whoever shares the cores: measured 35
+    # times the tail latency.  OpenMP reads this once, when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from replica.engine.worker import serve
+
+    serve(channel, config, path, tokenizer)
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    """Killed by the kernel with the parent, or right now if that has happened already."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent_pid:
+        sys.exit("the parent process is gone")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

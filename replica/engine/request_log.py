@@ -1,0 +1,57 @@
+"""Which requests are live under which id, and what the latest finished ones consumed."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+from replica.engine.live_request import LiveRequest
+from replica.engine.messages import Usage
+
+_NUM_REMEMBERED: Final = 10_000  # requests: at 100 a second, enough for an abort 100 s late
+
+
+class RequestLog:
+    """Request ids come from clients and need not be unique: usages under one id are summed."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, list[LiveRequest]] = {}
+        self._finished: OrderedDict[str, Usage] = OrderedDict()
+
+    @property
+    def live(self) -> list[LiveRequest]:
+        return [request for requests in self._live.values() for request in requests]
+
+    @property
+    def num_live(self) -> int:
+        return sum(map(len, self._live.values()))
+
+    def open(self, request: LiveRequest) -> None:
+        self._live.setdefault(request.request_id, []).append(request)
+
+    def close(self, request: LiveRequest) -> None:
+        """Idempotent.  The request's usage is final."""
+        requests = self._live.get(request.request_id, [])
+        if request not in requests:
+            return
+        requests.remove(request)
+        if not requests:
+            del self._live[request.request_id]
+        total = _sum(self._finished.pop(request.request_id, Usage()), request.usage)
+        self._finished[request.request_id] = total
+        if len(self._finished) > _NUM_REMEMBERED:
+            self._finished.popitem(last=False)
+
+    def find(self, request_id: str) -> Sequence[LiveRequest]:
+        return tuple(self._live.get(request_id, ()))
+
+    def finished_usage(self, request_id: str) -> Usage | None:
+        """None: no request of that id has finished, as far as is remembered."""
+        return self._finished.get(request_id)
+
+
+def _sum(a: Usage, b: Usage) -> Usage:
+    return Usage(
+        prompt_tokens=a.prompt_tokens + b.prompt_tokens,
+        cached_prompt_tokens=a.cached_prompt_tokens + b.cached_prompt_tokens,
+        completion_tokens=a.completion_tokens + b.completion_tokens,
+    )

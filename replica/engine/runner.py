@@ -1,0 +1,64 @@
+"""A flat batch through the model: the only module that turns lists into tensors and back."""
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from replica.engine.batch import FlatBatch, SampledRow
+from replica.engine.paged_attention import KvCache, PagedAttention
+from replica.engine.sampler import sample
+from replica.engine.scheduler import SampledToken
+from replica.model.llama import LlamaModel
+
+NOT_FINITE = SampledToken(token_id=0, is_finite=False)
+
+
+class TorchRunner:
+    """A ModelRunner."""
+
+    def __init__(
+        self, model: LlamaModel, *, num_blocks: int, block_size: int, eos_token_ids: Collection[int]
+    ) -> None:
+        self._model = model
+        self._block_size = block_size
+        self._eos_token_ids = sorted(eos_token_ids)
+        self._cache = KvCache(model.config, num_blocks, block_size)
+
+    @torch.inference_mode()
+    def execute(self, batch: FlatBatch) -> list[SampledToken | None]:
+        """See ``replica.engine.loop.ModelRunner``."""
+        hidden = self._model.hidden_states(
+            torch.tensor(batch.token_ids, dtype=torch.int64),
+            torch.tensor(batch.positions, dtype=torch.int64),
+            PagedAttention(self._cache, batch, self._block_size),
+        )
+        is_finite_row = torch.isfinite(hidden.sum(-1)).tolist()
+        tokens = self._sample_rows(hidden, batch.sampled_rows)
+        results: list[SampledToken | None] = []
+        for segment in batch.segments:
+            last_row = segment.first_row + segment.num_tokens - 1
+            is_finite = all(is_finite_row[segment.first_row : last_row + 1])
+            results.append(tokens.get(last_row) if is_finite else NOT_FINITE)
+        return results
+
+    @torch.inference_mode()
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        self._cache.clear_blocks(blocks)
+
+    def _sample_rows(
+        self, hidden: torch.Tensor, sampled_rows: Sequence[SampledRow]
+    ) -> dict[int, SampledToken]:
+        """Sampled tokens by row."""
+        if not sampled_rows:
+            return {}
+        logits = self._model.logits(hidden[[r.row for r in sampled_rows]])
+        is_finite = torch.isfinite(logits.sum(-1)).tolist()
+        return {
+            row.row: self._sample_row(logits[index], row) if is_finite[index] else NOT_FINITE
+            for index, row in enumerate(sampled_rows)
+        }
+
+    def _sample_row(self, logits: torch.Tensor, row: SampledRow) -> SampledToken:
+        if row.is_eos_banned:
+            logits[self._eos_token_ids] = float("-inf")
+        return SampledToken(sample(logits, row.params, row.position), is_finite=True)

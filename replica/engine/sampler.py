@@ -1,0 +1,63 @@
+"""The next token of one row.
+
+A draw is a function of the logits, the seed and the position: one uniform number is hashed
+from the last two and looked up in the cumulative distribution.  No generator is shared, so the same
+seed gives the same tokens alone, in any batch, and after a preemption.
+"""
+
+import hashlib
+import struct
+
+import torch
+
+from replica.engine.messages import SamplingParams
+
+_FIRST_CANDIDATES = (
+    1024  # a nucleus is nearly always smaller; sorting 49,152 logits takes milliseconds
+)
+
+
+def sample(logits: torch.Tensor, params: SamplingParams, position: int) -> int:
+    """logits: [vocab] float32, finite or -inf."""
+    if params.temperature == 0.0 or params.top_p == 0.0 or params.top_k == 1:
+        return int(logits.argmax())
+    # In float64, and from the maximum: a tiny temperature must neither overflow nor lose the order.
+    scaled = (logits.double() - logits.max().double()) / params.temperature
+    probabilities = torch.softmax(scaled, dim=-1)
+    if params.min_p > 0.0:
+        floor = params.min_p * probabilities.max()
+        probabilities = torch.where(probabilities >= floor, probabilities, 0.0)
+        probabilities = probabilities / probabilities.sum()
+    token_ids, weights = _truncate(probabilities, params)
+    cumulative = weights.cumsum(-1)
+    draw = uniform(params.seed, position) * cumulative[-1]
+    index = int(torch.searchsorted(cumulative, draw, right=True).clamp(max=len(weights) - 1))
+    return index if token_ids is None else int(token_ids[index])
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) with 53 random bits."""
+    digest = hashlib.blake2b(struct.pack("<qQ", seed, position), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+
+def _truncate(
+    probabilities: torch.Tensor, params: SamplingParams
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """(token ids, their weights), most likely first; ids are None when nothing was cut off.
+
+    top_k first, then the nucleus: the smallest set whose mass reaches top_p (Holtzman et al. 2020).
+    """
+    is_cut = 0 < params.top_k < len(probabilities)
+    if params.top_p >= 1.0 and not is_cut:
+        return None, probabilities
+    num_candidates = params.top_k if is_cut else min(_FIRST_CANDIDATES, len(probabilities))
+    weights, token_ids = probabilities.topk(num_candidates)
+    if params.top_p >= 1.0:
+        return token_ids, weights
+    if not is_cut and weights.sum() < params.top_p:
+        weights, token_ids = probabilities.sort(descending=True, stable=True)
+    total = weights.sum() if is_cut else 1.0
+    mass_before = weights.cumsum(-1) - weights
+    num_kept = max(1, int((mass_before < params.top_p * total).sum()))
+    return token_ids[:num_kept], weights[:num_kept]

@@ -1,0 +1,266 @@
+"""Which sequence computes how many tokens in the next step, and in which blocks.
+
+A deterministic function of what was added, aborted and generated: no clock, no device, no
+awaiting.  One rule covers everything: a step hands out at most ``max_num_batched_tokens`` tokens,
+first to decoding sequences (one each), then to running prefills, then to waiting ones, each group
+in order of arrival.  When blocks run out, the sequence that arrived last gives its own back and
+recomputes later, in its old place; the first arrival therefore always advances, and since no
+admitted sequence is larger than the pool, everyone finishes.
+"""
+
+import bisect
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from replica.engine.block_manager import BlockManager
+from replica.engine.messages import EngineStats, FinishReason
+from replica.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    block_size: int  # tokens
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledChunk:
+    """Compute ``token_ids[start : start + num_tokens]`` of a sequence."""
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+
+    @property
+    def is_sampled(self) -> bool:
+        """The chunk reaches the last known token: its last row decides the next one."""
+        return self.start + self.num_tokens == self.sequence.num_known_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    token_id: int
+    is_finite: bool  # False: the numbers behind it were not, and the sequence must fail
+
+
+class _Step:
+    """The chunks of one step and what is left of its budget."""
+
+    def __init__(self, max_num_tokens: int) -> None:
+        self.num_free_tokens = max_num_tokens
+        self._chunks: dict[int, ScheduledChunk] = {}
+
+    def put(self, sequence: Sequence, num_tokens: int) -> None:
+        self._chunks[sequence.sequence_id] = ScheduledChunk(
+            sequence, sequence.num_computed_tokens, num_tokens
+        )
+        self.num_free_tokens -= num_tokens
+
+    def drop(self, sequence: Sequence) -> None:
+        chunk = self._chunks.pop(sequence.sequence_id, None)
+        if chunk is not None:
+            self.num_free_tokens += chunk.num_tokens
+
+    def chunks(self) -> list[ScheduledChunk]:
+        return list(self._chunks.values())
+
+
+class Scheduler:
+    def __init__(
+        self, limits: SchedulerLimits, blocks: BlockManager, eos_token_ids: Collection[int]
+    ) -> None:
+        self._limits = limits
+        self._blocks = blocks
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._waiting: list[Sequence] = []  # sorted by arrival
+        self._running: list[Sequence] = []  # sorted by arrival
+        self._by_id: dict[int, Sequence] = {}
+        self._num_preemptions = 0
+        self._num_prompt_tokens = 0
+        self._num_generated_tokens = 0
+        self._num_queried_tokens = 0
+        self._num_hit_tokens = 0
+
+    @property
+    def block_size(self) -> int:
+        return self._limits.block_size
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._by_id)
+
+    def add(self, sequence: Sequence) -> None:
+        """Raises ValueError for a sequence that could never finish in this pool."""
+        num_tokens = sequence.num_prompt_tokens + sequence.params.max_tokens
+        if not sequence.num_prompt_tokens or sequence.params.max_tokens < 1:
+            raise ValueError("expected a prompt and max_tokens of at least 1")
+        if self._num_blocks(num_tokens) > self._blocks.num_usable:
+            raise ValueError(f"{num_tokens} tokens do not fit {self._blocks.num_usable} blocks")
+        self._by_id[sequence.sequence_id] = sequence
+        _insert(self._waiting, sequence)
+
+    def get(self, sequence_id: int) -> Sequence | None:
+        """None: unknown, or finished already."""
+        return self._by_id.get(sequence_id)
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Take a live sequence out and free its blocks."""
+        if reason is FinishReason.ERROR:
+            for block in sequence.block_table:
+                self._blocks.forget(block)
+        sequence.finish_reason = reason
+        del self._by_id[sequence.sequence_id]
+        queue = self._running if sequence.is_running else self._waiting
+        queue.remove(sequence)
+        self._release(sequence)
+
+    def unowned(self, blocks: Iterable[int]) -> list[int]:
+        return [block for block in blocks if not self._blocks.is_owned(block)]
+
+    def schedule(self) -> list[ScheduledChunk]:
+        """Empty when nothing is live.  Blocks for every chunk are in its sequence's table."""
+        step = _Step(self._limits.max_num_batched_tokens)
+        num_preemptions = self._num_preemptions
+        for sequence in self._in_order_of_service():
+            if not sequence.is_running:
+                continue  # preempted by an earlier arrival in this very loop
+            num_tokens = min(sequence.num_missing_tokens, step.num_free_tokens)
+            if num_tokens and self._make_room(sequence, num_tokens, step):
+                step.put(sequence, num_tokens)
+        if num_preemptions == self._num_preemptions:
+            self._admit(step)
+        return step.chunks()
+
+    def update(self, sequence: Sequence, num_tokens: int, sampled: SampledToken | None) -> None:
+        """Account for one executed chunk.  ``sampled`` is None for a chunk that decided nothing."""
+        self._num_prompt_tokens += sequence.advance(num_tokens)
+        if sampled is not None and not sampled.is_finite:
+            self.finish(sequence, FinishReason.ERROR)
+            return
+        self._publish_full_blocks(sequence)
+        if sampled is None:
+            return
+        sequence.token_ids.append(sampled.token_id)
+        self._num_generated_tokens += 1
+        reason = self._finish_reason(sequence, sampled.token_id)
+        if reason is not None:
+            self.finish(sequence, reason)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            num_used_blocks=self._blocks.num_usable - self._blocks.num_free,
+            num_usable_blocks=self._blocks.num_usable,
+            num_preemptions=self._num_preemptions,
+            prompt_tokens=self._num_prompt_tokens,
+            generation_tokens=self._num_generated_tokens,
+            prefix_cache_queries=self._num_queried_tokens,
+            prefix_cache_hits=self._num_hit_tokens,
+        )
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError."""
+        self._blocks.check_invariants(s.block_table for s in self._by_id.values())
+        assert set(self._by_id.values()) == {*self._running, *self._waiting}
+        assert not any(s.block_table for s in self._waiting), "a waiting sequence owns blocks"
+        for queue in (self._running, self._waiting):
+            assert queue == sorted(queue, key=_arrival), "a queue is out of order"
+        assert len(self._running) <= self._limits.max_num_seqs
+
+    def _in_order_of_service(self) -> list[Sequence]:
+        return sorted(
+            self._running,
+            key=lambda s: (s.num_missing_tokens > 1, s.arrival),
+        )
+
+    def _admit(self, step: _Step) -> None:
+        while self._waiting and len(self._running) < self._limits.max_num_seqs:
+            sequence = self._waiting[0]
+            if not step.num_free_tokens or not self._take_cached(sequence):
+                return
+            self._waiting.pop(0)
+            _insert(self._running, sequence)
+            sequence.is_running = True
+            num_tokens = min(sequence.num_missing_tokens, step.num_free_tokens)
+            self._grow(sequence, num_tokens)
+            step.put(sequence, num_tokens)
+
+    def _take_cached(self, sequence: Sequence) -> bool:
+        """Hold the cached prefix of a waiting sequence, if all its known tokens have room now.
+
+        The last known token is always computed: its logits are what the step is for.
+        """
+        size = self._limits.block_size
+        full_blocks = (sequence.num_known_tokens - 1) // size
+        cached = self._blocks.match(sequence.hashes(full_blocks, size))
+        missing = self._num_blocks(sequence.num_known_tokens) - len(cached)
+        if missing + self._blocks.num_unreferenced(cached) > self._blocks.num_free:
+            return False
+        self._blocks.acquire(cached)
+        sequence.block_table = cached
+        sequence.num_published_blocks = len(cached)
+        fresh = sequence.advance(len(cached) * size)
+        sequence.num_cached_prompt_tokens += fresh
+        self._num_prompt_tokens += fresh
+        self._num_queried_tokens += sequence.num_known_tokens
+        self._num_hit_tokens += len(cached) * size
+        return True
+
+    def _make_room(self, sequence: Sequence, num_tokens: int, step: _Step) -> bool:
+        """Preempt later arrivals until the chunk fits.  False: the sequence itself was the last."""
+        wanted = self._num_blocks(sequence.num_computed_tokens + num_tokens)
+        while wanted - len(sequence.block_table) > self._blocks.num_free:
+            victim = self._running[-1]
+            step.drop(victim)
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        self._grow(sequence, num_tokens)
+        return True
+
+    def _grow(self, sequence: Sequence, num_tokens: int) -> None:
+        wanted = self._num_blocks(sequence.num_computed_tokens + num_tokens)
+        while len(sequence.block_table) < wanted:
+            sequence.block_table.append(self._blocks.allocate())
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self._release(sequence)
+        sequence.is_running = False
+        sequence.num_computed_tokens = 0
+        _insert(self._waiting, sequence)
+        self._num_preemptions += 1
+
+    def _release(self, sequence: Sequence) -> None:
+        self._blocks.release(sequence.block_table)
+        sequence.block_table = []
+
+    def _publish_full_blocks(self, sequence: Sequence) -> None:
+        size = self._limits.block_size
+        num_full = sequence.num_computed_tokens // size
+        digests = sequence.hashes(num_full, size)
+        for index in range(sequence.num_published_blocks, num_full):
+            self._blocks.publish(sequence.block_table[index], digests[index])
+        sequence.num_published_blocks = num_full
+
+    def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
+        params = sequence.params
+        may_stop = not params.ignore_eos and sequence.num_completion_tokens > params.min_tokens
+        if token_id in self._eos_token_ids and may_stop:
+            return FinishReason.STOP
+        if sequence.num_completion_tokens >= params.max_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._limits.block_size)
+
+
+def _arrival(sequence: Sequence) -> int:
+    return sequence.arrival
+
+
+def _insert(queue: list[Sequence], sequence: Sequence) -> None:
+    bisect.insort(queue, sequence, key=_arrival)

@@ -1,0 +1,94 @@
+"""One request inside the engine: its tokens, its blocks, and how far its KV is computed.
+
+There are no phases.  A sequence is (num_computed_tokens, num_known_tokens); prefill, decode, a
+resumed preemption and a prefix hit differ only in the gap between the two.
+"""
+
+from collections.abc import Sequence as SequenceOf
+
+from contracts.prefix import block_hash
+from replica.engine.messages import FinishReason, SamplingParams, Usage
+
+
+class Sequence:
+    """Owned by the scheduler; nobody else changes it."""
+
+    __slots__ = (
+        "_root_hash",
+        "arrival",
+        "block_hashes",
+        "block_table",
+        "finish_reason",
+        "is_running",
+        "num_cached_prompt_tokens",
+        "num_computed_tokens",
+        "num_counted_prompt_tokens",
+        "num_prompt_tokens",
+        "num_published_blocks",
+        "params",
+        "sequence_id",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        *,
+        sequence_id: int,
+        arrival: int,
+        prompt_token_ids: SequenceOf[int],
+        params: SamplingParams,
+        root_hash: bytes,
+    ) -> None:
+        self.sequence_id = sequence_id
+        self.arrival = arrival  # unique, rising: the order of service and, reversed, of preemption
+        self.token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.params = params
+        self.is_running = False
+        self.num_computed_tokens = 0
+        self.num_published_blocks = 0
+        self.block_table: list[int] = []
+        self.block_hashes: list[bytes] = []  # of the full blocks of token_ids, lazily extended
+        self.num_counted_prompt_tokens = 0  # highest ever computed: a recompute counts nothing
+        self.num_cached_prompt_tokens = 0
+        self.finish_reason: FinishReason | None = None
+        self._root_hash = root_hash
+
+    @property
+    def num_known_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_missing_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_completion_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self.num_counted_prompt_tokens,
+            cached_prompt_tokens=self.num_cached_prompt_tokens,
+            completion_tokens=self.num_completion_tokens,
+        )
+
+    def hashes(self, num_blocks: int, block_size: int) -> list[bytes]:
+        """Chained hashes of the first ``num_blocks`` blocks, all of which must be full."""
+        while len(self.block_hashes) < num_blocks:
+            start = len(self.block_hashes) * block_size
+            parent = self.block_hashes[-1] if self.block_hashes else self._root_hash
+            self.block_hashes.append(block_hash(parent, self.token_ids[start : start + block_size]))
+        return self.block_hashes[:num_blocks]
+
+    def advance(self, num_tokens: int) -> int:
+        """Move the computed mark;
+
+        returns how many prompt tokens that computed for the first time.
+        """
+        self.num_computed_tokens += num_tokens
+        reached = min(self.num_computed_tokens, self.num_prompt_tokens)
+        fresh = max(0, reached - self.num_counted_prompt_tokens)
+        self.num_counted_prompt_tokens += fresh
+        return fresh

@@ -1,0 +1,1 @@
+"""Model files, tokenizers and the forward pass."""

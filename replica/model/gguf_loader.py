@@ -1,0 +1,67 @@
+"""Tensors of a Llama-architecture GGUF under Hugging Face names and in Hugging Face order."""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Final
+
+import torch
+
+from replica.model.config import LlamaConfig
+from replica.model.gguf_file import GgufFile
+
+_TOP: Final[Mapping[str, str]] = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_IN_BLOCK: Final[Mapping[str, str]] = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_BLOCK_NAME: Final = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
+
+
+class GgufTensors:
+    """A TensorSource."""
+
+    def __init__(self, file: GgufFile, config: LlamaConfig) -> None:
+        self._file = file
+        self._config = config
+        self._gguf_names = {_hf_name(name): name for name in file.tensors}
+
+    def names(self) -> Collection[str]:
+        return self._gguf_names.keys()
+
+    def load(self, name: str) -> torch.Tensor:
+        tensor = torch.from_numpy(self._file.dequantize(self._gguf_names.get(name, name)).copy())
+        if name.endswith("q_proj.weight"):
+            return _unpermute(tensor, self._config.num_heads)
+        if name.endswith("k_proj.weight"):
+            return _unpermute(tensor, self._config.num_kv_heads)
+        return tensor
+
+
+def _hf_name(gguf_name: str) -> str:
+    """Unknown names pass through, to be refused by whoever knows what is needed."""
+    match = _BLOCK_NAME.fullmatch(gguf_name)
+    if match is not None and match[2] in _IN_BLOCK:
+        return f"model.layers.{match[1]}.{_IN_BLOCK[match[2]]}.weight"
+    return _TOP.get(gguf_name, gguf_name)
+
+
+def _unpermute(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Rows [heads, head_dim/2, 2] -> [heads, 2, head_dim/2].
+
+    llama.cpp rotates neighbouring pairs and its converter reorders the rows of q and k to suit;
+    we rotate halves, as the original checkpoint does.  Each tensor has its own number of heads.
+    """
+    rows, columns = weight.shape
+    pairs = weight.view(num_heads, rows // num_heads // 2, 2, columns)
+    return pairs.transpose(1, 2).reshape(rows, columns).contiguous()

@@ -1,0 +1,83 @@
+"""The Llama forward pass over a flat batch, float32, with attention handed in.
+
+Source: Touvron et al. 2023, "LLaMA"; operation order follows the Hugging Face implementation, so
+that greedy decoding gives the same tokens.
+"""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - its name everywhere
+
+from replica.model.config import LlamaConfig
+from replica.model.weights import LayerWeights, LlamaWeights
+
+
+class Attention(Protocol):
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Store k and v, attend over everything stored for each row's sequence.
+
+        q: [num_tokens, heads, head_dim]; k, v: [num_tokens, kv_heads, head_dim]
+        return: [num_tokens, heads * head_dim]
+        """
+        ...
+
+
+class LlamaModel:
+    def __init__(self, config: LlamaConfig, weights: LlamaWeights) -> None:
+        self.config = config
+        self._weights = weights
+        self._cos, self._sin = _rotary_tables(config)
+
+    def hidden_states(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention
+    ) -> torch.Tensor:
+        """token_ids, positions: [num_tokens] int64; return: [num_tokens, hidden], normalized."""
+        hidden = self._weights.embedding[token_ids]
+        cos = self._cos[positions].unsqueeze(1)  # [num_tokens, 1, head_dim]
+        sin = self._sin[positions].unsqueeze(1)
+        for index, layer in enumerate(self._weights.layers):
+            normed = self._norm(hidden, layer.input_norm)
+            q, k, v = self._project(layer, normed, cos, sin)
+            hidden = hidden + F.linear(attention.attend(index, q, k, v), layer.output)
+            hidden = hidden + _feed_forward(layer, self._norm(hidden, layer.post_norm))
+        return self._norm(hidden, self._weights.final_norm)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[num_rows, hidden] -> [num_rows, vocab]."""
+        return F.linear(hidden, self._weights.lm_head)
+
+    def _project(
+        self, layer: LayerWeights, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        config = self.config
+        num_rotated = config.num_heads + config.num_kv_heads
+        qkv = F.linear(normed, layer.qkv).view(len(normed), -1, config.head_dim)
+        q_and_k = _rotate(qkv[:, :num_rotated], cos, sin)
+        return q_and_k[:, : config.num_heads], q_and_k[:, config.num_heads :], qkv[:, num_rotated:]
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """y = x / sqrt(mean(x^2) + eps) * weight."""
+        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.config.rms_norm_eps)
+        return weight * (x * scale)
+
+
+def _feed_forward(layer: LayerWeights, normed: torch.Tensor) -> torch.Tensor:
+    gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
+    return F.linear(F.silu(gate) * up, layer.down)
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary position embedding over halves.  Su et al. 2021, "RoFormer", eq. 34."""
+    half = x.shape[-1] // 2
+    rotated = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return x * cos + rotated * sin
+
+
+def _rotary_tables(config: LlamaConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin, each [max_positions, head_dim]."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
+    frequencies = 1.0 / (config.rope_theta**exponents)
+    angles = torch.arange(config.max_positions).float()[:, None] * frequencies[None, :]
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos(), angles.sin()

@@ -1,0 +1,118 @@
+"""Weights of a Llama in the layout the forward pass wants, whatever file they came from."""
+
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+
+from replica.errors import ModelInvalid, ModelUnsupported
+from replica.model.config import LlamaConfig
+
+_NUM_LOADING_THREADS: Final = 2  # dequantization is numpy, which lets go of the interpreter lock
+
+ReportProgress = Callable[[float], None]
+
+
+class TensorSource(Protocol):
+    """Tensors by the names of a Hugging Face Llama checkpoint, as contiguous float32."""
+
+    def names(self) -> Collection[str]: ...
+
+    def load(self, name: str) -> torch.Tensor:
+        """Raises ModelInvalid for a missing one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Matrices are [out, in]."""
+
+    input_norm: torch.Tensor  # [hidden]
+    qkv: torch.Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]: q, then k, then v
+    output: torch.Tensor  # [hidden, heads * head_dim]
+    post_norm: torch.Tensor  # [hidden]
+    gate_up: torch.Tensor  # [2 * intermediate, hidden]: gate, then up
+    down: torch.Tensor  # [hidden, intermediate]
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaWeights:
+    embedding: torch.Tensor  # [vocab, hidden]
+    layers: tuple[LayerWeights, ...]
+    final_norm: torch.Tensor  # [hidden]
+    lm_head: torch.Tensor  # [vocab, hidden]; the embedding itself when the model ties them
+
+
+def assemble(
+    source: TensorSource, config: LlamaConfig, report_progress: ReportProgress
+) -> LlamaWeights:
+    """Raises ModelInvalid for missing or misshapen tensors, ModelUnsupported for unknown ones."""
+    names = set(source.names())
+    _refuse_unknown(names, config)
+    hidden, vocab = config.hidden_size, config.vocab_size
+    embedding = _load(source, "model.embed_tokens.weight", (vocab, hidden))
+    layers: list[LayerWeights] = []
+    with ThreadPoolExecutor(_NUM_LOADING_THREADS, "load") as pool:
+        for layer in pool.map(lambda i: _layer(source, config, i), range(config.num_layers)):
+            layers.append(layer)
+            report_progress(len(layers) / config.num_layers)
+    is_tied = "lm_head.weight" not in names
+    return LlamaWeights(
+        embedding=embedding,
+        layers=tuple(layers),
+        final_norm=_load(source, "model.norm.weight", (hidden,)),
+        lm_head=embedding if is_tied else _load(source, "lm_head.weight", (vocab, hidden)),
+    )
+
+
+def _layer(source: TensorSource, config: LlamaConfig, index: int) -> LayerWeights:
+    hidden, intermediate = config.hidden_size, config.intermediate_size
+    q_size = config.num_heads * config.head_dim
+    kv_size = config.num_kv_heads * config.head_dim
+
+    def load(name: str, *shape: int) -> torch.Tensor:
+        return _load(source, f"model.layers.{index}.{name}.weight", shape)
+
+    return LayerWeights(
+        input_norm=load("input_layernorm", hidden),
+        qkv=torch.cat(
+            [
+                load("self_attn.q_proj", q_size, hidden),
+                load("self_attn.k_proj", kv_size, hidden),
+                load("self_attn.v_proj", kv_size, hidden),
+            ]
+        ),
+        output=load("self_attn.o_proj", hidden, q_size),
+        post_norm=load("post_attention_layernorm", hidden),
+        gate_up=torch.cat(
+            [load("mlp.gate_proj", intermediate, hidden), load("mlp.up_proj", intermediate, hidden)]
+        ),
+        down=load("mlp.down_proj", hidden, intermediate),
+    )
+
+
+def _load(source: TensorSource, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    tensor = source.load(name)
+    if tuple(tensor.shape) != shape:
+        raise ModelInvalid(f"tensor {name}: expected shape {shape}, got {tuple(tensor.shape)}")
+    return tensor
+
+
+_LAYER_PARTS: Final = (
+    "input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+    "self_attn.o_proj", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+)  # fmt: skip
+
+
+def _refuse_unknown(names: Collection[str], config: LlamaConfig) -> None:
+    """A tensor nobody reads would mean an architecture we only believe to know."""
+    known = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
+    for index in range(config.num_layers):
+        known.update(f"model.layers.{index}.{part}.weight" for part in _LAYER_PARTS)
+    unknown = sorted(n for n in names if n not in known and not n.endswith("rotary_emb.inv_freq"))
+    if unknown:
+        raise ModelUnsupported(
+            f"{len(unknown)} tensors are not of a plain Llama, first {unknown[0]!r}"
+        )

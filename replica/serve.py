@@ -1,0 +1,96 @@
+"""A replica's life: up at once, ready when loaded, drained on SIGTERM, gone with its engine."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import Iterator
+
+import uvicorn
+
+from replica.app import create_app
+from replica.engine.engine import Engine
+from replica.settings import Settings
+
+_KEEP_ALIVE_S = 75  # longer than a gateway's pool keeps a connection idle
+_CLOSE_TIMEOUT_S = 5  # for responses on their way after the engine has gone
+
+logger = logging.getLogger(__name__)
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals alone: draining comes before closing."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(settings: Settings) -> int:
+    """The process's exit code."""
+    try:
+        listener = socket.create_server((settings.host, settings.port), backlog=2048)
+    except OSError as exc:
+        logger.error("cannot listen", extra={"port": settings.port, "error": str(exc)})  # noqa: TRY400 - no bug
+        return 1
+    with listener:
+        engine = Engine(
+            settings.engine_config(),
+            model_name=settings.name,
+            max_num_live=settings.max_num_seqs + settings.max_num_waiting,
+            monotonic_s=time.monotonic,
+        )
+        app = create_app(engine, max_body_bytes=settings.max_body_bytes)
+        server = _Server(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                lifespan="off",
+                ws="none",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+            )
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server.serve(sockets=[listener]), name="http")
+            running = group.create_task(engine.run(), name="engine")
+            exit_code = await _until_over(engine, running, settings)
+            server.should_exit = True
+    return exit_code
+
+
+async def _until_over(engine: Engine, running: asyncio.Task[None], settings: Settings) -> int:
+    stop = asyncio.create_task(_stop_signal(), name="signals")
+    await asyncio.wait({stop, running}, return_when=asyncio.FIRST_COMPLETED)
+    if running.done():
+        stop.cancel()
+        await asyncio.sleep(settings.failure_linger_s)
+        return 1
+    logger.info("draining", extra={"signal": stop.result()})
+    draining = asyncio.create_task(engine.drain(settings.drain_timeout_s), name="drain")
+    await asyncio.wait({draining, running}, return_when=asyncio.FIRST_COMPLETED)
+    if running.done():
+        draining.cancel()
+        return 1
+    await draining
+    engine.stop()
+    await running
+    return 0
+
+
+async def _stop_signal() -> str:
+    """Name of the first SIGTERM or SIGINT."""
+    received: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def note(name: str) -> None:
+        if not received.done():
+            received.set_result(name)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, note, number.name)
+    return await received

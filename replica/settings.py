@@ -1,0 +1,70 @@
+"""Every knob of a replica."""
+
+import os
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from replica.engine.messages import EngineConfig
+from replica.model import store
+
+
+class Settings(BaseSettings):
+    """Read once, in ``__main__``, from REPLICA_* environment variables."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="REPLICA_", extra="forbid", frozen=True, protected_namespaces=()
+    )
+
+    host: str = "127.0.0.1"  # a local fleet is nobody else's business
+    port: int = Field(8000, ge=1, le=65535)  # vLLM's default: tools know it
+    model: str = "SmolLM2-135M-Instruct"  # small enough for any laptop, Apache-2.0
+    model_cache_dir: Path = Field(default_factory=store.default_cache_dir)  # shared by all replicas
+    served_model_name: str | None = None  # None: the model's own name
+    num_threads: int | None = Field(None, ge=1, le=1024)  # None: torch takes every core
+    max_model_len: int | None = Field(
+        None, ge=2
+    )  # tokens; None: the model's, if the cache holds it
+    kv_cache_bytes: int = Field(
+        1 << 30, ge=1
+    )  # 22,000 tokens of SmolLM2; untouched pages cost nothing
+    block_size: int = Field(16, ge=1, le=1024)  # tokens; vLLM's: little waste, fine-grained sharing
+    max_num_seqs: int = Field(32, ge=1, le=1024)  # throughput on 2 cores is flat beyond
+    max_num_batched_tokens: int = Field(512, ge=1)  # a longer step would stall every stream
+    max_num_waiting: int = Field(
+        256, ge=0
+    )  # requests; beyond, waiting takes minutes: refuse at once
+    max_body_bytes: int = Field(4 << 20, ge=1)  # a full context is about 40 KiB; vocabularies vary
+    drain_timeout_s: float = Field(30.0, ge=0)  # Kubernetes' default grace period
+    failure_linger_s: float = Field(1.0, ge=0)  # after the engine died: for errors to reach clients
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @model_validator(mode="after")
+    def _every_running_sequence_can_step(self) -> Self:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
+                f"max_num_seqs ({self.max_num_seqs}): each decodes one token a step"
+            )
+        return self
+
+    @property
+    def name(self) -> str:
+        if self.served_model_name is not None:
+            return self.served_model_name
+        return store.model_name(self.model)
+
+    def engine_config(self) -> EngineConfig:
+        return EngineConfig(
+            model=self.model,
+            model_cache_dir=os.fspath(self.model_cache_dir),
+            num_threads=self.num_threads,
+            max_model_len=self.max_model_len,
+            kv_cache_bytes=self.kv_cache_bytes,
+            block_size=self.block_size,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            log_level=self.log_level,
+        )
