@@ -1,0 +1,1 @@
+"""Who may spend how much, decided before any work is done."""

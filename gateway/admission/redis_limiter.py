@@ -1,0 +1,225 @@
+"""Quotas in Valkey or Redis: one atomic script per decision, on the store's own clock.
+
+Fails closed: without the store nobody is admitted.  A settlement is never lost while the process
+lives: it waits for the store to come back, and being idempotent it may safely be sent twice.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections import deque
+from dataclasses import dataclass
+from importlib import resources
+from typing import Final
+
+import hiredis
+
+from contracts.names import (
+    TenantId,
+    quota_bucket_key,
+    quota_reservations_key,
+    quota_settled_key,
+)
+from contracts.policy import Limits
+from gateway.admission.limiter import Budget, Refusal, Reservation, Verdict
+from gateway.admission.resp import RespClient, pack, pack_arguments
+from gateway.errors import QuotaUnanswered, QuotaUnavailable
+
+logger = logging.getLogger(__name__)
+
+RESERVATION_LIFETIME_MS: Final = 24 * 3600 * 1000  # the longest request plus the longest outage
+_RETRY_PAUSE_S = 0.1
+_MAX_PREPARED = 10_000  # tenants whose commands are kept packed
+
+
+class _Script:
+    def __init__(self, name: str) -> None:
+        folder = resources.files("gateway.admission") / "lua"
+        self.text = (folder / "bucket.lua").read_text() + (folder / f"{name}.lua").read_text()
+        # The protocol's name for a script, not a safeguard.
+        self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+
+def preload_commands() -> list[bytes]:
+    """Makes a new connection's store know the scripts: one call instead of two for the first."""
+    return [pack("SCRIPT", "LOAD", _Script(name).text) for name in ("reserve", "settle")]
+
+
+@dataclass(slots=True)
+class _Settlement:
+    """One ``settle`` or ``release`` that the store has not confirmed yet."""
+
+    arguments: tuple[str | int, ...]
+    done: asyncio.Future[None]
+
+
+class RedisLimiter:
+    def __init__(self, client: RespClient) -> None:
+        self._client = client
+        self._reserve_script = _Script("reserve")
+        self._settle_script = _Script("settle")
+        self._prepared: dict[TenantId, tuple[Limits, bytes]] = {}
+        self._open: set[asyncio.Future[None]] = set()
+        self._unconfirmed: deque[_Settlement] = deque()  # were sent, and must be sent again
+        self._last_refusal: str | None = None
+        self._wake = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def is_reachable(self) -> bool:
+        return self._client.is_connected
+
+    @property
+    def num_unconfirmed(self) -> int:
+        return len(self._open)
+
+    async def reserve(self, reservation: Reservation) -> Verdict:
+        """Raises QuotaUnavailable.  The reservation is held only if the verdict has no refusal."""
+        arguments = pack_arguments(reservation.reserved_tokens, reservation.reservation_id)
+        try:
+            reply = await self._client.call(self._reserve_prefix(reservation) + arguments)
+            if _is_unknown_script(reply):
+                reply = await self._client.call(self._reserve_in_full(reservation))
+        except (QuotaUnanswered, asyncio.CancelledError):
+            self._release(reservation)  # it may have been made although no answer came
+            raise
+        return _verdict(self._checked(reply), reservation.limits)
+
+    def settle(self, reservation: Reservation, actual_tokens: int) -> "asyncio.Future[None]":
+        """Done when the store has confirmed.  Goes on in the background if nobody waits."""
+        return self._enqueue(reservation, actual_tokens, is_settle=True)
+
+    async def run(self) -> None:
+        """Sends again what was not confirmed; runs until cancelled."""
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(_RETRY_PAUSE_S)
+            await self._retry_unconfirmed()
+
+    async def flush(self, timeout_s: float) -> int:
+        """Waits for open settlements at shutdown; returns how many stay unconfirmed."""
+        if self._open:
+            await asyncio.wait(self._open, timeout=timeout_s)
+        return len(self._open)
+
+    # Reserving
+
+    def _reserve_prefix(self, reservation: Reservation) -> bytes:
+        """The constant part of a tenant's command, packed once per change of its limits."""
+        limits, prefix = self._prepared.get(reservation.tenant_id, (None, b""))
+        if limits is not reservation.limits:
+            if len(self._prepared) >= _MAX_PREPARED:
+                self._prepared.clear()
+            prefix = b"*10\r\n" + pack_arguments(
+                "EVALSHA", self._reserve_script.sha, *self._reserve_constants(reservation)
+            )
+            self._prepared[reservation.tenant_id] = (reservation.limits, prefix)
+        return prefix
+
+    def _reserve_in_full(self, reservation: Reservation) -> bytes:
+        """With the script's text: the store keeps it for the next EVALSHA."""
+        return pack(
+            "EVAL",
+            self._reserve_script.text,
+            *self._reserve_constants(reservation),
+            reservation.reserved_tokens,
+            reservation.reservation_id,
+        )
+
+    def _reserve_constants(self, reservation: Reservation) -> tuple[str | int, ...]:
+        limits = reservation.limits
+        return (
+            2,
+            quota_bucket_key(reservation.tenant_id),
+            quota_reservations_key(reservation.tenant_id),
+            limits.tokens_per_minute,
+            limits.requests_per_minute,
+            RESERVATION_LIFETIME_MS,
+        )
+
+    # Settling
+
+    def _release(self, reservation: Reservation) -> None:
+        self._enqueue(reservation, 0, is_settle=False)
+
+    def _enqueue(
+        self, reservation: Reservation, actual_tokens: int, *, is_settle: bool
+    ) -> "asyncio.Future[None]":
+        arguments = (
+            3,
+            quota_bucket_key(reservation.tenant_id),
+            quota_reservations_key(reservation.tenant_id),
+            quota_settled_key(reservation.tenant_id),
+            reservation.limits.tokens_per_minute,
+            reservation.limits.requests_per_minute,
+            reservation.reservation_id,
+            reservation.reserved_tokens,
+            actual_tokens,
+            1 if is_settle else 0,
+        )
+        settlement = _Settlement(arguments, self._loop.create_future())
+        self._open.add(settlement.done)
+        settlement.done.add_done_callback(self._open.discard)
+        self._submit(settlement)
+        return settlement.done
+
+    def _submit(self, settlement: _Settlement) -> None:
+        command = pack("EVALSHA", self._settle_script.sha, *settlement.arguments)
+        reply = self._client.call(command)
+        reply.add_done_callback(lambda done: self._on_reply(settlement, done))
+
+    def _on_reply(self, settlement: _Settlement, reply: "asyncio.Future[object]") -> None:
+        failure = reply.exception()
+        if failure is None and isinstance(reply.result(), int):
+            if not settlement.done.done():
+                settlement.done.set_result(None)
+            return
+        self._unconfirmed.append(settlement)
+        self._wake.set()
+
+    async def _retry_unconfirmed(self) -> None:
+        """One at a time, oldest first, until the store fails again or none is left."""
+        while self._unconfirmed:
+            settlement = self._unconfirmed[0]
+            command = pack("EVAL", self._settle_script.text, *settlement.arguments)
+            try:
+                self._checked(await self._client.call(command))
+            except QuotaUnavailable:
+                return
+            self._unconfirmed.popleft()
+            if not settlement.done.done():
+                settlement.done.set_result(None)
+        self._wake.clear()
+
+    def _checked(self, reply: object) -> object:
+        """Raises QuotaUnavailable for an error reply, and logs it once, not once per request."""
+        refusal = None
+        if isinstance(reply, hiredis.ReplyError):
+            refusal = str(reply).split(" ", 1)[0]  # LOADING, OOM, ...: the rest may quote a command
+        if refusal is not None and refusal != self._last_refusal:
+            logger.error("quota store refused", extra={"reason": refusal})
+        self._last_refusal = refusal
+        if refusal is not None:
+            raise QuotaUnavailable("The quota store cannot decide.")
+        return reply
+
+
+def _is_unknown_script(reply: object) -> bool:
+    return isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOSCRIPT")
+
+
+def _verdict(reply: object, limits: Limits) -> Verdict:
+    if not (isinstance(reply, list) and len(reply) == 7 and all(type(n) is int for n in reply)):
+        raise QuotaUnavailable("The quota store answered something else.")
+    is_admitted, limit, retry_after_ms, tokens, requests, tokens_ms, requests_ms = reply
+    budget = Budget(
+        tokens_limit=limits.tokens_per_minute,
+        tokens_remaining=tokens,
+        tokens_reset_ms=tokens_ms,
+        requests_limit=limits.requests_per_minute,
+        requests_remaining=requests,
+        requests_reset_ms=requests_ms,
+    )
+    if is_admitted:
+        return Verdict(budget, None)
+    return Verdict(budget, Refusal("tokens" if limit == 1 else "requests", retry_after_ms))

@@ -1,0 +1,1 @@
+"""The OpenAI surface: shapes in, shapes out."""

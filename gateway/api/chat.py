@@ -1,0 +1,133 @@
+"""OpenAI body -> ``InferenceRequest``: checked, measured, and rewritten for the replica."""
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from contracts.policy import Limits
+from contracts.replica_api import CACHE_SALT_FIELD
+from gateway.admission.estimate import estimate_prompt_tokens, num_prompts
+from gateway.api.context import Endpoint, InferenceRequest
+from gateway.api.schemas import ChatCompletionBody, CompletionBody
+from gateway.errors import InvalidRequest
+from gateway.policies import Grant
+
+_AFFINITY_BYTES = 1_024  # of the prompt's beginning: about what fills a first few KV blocks
+_FIELD_IN_FAULT = re.compile(r"`\$\.(\w+)|required field `(\w+)`")
+
+Body = ChatCompletionBody | CompletionBody
+_decoders: Mapping[Endpoint, Callable[[bytes], Body]] = {
+    Endpoint.CHAT_COMPLETIONS: msgspec.json.Decoder(ChatCompletionBody).decode,
+    Endpoint.COMPLETIONS: msgspec.json.Decoder(CompletionBody).decode,
+}
+_members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_encoder = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    text: bytes  # JSON, as the client sent it
+    num_bytes: int  # with tools, which the chat template writes into the prompt
+    num_choices: int  # completions the replica will generate
+
+
+def parse_request(
+    endpoint: Endpoint, raw_body: bytes, grant: Grant, resolve_model: Callable[[str], str]
+) -> InferenceRequest:
+    """Raises InvalidRequest, and whatever ``resolve_model`` raises for an unknown model."""
+    body = _decode(endpoint, raw_body)
+    prompt = _prompt_of(body)
+    model = resolve_model(body.model)
+    is_stream = body.stream is True
+    return InferenceRequest(
+        endpoint=endpoint,
+        model_requested=body.model,
+        model=model,
+        is_stream=is_stream,
+        wants_usage_chunk=body.stream_options is not None
+        and body.stream_options.include_usage is True,
+        estimated_prompt_tokens=estimate_prompt_tokens(prompt.num_bytes),
+        max_completion_tokens=_completion_bound(body, grant.limits) * prompt.num_choices,
+        affinity_key=_affinity_key(body, prompt, grant),
+        body=_rewrite(raw_body, body, model, grant),
+    )
+
+
+def _decode(endpoint: Endpoint, raw_body: bytes) -> Body:
+    try:
+        if not raw_body.isascii():
+            raw_body.decode()  # the parts that stay raw are not decoded, hence not checked, below
+        return _decoders[endpoint](raw_body)
+    except UnicodeDecodeError as exc:
+        raise InvalidRequest("The body must be UTF-8.") from exc
+    except msgspec.ValidationError as exc:
+        fault = _FIELD_IN_FAULT.search(str(exc))
+        param = None if fault is None else fault[1] or fault[2]
+        raise InvalidRequest(f"Invalid body: {exc}.", param=param) from exc
+    except msgspec.DecodeError as exc:
+        raise InvalidRequest("The body must be one JSON object.") from exc
+
+
+def _prompt_of(body: Body) -> _Prompt:
+    num_choices = 1 if body.n is None else body.n
+    if isinstance(body, ChatCompletionBody):
+        text = bytes(body.messages)
+        if not text.startswith(b"["):
+            raise InvalidRequest("Expected 'messages' to be an array.", param="messages")
+        return _Prompt(text, len(text) + len(bytes(body.tools)), num_choices)
+    text = bytes(body.prompt)
+    if not text.startswith((b'"', b"[")):
+        raise InvalidRequest("Expected 'prompt' to be a string or an array.", param="prompt")
+    num_choices = max(num_choices, 1 if body.best_of is None else body.best_of)
+    return _Prompt(text, len(text), num_choices * num_prompts(text))
+
+
+def _completion_bound(body: Body, limits: Limits) -> int:
+    """Most tokens of one choice.  Whichever field the replica obeys, the bound holds."""
+    asked = [
+        (name, value)
+        for name, value in (
+            ("max_completion_tokens", body.max_completion_tokens),
+            ("max_tokens", body.max_tokens),
+        )
+        if value is not None
+    ]
+    for name, value in asked:
+        if value > limits.max_completion_tokens:
+            raise InvalidRequest(
+                f"{name} may be at most {limits.max_completion_tokens}, got {value}.", param=name
+            )
+    return max((value for _, value in asked), default=limits.default_completion_tokens)
+
+
+def _affinity_key(body: Body, prompt: _Prompt, grant: Grant) -> bytes:
+    """Equal for requests that should share a replica's prefix cache; never across tenants."""
+    if body.prompt_cache_key is not None:
+        return grant.salt + b"k" + body.prompt_cache_key.encode()
+    return grant.salt + b"p" + prompt.text[:_AFFINITY_BYTES]
+
+
+def _rewrite(raw_body: bytes, body: Body, model: str, grant: Grant) -> bytes:
+    members: dict[str, object] = dict(_members_decoder.decode(raw_body))
+    members["model"] = model
+    members[CACHE_SALT_FIELD] = tenant_cache_salt(grant.salt, body.cache_salt)
+    if body.max_tokens is None and body.max_completion_tokens is None:
+        members["max_tokens"] = grant.limits.default_completion_tokens
+    if body.stream is True:  # always metered, whatever the client asked for
+        options = {} if body.stream_options is None else _options_of(members["stream_options"])
+        members["stream_options"] = {**options, "include_usage": True}
+    return _encoder.encode(members)
+
+
+def _options_of(raw: object) -> dict[str, object]:
+    assert isinstance(raw, msgspec.Raw)
+    return dict(_members_decoder.decode(raw))
+
+
+def tenant_cache_salt(tenant_salt: bytes, client_salt: str | None) -> str:
+    """Differs between tenants whatever they send; stable for one tenant and one own salt."""
+    own = b"" if client_salt is None else b"s" + client_salt.encode()
+    return hashlib.blake2b(own, key=tenant_salt, digest_size=16).hexdigest()

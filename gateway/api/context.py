@@ -1,0 +1,50 @@
+"""The facts of one request, fixed once they are known."""
+
+import enum
+from dataclasses import dataclass
+from datetime import datetime
+
+from gateway.policies import Grant
+
+
+class Endpoint(enum.StrEnum):
+    """The data plane's operations, spelled as usage events spell them."""
+
+    CHAT_COMPLETIONS = "chat.completions"
+    COMPLETIONS = "completions"
+
+    @property
+    def path(self) -> str:
+        return "/v1/" + self.value.replace(".", "/")
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceRequest:
+    """A parsed request, ready to be sent: ``body`` is what the replica gets."""
+
+    endpoint: Endpoint
+    model_requested: str
+    model: str
+    is_stream: bool
+    wants_usage_chunk: bool  # the client set stream_options.include_usage
+    estimated_prompt_tokens: int
+    max_completion_tokens: int  # over all choices: the most the replica may generate
+    affinity_key: bytes
+    body: bytes
+
+    @property
+    def estimated_tokens(self) -> int:
+        return self.estimated_prompt_tokens + self.max_completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """An admitted request."""
+
+    request_id: str
+    event_id: str
+    grant: Grant
+    request: InferenceRequest
+    reserved_tokens: int
+    admitted_at: datetime
+    started_monotonic_s: float

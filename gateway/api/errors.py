@@ -1,0 +1,42 @@
+"""Errors in OpenAI's shape."""
+
+import msgspec
+
+from gateway.api.schemas import ErrorBody, ErrorResponse
+from gateway.errors import GatewayError, RateLimited, UpstreamRefused
+
+_encoder = msgspec.json.Encoder()
+
+
+def error_body(error: GatewayError) -> bytes:
+    if isinstance(error, UpstreamRefused):
+        return error.error
+    return encode_error(
+        ErrorBody(
+            message=str(error),
+            type=error.limit if isinstance(error, RateLimited) else error.type,
+            param=error.param,
+            code=error.code,
+        )
+    )
+
+
+def encode_error(error: ErrorBody) -> bytes:
+    return _encoder.encode(ErrorResponse(error=error))
+
+
+def error_event(error: GatewayError) -> bytes:
+    """A last server-sent event: the status line is long gone."""
+    return b"data: %b\n\n" % error_body(error)
+
+
+def error_status(error: GatewayError) -> int:
+    return error.upstream_status if isinstance(error, UpstreamRefused) else error.status
+
+
+def retry_headers(error: GatewayError) -> bytes:
+    """Whole seconds, rounded up, for everyone; milliseconds for OpenAI's own clients."""
+    if error.retry_after_ms is None:
+        return b""
+    seconds = -(-error.retry_after_ms // 1000)
+    return b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (seconds, error.retry_after_ms)

@@ -1,0 +1,34 @@
+"""Probes and metrics: for orchestrators and scrapers, without a key."""
+
+from collections.abc import Callable, Sequence
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel
+
+
+class Readiness(BaseModel):
+    is_ready: bool
+    reasons: Sequence[str]  # why not; empty when ready
+
+
+def health_router(
+    reasons_not_ready: Callable[[], Sequence[str]], render_metrics: Callable[[], str]
+) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> dict[str, str]:
+        """The process answers; whether it should get work is another question."""
+        return {"status": "ok"}
+
+    @router.get("/ready")
+    async def ready(response: Response) -> Readiness:
+        reasons = reasons_not_ready()
+        response.status_code = 503 if reasons else 200
+        return Readiness(is_ready=not reasons, reasons=reasons)
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        return Response(render_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return router

@@ -1,0 +1,45 @@
+"""The part of OpenAI's bodies that the gateway reads.  Everything else passes through untouched."""
+
+from typing import Annotated
+
+import msgspec
+
+# Bounded far above any use, far below where arithmetic in the quota store loses integers.
+_Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
+_Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]  # OpenAI's own bound
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class _Generation(msgspec.Struct, frozen=True, kw_only=True):
+    model: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: _Count | None = None
+    max_completion_tokens: _Count | None = None
+    n: _Choices | None = None
+    best_of: _Choices | None = None
+    prompt_cache_key: str | None = None
+    cache_salt: str | None = None
+
+
+class ChatCompletionBody(_Generation, frozen=True, kw_only=True):
+    messages: msgspec.Raw
+    tools: msgspec.Raw = msgspec.Raw(b"")
+
+
+class CompletionBody(_Generation, frozen=True, kw_only=True):
+    prompt: msgspec.Raw
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
+    error: ErrorBody

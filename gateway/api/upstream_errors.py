@@ -1,0 +1,63 @@
+"""A replica's own error, turned into OpenAI's shape for the client."""
+
+import msgspec
+
+from gateway.api.errors import encode_error
+from gateway.api.schemas import ErrorBody
+from gateway.errors import GatewayError, UpstreamError, UpstreamRefused
+
+_MAX_MESSAGE_CHARACTERS = 2_000
+
+
+class _Detail(msgspec.Struct):
+    """OpenAI's error object, with the liberties that servers take."""
+
+    message: str
+    type: str | None = None
+    param: str | None = None
+    code: str | int | None = None
+
+
+class _Wrapped(msgspec.Struct):
+    error: _Detail
+
+
+def refusal(status: int, body: bytes) -> GatewayError:
+    """4xx goes to the client as it came: the request is at fault.  Everything else is ours."""
+    if not 400 <= status < 500 or status == 429:  # its own overload must not look like a quota
+        return UpstreamError(f"The replica answered with status {status}.")
+    return UpstreamRefused(status, _openai_error(_detail(body)))
+
+
+def error_in_event(payload: bytes) -> GatewayError:
+    """An error event in a stream that began with status 200."""
+    detail = _detail(payload)
+    code = None if detail is None else detail.code
+    status = code if isinstance(code, int) and 400 <= code < 500 and code != 429 else 502
+    return UpstreamRefused(status, _openai_error(detail))
+
+
+def _detail(body: bytes) -> _Detail | None:
+    try:
+        return msgspec.json.decode(body, type=_Wrapped).error
+    except msgspec.MsgspecError:
+        pass  # older servers put the members at the top
+    try:
+        return msgspec.json.decode(body, type=_Detail)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _openai_error(detail: _Detail | None) -> bytes:
+    if detail is None:
+        return encode_error(
+            ErrorBody(message="The replica refused the request.", type="invalid_request_error")
+        )
+    return encode_error(
+        ErrorBody(
+            message=detail.message[:_MAX_MESSAGE_CHARACTERS],
+            type=detail.type or "invalid_request_error",
+            param=detail.param,
+            code=None if detail.code is None else str(detail.code),
+        )
+    )

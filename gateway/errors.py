@@ -1,0 +1,142 @@
+"""What can go wrong with a request, and what the client is told about it.
+
+Every class knows its status and OpenAI's ``type`` and ``code``.  Messages hold neither a key nor
+any part of a prompt or an answer.
+"""
+
+from typing import ClassVar
+
+from contracts.usage import Outcome
+
+
+class GatewayError(Exception):
+    """Base of the tree.  ``str(error)`` is the message the client reads."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: str | None = "internal_error"
+    param: str | None = None
+    retry_after_ms: int | None = None  # None: waiting is not known to help
+
+
+class InvalidApiKey(GatewayError):
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+
+
+class InvalidRequest(GatewayError):
+    """The body is not what the API takes; ``param`` names the field."""
+
+    status = 400
+    type = "invalid_request_error"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = "invalid_request"
+    ) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class RequestTooLarge(GatewayError):
+    status = 413
+    type = "invalid_request_error"
+    code = "request_too_large"
+
+
+class UnknownPath(GatewayError):
+    status = 404
+    type = "invalid_request_error"
+    code = "unknown_url"
+
+
+class MethodNotAllowed(GatewayError):
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_allowed"
+
+
+class ModelNotFound(GatewayError):
+    status = 404
+    type = "invalid_request_error"
+    code = "model_not_found"
+    param = "model"
+
+
+class RateLimited(GatewayError):
+    """Refused by a bucket; ``limit`` is ``"tokens"`` or ``"requests"``."""
+
+    status = 429
+    code = "rate_limit_exceeded"
+
+    def __init__(self, limit: str, retry_after_ms: int) -> None:
+        super().__init__(f"Rate limit reached for {limit} per minute.")
+        self.limit = limit
+        self.retry_after_ms = retry_after_ms
+
+
+class Unavailable(GatewayError):
+    """Something the gateway needs is away; the request may be sent again."""
+
+    status = 503
+    code = "service_unavailable"
+    retry_after_ms = 1_000
+
+
+class PolicyUnavailable(Unavailable):
+    code = "policy_unavailable"
+
+
+class QuotaUnavailable(Unavailable):
+    code = "quota_unavailable"
+
+
+class QuotaUnanswered(QuotaUnavailable):
+    """The call was sent: it may have taken effect although no answer came."""
+
+
+class SpoolUnavailable(Unavailable):
+    code = "metering_unavailable"
+
+
+class NoReplicaAvailable(Unavailable):
+    code = "server_is_overloaded"
+
+
+class ShuttingDown(Unavailable):
+    code = "shutting_down"
+
+
+class UpstreamError(GatewayError):
+    """The replica did not do its part."""
+
+    status = 502
+    code = "upstream_error"
+
+
+class UpstreamUnreachable(UpstreamError):
+    """No connection: nothing of the request was sent, so another replica may be tried."""
+
+
+class UpstreamTimeout(UpstreamError):
+    status = 504
+    code = "upstream_timeout"
+
+
+class UpstreamRefused(GatewayError):
+    """The replica's own 4xx: passed on as it came, in OpenAI's shape."""
+
+    def __init__(self, status: int, error: bytes) -> None:
+        super().__init__(f"the replica answered {status}")
+        self.code = "upstream_refused"
+        self.upstream_status = status
+        self.error = error  # an encoded OpenAI error body
+
+
+class Interrupted(Exception):
+    """The wait is over before its end: the client left, or the gateway stops."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.value)
+        self.outcome = outcome

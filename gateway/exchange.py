@@ -1,0 +1,151 @@
+"""One data-plane request on one client connection: what came, and how to answer.
+
+The pipeline sees only this: bytes in, bytes out, and one way to end a wait early.  An exchange is
+interrupted when its client leaves or the gateway stops; whoever waits through ``watch`` then gets
+``Interrupted`` instead of a result.
+"""
+
+import asyncio
+import http
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from contracts.usage import Outcome
+from gateway.api.context import Endpoint
+from gateway.errors import Interrupted
+
+T = TypeVar("T")
+
+Header = tuple[bytes, bytes]
+
+_STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in http.HTTPStatus}
+JSON = b"application/json"
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+
+
+class Exchange:
+    """``response_complete``, ``keep_alive``, ``disconnected`` and ``message_event`` are spelled as
+    in uvicorn's own request cycle, whose place an exchange takes on the connection."""
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        endpoint: Endpoint,
+        headers: Sequence[Header],
+        *,
+        keep_alive: bool,
+        is_chunking_understood: bool,
+        on_complete: Callable[[], None],
+    ) -> None:
+        self.endpoint = endpoint
+        self.headers = headers
+        self.body = b""
+        self.keep_alive = keep_alive
+        self.response_complete = False
+        self.disconnected = False
+        self.message_event = asyncio.Event()
+        self.is_started = False
+        self.interrupted_by: Outcome | None = None
+        self.is_write_paused = False
+        self._transport = transport
+        self._is_chunking_understood = is_chunking_understood  # HTTP/1.0 clients do not
+        self._on_complete = on_complete
+        self._watched: asyncio.Future[Any] | None = None  # of whatever is being waited for
+        self._writable: asyncio.Future[None] | None = None
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first of that (lower-case) name."""
+        return next((value for key, value in self.headers if key == name), None)
+
+    # Waiting
+
+    async def watch(self, future: "asyncio.Future[T]") -> T:
+        """The future's result.  Raises Interrupted if the exchange is, before or while waiting."""
+        if self.interrupted_by is not None:
+            raise Interrupted(self.interrupted_by)
+        self._watched = future
+        try:
+            return await future
+        finally:
+            self._watched = None
+
+    async def wait_writable(self) -> None:
+        """Returns when the client has taken most of what was written.  Raises Interrupted."""
+        if self.is_write_paused and not self.disconnected:
+            self._writable = asyncio.get_running_loop().create_future()
+            await self.watch(self._writable)
+
+    def interrupt(self, outcome: Outcome) -> None:
+        """The first reason stands."""
+        if self.interrupted_by is not None or self.response_complete:
+            return
+        self.interrupted_by = outcome
+        if self._watched is not None and not self._watched.done():
+            self._watched.set_exception(Interrupted(outcome))
+
+    def client_lost(self) -> None:
+        self.disconnected = True
+        self.interrupt(Outcome.CLIENT_DISCONNECTED)
+
+    def resume_writing(self) -> None:
+        self.is_write_paused = False
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+
+    # Answering
+
+    def send(self, status: int, headers: bytes, body: bytes, content_type: bytes = JSON) -> None:
+        """A whole answer.  ``headers``: complete lines."""
+        self.is_started = True
+        self._write(
+            b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n%b"
+            % (
+                _STATUS_LINES[status],
+                content_type,
+                len(body),
+                headers,
+                b"" if self.keep_alive else b"connection: close\r\n",
+                body,
+            )
+        )
+        self._complete()
+
+    def start_stream(self, headers: bytes, first: bytes) -> None:
+        self.is_started = True
+        if not self._is_chunking_understood:
+            self.keep_alive = False
+        self._write(
+            b"%bcontent-type: %b\r\ncache-control: no-cache\r\n%b%b%b\r\n%b"
+            % (
+                _STATUS_LINES[200],
+                EVENT_STREAM,
+                b"transfer-encoding: chunked\r\n" if self._is_chunking_understood else b"",
+                headers,
+                b"" if self.keep_alive else b"connection: close\r\n",
+                self._chunk(first),
+            )
+        )
+
+    def write_stream(self, data: bytes) -> None:
+        self._write(self._chunk(data))
+
+    def end_stream(self, last: bytes) -> None:
+        end = b"0\r\n\r\n" if self._is_chunking_understood else b""
+        self._write(self._chunk(last) + end)
+        self._complete()
+
+    def _chunk(self, data: bytes) -> bytes:
+        if not data or not self._is_chunking_understood:  # an empty chunk would be the end
+            return data
+        return b"%x\r\n%b\r\n" % (len(data), data)
+
+    def _write(self, data: bytes) -> None:
+        if not self.disconnected:
+            self._transport.write(data)
+
+    def _complete(self) -> None:
+        self.response_complete = True
+        if not self.disconnected:
+            if not self.keep_alive:
+                self._transport.close()
+            self._on_complete()

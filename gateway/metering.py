@@ -1,0 +1,117 @@
+"""From what a request consumed to the event that bills it."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
+
+from contracts.usage import Outcome, UsageEvent, UsageSource
+from gateway.api.context import RequestContext
+from gateway.clock import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    cached_prompt_tokens: int  # subset of prompt_tokens
+    completion_tokens: int
+    source: UsageSource
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+NOTHING_USED = Usage(0, 0, 0, UsageSource.ENGINE)
+
+
+@dataclass(slots=True)
+class Meter:
+    """What is known so far about one attempt.  Zero is a count, ``None`` is "unknown"."""
+
+    replica: str | None = None
+    engine_usage: Usage | None = None  # the last usage the replica reported
+    num_content_events: int = 0  # relayed events that carried generated text
+    first_byte_monotonic_s: float | None = None
+    status: int = field(default=0)  # sent to the client; 0: nothing was
+
+    def best_known(self, estimated_prompt_tokens: int) -> Usage:
+        """The replica's count, or ours: a token per content event, and the estimated prompt."""
+        if self.engine_usage is not None:
+            return self.engine_usage
+        return Usage(estimated_prompt_tokens, 0, self.num_content_events, UsageSource.COUNTED)
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class _ReportedUsage(msgspec.Struct):
+    prompt_tokens: Annotated[int, msgspec.Meta(ge=0)]
+    completion_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _UsageCarrier(msgspec.Struct):
+    usage: _ReportedUsage | None = None
+
+
+_usage_decoder = msgspec.json.Decoder(_UsageCarrier)
+
+
+def reported_usage(document: bytes) -> Usage | None:
+    """The ``usage`` member of an OpenAI object, or ``None`` where there is no valid one."""
+    try:
+        usage = _usage_decoder.decode(document).usage
+    except msgspec.MsgspecError:
+        return None
+    if usage is None:
+        return None
+    details = usage.prompt_tokens_details
+    cached = 0 if details is None or details.cached_tokens is None else details.cached_tokens
+    return Usage(
+        usage.prompt_tokens,
+        min(cached, usage.prompt_tokens),  # classes are disjoint: more cached than prompt is not
+        usage.completion_tokens,
+        UsageSource.ENGINE,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EventSource:
+    """Who writes the events: constant for the life of a process."""
+
+    gateway_id: str
+    boot_id: str
+    clock: Clock
+
+    def event(
+        self, context: RequestContext, meter: Meter, usage: Usage, outcome: Outcome, seq: int
+    ) -> UsageEvent:
+        first_byte = meter.first_byte_monotonic_s
+        return UsageEvent(
+            event_id=context.event_id,
+            request_id=context.request_id,
+            tenant_id=context.grant.tenant.tenant_id,
+            key_id=context.grant.key.key_id,
+            tier=context.grant.tenant.tier,
+            model_requested=context.request.model_requested,
+            model=context.request.model,
+            replica=meter.replica,
+            endpoint=context.request.endpoint.value,
+            is_stream=context.request.is_stream,
+            admitted_at=context.admitted_at,
+            occurred_at=self.clock.now(),
+            outcome=outcome,
+            usage_source=usage.source,
+            input_uncached_tokens=usage.prompt_tokens - usage.cached_prompt_tokens,
+            input_cache_read_tokens=usage.cached_prompt_tokens,
+            output_text_tokens=usage.completion_tokens,
+            reserved_tokens=context.reserved_tokens,
+            ttft_ms=(
+                None if first_byte is None else (first_byte - context.started_monotonic_s) * 1e3
+            ),
+            gateway_id=self.gateway_id,
+            gateway_boot_id=self.boot_id,
+            gateway_seq=seq,
+        )

@@ -1,0 +1,1 @@
+"""Usage events on their way out: durable first, shipped later."""

@@ -1,0 +1,189 @@
+"""The durable spool: a usage event is on disk before its request ends.
+
+Group commit: the event loop hands over whatever has gathered while the last batch was being
+written; one thread writes and syncs.  An event's future is done when it would survive a power cut.
+A batch that cannot be written is tried again for as long as the process lives, in order, so
+sequence numbers have no gaps.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from contracts.spool import frame, segment_name
+
+logger = logging.getLogger(__name__)
+
+_BACKOFF_S = (0.05, 0.1, 0.25, 0.5, 1.0)
+
+
+@dataclass(slots=True)
+class _Batch:
+    lines: list[bytes]
+    committed: list[asyncio.Future[None]]
+
+
+class Segment:
+    """One append-only file, locked by its writer for as long as it may grow."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.num_bytes = 0
+        self.is_sound = True
+        self._file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _sync_folder(folder)  # or the name itself could be lost
+        except OSError:
+            os.close(self._file)
+            raise
+
+    def append(self, lines: bytes) -> None:
+        """On disk when it returns.  Raises OSError; ``is_sound`` tells whether to go on here."""
+        try:
+            view = memoryview(lines)
+            while view:
+                view = view[os.write(self._file, view) :]
+        except OSError:
+            self.is_sound = False
+            os.ftruncate(self._file, self.num_bytes)
+            self.is_sound = True
+            raise
+        self.is_sound = False  # what a failed sync left on disk is anyone's guess
+        os.fdatasync(self._file)
+        self.is_sound = True
+        self.num_bytes += len(lines)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Spool:
+    """Open it with ``start``, close it with ``stop``.  Used from the event loop's thread only."""
+
+    def __init__(self, folder: Path, boot_id: str, segment_bytes: int) -> None:
+        self._folder = folder
+        self._boot_id = boot_id
+        self._segment_bytes = segment_bytes
+        self._loop = asyncio.get_running_loop()
+        self._gathered = _Batch([], [])
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._write_batches, name="spool-writer")
+        self._next_seq = 1
+        self._segment: Segment | None = None  # the writer thread's own
+        self._num_segments = 0
+        self.num_committed = 0
+        self.is_failing = False
+
+    def start(self) -> None:
+        """Raises OSError if the folder cannot be written to."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._open_segment()
+        self._thread.start()
+
+    def append(self, encode: Callable[[int], bytes]) -> "asyncio.Future[None]":
+        """Takes the next sequence number, and writes what ``encode`` makes with it."""
+        line = frame(encode(self._next_seq))
+        self._next_seq += 1
+        committed: asyncio.Future[None] = self._loop.create_future()
+        self._gathered.lines.append(line)
+        self._gathered.committed.append(committed)
+        if self._idle.is_set():
+            self._idle.clear()
+            self._loop.call_soon(self._hand_over)  # the rest of this tick's events come along
+        return committed
+
+    async def stop(self, timeout_s: float) -> int:
+        """Waits for open events; returns how many could not be written."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        if self._num_open():
+            logger.error("usage events left unwritten", extra={"num_events": self._num_open()})
+        self._stopping.set()
+        self._batches.put(None)
+        await asyncio.to_thread(self._thread.join)
+        return self._num_open()
+
+    def _num_open(self) -> int:
+        return self._next_seq - 1 - self.num_committed
+
+    def _hand_over(self) -> None:
+        batch, self._gathered = self._gathered, _Batch([], [])
+        self._batches.put(batch)
+
+    def _committed(self, batch: _Batch) -> None:
+        self.is_failing = False
+        self.num_committed += len(batch.committed)
+        if self._gathered.lines:
+            self._hand_over()
+        else:
+            self._idle.set()
+        for future in batch.committed:
+            if not future.done():
+                future.set_result(None)
+
+    # The writer thread
+
+    def _write_batches(self) -> None:
+        while (batch := self._batches.get()) is not None:
+            if self._write(b"".join(batch.lines)):
+                self._loop.call_soon_threadsafe(self._committed, batch)
+        self._close_segment()
+
+    def _write(self, lines: bytes) -> bool:
+        """False only if the spool was stopped while it could not write."""
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                self._append(lines)
+            except OSError as exc:
+                if self._segment is not None and not self._segment.is_sound:
+                    self._close_segment()
+                if failures == 0:
+                    self._begin_failing(exc)
+                self._stopping.wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
+                failures += 1
+            else:
+                return True
+        return False
+
+    def _begin_failing(self, exc: OSError) -> None:
+        self.is_failing = True
+        logger.error("spool cannot be written", extra={"error": exc.strerror})
+
+    def _append(self, lines: bytes) -> None:
+        if self._segment is not None and self._segment.num_bytes >= self._segment_bytes:
+            self._close_segment()
+        if self._segment is None:
+            self._open_segment()
+        assert self._segment is not None
+        self._segment.append(lines)
+
+    def _open_segment(self) -> None:
+        name = segment_name(self._boot_id, self._num_segments)
+        self._num_segments += 1  # also after a failure: its name may be on disk
+        self._segment = Segment(self._folder, name)
+
+    def _close_segment(self) -> None:
+        """The next write opens the next one; readers ignore a torn end before it."""
+        segment, self._segment = self._segment, None
+        if segment is not None:
+            segment.close()

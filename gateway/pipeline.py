@@ -1,0 +1,183 @@
+"""The request, step by step.  Read this first.
+
+authenticate -> parse -> reserve -> route and relay -> settle and record -> end the answer.
+
+No other module knows this order.  Every admitted request is settled and recorded exactly once,
+whichever way it ends; its answer does not end before both are done.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from contracts.usage import Outcome
+from gateway.access_log import AccessLog, Trace
+from gateway.admission.redis_limiter import RedisLimiter
+from gateway.api.chat import parse_request
+from gateway.api.context import InferenceRequest, RequestContext
+from gateway.api.errors import error_body, error_event, error_status, retry_headers
+from gateway.api.headers import rate_limit_headers, request_id_header
+from gateway.auth import Authenticator
+from gateway.clock import Clock, IdMaker
+from gateway.errors import (
+    GatewayError,
+    Interrupted,
+    InvalidRequest,
+    RateLimited,
+    ShuttingDown,
+    SpoolUnavailable,
+)
+from gateway.exchange import Exchange
+from gateway.policies import Grant
+from gateway.relay import Fleet, Relay
+from gateway.settlement import Settlement, SettlementDesk, reservation_of
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """What a request passes through, in order."""
+
+    authenticator: Authenticator
+    limiter: RedisLimiter
+    fleet: Fleet
+    desk: SettlementDesk
+    access_log: AccessLog
+    clock: Clock
+    ids: IdMaker
+
+
+class Pipeline:
+    def __init__(self, stages: Stages) -> None:
+        self._stages = stages
+        self._tasks: dict[asyncio.Task[None], Exchange] = {}
+
+    def start(self, exchange: Exchange) -> None:
+        """Serves the exchange in a task of its own."""
+        task = asyncio.get_running_loop().create_task(self.serve(exchange))
+        self._tasks[task] = exchange
+        task.add_done_callback(self._tasks.pop)
+
+    def interrupt_all(self) -> None:
+        """The gateway stops: running requests end now, settled and recorded."""
+        for exchange in list(self._tasks.values()):
+            exchange.interrupt(Outcome.CANCELLED)
+
+    async def stop(self, timeout_s: float) -> None:
+        """Waits for what is left, then cancels it; even then each request is settled."""
+        tasks = list(self._tasks)
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=timeout_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    async def serve(self, exchange: Exchange) -> None:
+        """Never raises, except for its own cancellation."""
+        trace = self._stages.access_log.begin(self._stages.ids.request_id(), exchange.endpoint)
+        try:
+            await self._serve(exchange, trace)
+        except GatewayError as error:
+            self._refuse(exchange, trace, error)
+        except Interrupted as interruption:
+            self._break_off(exchange, trace, interruption.outcome)
+        except Exception:
+            logger.exception("request failed", extra={"request_id": trace.request_id})
+            self._refuse(exchange, trace, GatewayError("The gateway failed."))
+        finally:
+            self._stages.access_log.finish(trace)
+
+    async def _serve(self, exchange: Exchange, trace: Trace) -> None:
+        stages = self._stages
+        trace.grant = grant = stages.authenticator.authenticate(exchange.header(b"authorization"))
+        trace.request = request = parse_request(
+            exchange.endpoint, exchange.body, grant, stages.fleet.pool.resolve
+        )
+        self._check_can_be_served(request, grant)
+        context = await self._admit(trace, grant, request)
+        settlement = Settlement(stages.desk, context, trace.meter)
+        relay = Relay(stages.fleet, exchange, context, trace.meter, _head(trace))
+        end = await self._generate(relay, settlement, trace)
+        trace.status = 200
+        relay.send_end(end)
+
+    # Admission
+
+    def _check_can_be_served(self, request: InferenceRequest, grant: Grant) -> None:
+        """Before anything is reserved: a request that cannot run should not cost a request."""
+        limit = grant.limits.tokens_per_minute
+        if request.estimated_tokens > limit:  # waiting would never help, so it is not a 429
+            raise InvalidRequest(
+                f"The request may need {request.estimated_tokens} tokens, "
+                f"more than the limit of {limit} tokens per minute ever allows.",
+                code="tokens_limit_exceeded",
+            )
+        if self._stages.desk.spool.is_failing:
+            raise SpoolUnavailable("Usage cannot be recorded now.")
+        self._stages.fleet.pool.require_ready(request.model)
+
+    async def _admit(self, trace: Trace, grant: Grant, request: InferenceRequest) -> RequestContext:
+        """Raises RateLimited, QuotaUnavailable."""
+        context = RequestContext(
+            request_id=trace.request_id,
+            event_id=str(self._stages.ids.uuid7()),
+            grant=grant,
+            request=request,
+            reserved_tokens=request.estimated_tokens,
+            admitted_at=self._stages.clock.now(),
+            started_monotonic_s=trace.started_monotonic_s,
+        )
+        verdict = await self._stages.limiter.reserve(reservation_of(context))
+        trace.budget = verdict.budget
+        if verdict.refusal is not None:
+            raise RateLimited(verdict.refusal.limit, verdict.refusal.retry_after_ms)
+        return context
+
+    # The answer
+
+    async def _generate(self, relay: Relay, settlement: Settlement, trace: Trace) -> bytes:
+        """The end of the answer, once its usage is settled and recorded.
+
+        Failures are raised after that, too: the client learns nothing that is not on disk.
+        """
+        failure: GatewayError | Interrupted | None = None
+        end = b""
+        try:
+            end = await relay.answer()
+            settlement.close(relay.usage(), Outcome.COMPLETED)
+        except Interrupted as interruption:
+            failure = interruption
+            settlement.close(await relay.stop(), interruption.outcome)
+        except GatewayError as error:
+            failure = error
+            settlement.close(await relay.stop_after_failure(), Outcome.UPSTREAM_FAILED)
+        finally:
+            # Only a cancelled task, or a defect, gets here unsettled.
+            closing = settlement.close(relay.usage(), Outcome.CANCELLED)
+            trace.usage, trace.outcome = closing.usage, closing.outcome
+            relay.close()
+        await self._stages.desk.hold(closing)
+        if failure is not None:
+            raise failure
+        return end
+
+    def _refuse(self, exchange: Exchange, trace: Trace, error: GatewayError) -> None:
+        trace.reason = error.code
+        if exchange.is_started:
+            trace.status = 200  # the status line is gone; the log's reason tells
+            exchange.end_stream(error_event(error))
+            return
+        trace.status = error_status(error)
+        challenge = b"www-authenticate: Bearer\r\n" if trace.status == 401 else b""
+        exchange.send(
+            trace.status, _head(trace) + retry_headers(error) + challenge, error_body(error)
+        )
+
+    def _break_off(self, exchange: Exchange, trace: Trace, outcome: Outcome) -> None:
+        if outcome is Outcome.CANCELLED:
+            self._refuse(exchange, trace, ShuttingDown("The gateway is shutting down."))
+
+
+def _head(trace: Trace) -> bytes:
+    return request_id_header(trace.request_id) + rate_limit_headers(trace.budget)

@@ -1,0 +1,95 @@
+"""The policy file, as a snapshot in memory.
+
+The file is looked at every fraction of a second and read again when it changed.  A file that
+cannot be read or decoded leaves the last good snapshot in force: an operator's typing error must
+not lock every tenant out.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from contracts.errors import ContractError
+from contracts.policy import (
+    ApiKeyRecord,
+    Limits,
+    PolicyDocument,
+    TenantPolicy,
+    decode_policy_document,
+)
+
+logger = logging.getLogger(__name__)
+
+_SALT_PERSON = b"pandal.salt"  # keeps salts apart from the key hashes made with the same pepper
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What one API key stands for."""
+
+    tenant: TenantPolicy
+    key: ApiKeyRecord
+    limits: Limits
+    salt: bytes  # [32] secret of the tenant: seeds cache salts and prefix affinity
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySnapshot:
+    version: int
+    grants: Mapping[str, Grant]  # by key hash
+
+
+def snapshot_of(document: PolicyDocument, pepper: bytes) -> PolicySnapshot:
+    grants: dict[str, Grant] = {}
+    for tenant in document.tenants:
+        salt = hashlib.blake2b(
+            tenant.tenant_id.encode(), key=pepper, person=_SALT_PERSON, digest_size=32
+        ).digest()
+        limits = tenant.limits()
+        for key in tenant.keys:
+            grants[key.key_hash] = Grant(tenant, key, limits, salt)
+    return PolicySnapshot(document.version, grants)
+
+
+class PolicyStore:
+    """``current`` is replaced, never changed; ``None`` until a first good file was read."""
+
+    def __init__(self, path: Path, pepper: bytes) -> None:
+        self._path = path
+        self._pepper = pepper
+        self._seen: tuple[int, int, int] | None = None  # modification time (ns), inode, bytes
+        self._failure: str | None = None
+        self.current: PolicySnapshot | None = None
+
+    def refresh(self) -> None:
+        """Reads the file if it changed; never raises."""
+        try:
+            status = self._path.stat()
+            identity = (status.st_mtime_ns, status.st_ino, status.st_size)
+            if identity == self._seen:
+                return
+            document = decode_policy_document(self._path.read_bytes())
+        except OSError as exc:
+            self._keep_last_good(f"{type(exc).__name__} {exc.errno}")
+            return
+        except ContractError as exc:
+            self._seen = identity
+            self._keep_last_good(str(exc))
+            return
+        self._seen, self._failure = identity, None
+        self.current = snapshot_of(document, self._pepper)
+        logger.info("policy loaded", extra={"version": document.version})
+
+    async def watch(self, poll_interval_s: float) -> None:
+        """Runs until cancelled."""
+        while True:
+            await asyncio.sleep(poll_interval_s)
+            self.refresh()
+
+    def _keep_last_good(self, failure: str) -> None:
+        if failure != self._failure:  # once per fault, not four times a second
+            logger.error("policy file refused, keeping the last good one", extra={"error": failure})
+        self._failure = failure

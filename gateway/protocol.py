@@ -1,0 +1,213 @@
+"""HTTP/1.1 on a client connection: data-plane requests leave uvicorn's way before ASGI begins.
+
+A subclass of uvicorn's protocol.  It takes POST to the paths of ``api.context.Endpoint`` and gives
+each, once its body is whole, to ``start``; every other request goes to the ASGI application as if
+this class were not there.  Both kinds may follow each other on one connection, pipelined too.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from gateway.api.context import Endpoint
+from gateway.api.errors import error_body
+from gateway.errors import GatewayError, InvalidRequest, RequestTooLarge
+from gateway.exchange import Exchange
+
+DATA_PLANE_PATHS: Final = {endpoint.path.encode(): endpoint for endpoint in Endpoint}
+
+Start = Callable[[Exchange], None]
+
+
+class DataPlaneProtocol(HttpToolsProtocol):
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],  # uvicorn's signature
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        start: Start,
+        max_body_bytes: int,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._start = start
+        self._max_body_bytes = max_body_bytes
+        self._incoming: Exchange | None = None  # its message is being parsed
+        self._incoming_parts: list[bytes] = []
+        self._num_incoming_bytes = 0
+        self._running: Exchange | None = None  # its answer is being made
+        self._waiting: deque[Exchange | None] = deque()  # pipelined; None: uvicorn's own
+
+    # Parsing
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._unsupported_upgrade_warning()
+        except httptools.HttpParserError:
+            self._refuse_garbage()
+
+    def on_message_begin(self) -> None:
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
+        self._incoming = None
+
+    def on_headers_complete(self) -> None:
+        endpoint = DATA_PLANE_PATHS.get(self.url.partition(b"?")[0])
+        if endpoint is None or self.parser.get_method() != b"POST":
+            self._hand_to_uvicorn()
+            return
+        version = self.parser.get_http_version()
+        exchange = Exchange(
+            self.transport,
+            endpoint,
+            self.headers,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            is_chunking_understood=version != "1.0",
+            on_complete=self.on_response_complete,
+        )
+        self._incoming, self._incoming_parts, self._num_incoming_bytes = exchange, [], 0
+        self._take_place(exchange)
+        self._check_announced_length(exchange)
+
+    def on_body(self, body: bytes) -> None:
+        if self._incoming is None:
+            super().on_body(body)
+            return
+        self._num_incoming_bytes += len(body)
+        if self._num_incoming_bytes <= self._max_body_bytes:
+            self._incoming_parts.append(body)
+        else:
+            self._refuse(self._incoming, self._too_large())
+
+    def on_message_complete(self) -> None:
+        exchange, self._incoming = self._incoming, None
+        if exchange is None:
+            super().on_message_complete()
+        elif not exchange.response_complete:
+            exchange.body = b"".join(self._incoming_parts)
+            exchange.message_event.set()
+            if exchange is self._running:
+                self._start(exchange)
+
+    def _hand_to_uvicorn(self) -> None:
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        previous, num_waiting = self.cycle, len(self.pipeline)
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects
+        self.headers.extend(headers)
+        super().on_headers_complete()
+        if self.cycle is not previous and len(self.pipeline) > num_waiting:
+            self._waiting.append(None)
+
+    def _take_place(self, exchange: Exchange) -> None:
+        """Behind whatever this connection is still answering."""
+        previous: Any = self.cycle  # an Exchange or uvicorn's cycle: alike where it matters
+        self.cycle = exchange  # type: ignore[assignment]
+        if previous is None or previous.response_complete:
+            self._running = exchange
+            if self.expect_100_continue:
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        else:
+            self.flow.pause_reading()
+            self._waiting.append(exchange)
+
+    # Refusing
+
+    def _too_large(self) -> RequestTooLarge:
+        return RequestTooLarge(f"The body may hold at most {self._max_body_bytes} bytes.")
+
+    def _check_announced_length(self, exchange: Exchange) -> None:
+        length = exchange.header(b"content-length")
+        if length is not None and int(length) > self._max_body_bytes:
+            self._refuse(exchange, self._too_large())
+
+    def _refuse(self, exchange: Exchange, error: GatewayError) -> None:
+        """Answers without reading on: the rest of the body is not worth its bandwidth."""
+        self._incoming = None
+        exchange.keep_alive = False
+        if exchange is self._running:
+            self.flow.pause_reading()
+            exchange.send(error.status, b"", error_body(error))
+        else:
+            self.transport.close()
+
+    def _refuse_garbage(self) -> None:
+        if self._running is not None and not self._running.response_complete and self._started():
+            self._running.keep_alive = False  # let the good request before the garbage finish
+            self.flow.pause_reading()
+            return
+        error = InvalidRequest("The bytes are not a valid HTTP/1.1 request.")
+        body = error_body(error)
+        self.transport.write(
+            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
+        )
+        self.transport.close()
+
+    def _started(self) -> bool:
+        return self._running is not None and self._running.message_event.is_set()
+
+    # Turns
+
+    def on_response_complete(self) -> None:
+        self._running = None
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self._unset_keepalive_if_required()
+        self.flow.resume_reading()
+        if self._waiting:
+            self._next_turn()
+        else:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def _next_turn(self) -> None:
+        exchange = self._waiting.popleft()
+        if exchange is None:
+            cycle, app = self.pipeline.pop()
+            self._start_asgi_task(cycle, app)
+            return
+        self._running = exchange
+        if exchange.message_event.is_set():
+            self._start(exchange)
+        elif self.expect_100_continue:  # its body is still being waited for, so it parsed last
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    # The connection
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._waiting.clear()
+        self.pipeline.clear()
+        if self._running is not None:
+            self._running.client_lost()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._running is not None:
+            self._running.is_write_paused = True
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._running is not None:
+            self._running.resume_writing()
+
+    def shutdown(self) -> None:
+        """The server stops: idle connections close now, busy ones after their answer."""
+        if self._running is not None and not self._running.response_complete:
+            self._running.keep_alive = False
+        else:
+            super().shutdown()

@@ -1,0 +1,294 @@
+"""One replica's answer to one client: open, relay, and stop.
+
+Until the first byte has gone to the client another replica may be tried; after it the stream can
+only go on or end with an error event.  The relay keeps the meter; it never settles.
+"""
+
+import asyncio
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from contracts.names import HEADER_REQUEST_ID
+from contracts.usage import UsageSource
+from gateway.api.context import RequestContext
+from gateway.api.event_stream import DONE, EventSplitter, EventTooLarge, event_payload
+from gateway.api.upstream_errors import error_in_event, refusal
+from gateway.clock import Clock
+from gateway.errors import (
+    NoReplicaAvailable,
+    UpstreamError,
+    UpstreamUnreachable,
+)
+from gateway.exchange import Exchange
+from gateway.metering import NOTHING_USED, Meter, Usage, reported_usage
+from gateway.routing.endpoint import RoutingRequest
+from gateway.routing.pool import Replica, ReplicaPool
+from gateway.routing.profile import NoEndpointAvailable, RoutingProfile
+from gateway.upstream.replica_client import read_body
+from gateway.upstream.response import UpstreamResponse
+
+FORWARDED_HEADERS: Final = frozenset({b"accept", b"traceparent", b"tracestate"})
+_GENERATED_TEXT = re.compile(
+    rb'"(?:content|text|reasoning_content|reasoning|arguments)"\s*:\s*"[^"]'
+)
+_DRAIN_S = 0.1  # an answer that ended a moment before the abort is on its way already
+_MAX_ERROR_BYTES = 64 * 1024
+
+
+_NULL = msgspec.Raw(b"null")
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[msgspec.Raw] | None = None
+    error: msgspec.Raw = _NULL  # "Raw | None" would accept nothing but null
+
+
+_chunk_decoder = msgspec.json.Decoder(_Chunk)
+
+
+@dataclass(frozen=True, slots=True)
+class RelayLimits:
+    max_answer_bytes: int
+    max_event_bytes: int
+    abort_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Where a relay finds replicas."""
+
+    pool: ReplicaPool
+    profile: RoutingProfile
+    limits: RelayLimits
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    replica: Replica
+    request_id: str
+    response: UpstreamResponse
+
+
+class Relay:
+    def __init__(
+        self, fleet: Fleet, exchange: Exchange, context: RequestContext, meter: Meter, head: bytes
+    ) -> None:
+        self._fleet = fleet
+        self._exchange = exchange
+        self._context = context
+        self._meter = meter
+        self._head = head  # header lines of the answer
+        self._attempt: _Attempt | None = None
+        self._is_stream = False
+        self._is_usage_final = False
+
+    async def answer(self) -> bytes:
+        """Relays all but the end, and returns that: ``[DONE]``, or the whole document.
+
+        Raises UpstreamError, UpstreamRefused, NoReplicaAvailable, Interrupted.
+        """
+        response = await self._open()
+        if response.status != 200:
+            raise refusal(response.status, await self._read(response, _MAX_ERROR_BYTES))
+        self._is_stream = response.is_event_stream
+        if self._is_stream:
+            return await self._relay_stream(response)
+        return await self._relay_document(response)
+
+    def send_end(self, end: bytes) -> None:
+        """What ``answer`` returned."""
+        if not self._is_stream:
+            self._exchange.send(200, self._head, end)
+            return
+        if not self._exchange.is_started:
+            self._exchange.start_stream(self._head, b"")
+        self._exchange.end_stream(end)
+
+    def usage(self) -> Usage:
+        """The best count so far: the replica's, or ours."""
+        attempt = self._attempt
+        if attempt is None or not attempt.response.is_sent:
+            return NOTHING_USED
+        return self._meter.best_known(self._context.request.estimated_prompt_tokens)
+
+    async def stop(self) -> Usage:
+        """Ends the generation; the replica's final count if it can tell."""
+        attempt = self._attempt
+        if attempt is not None:
+            if attempt.response.is_sent and not self._is_usage_final:
+                await self._ask_final_usage(attempt)
+            attempt.response.cancel()
+        return self.usage()
+
+    async def stop_after_failure(self) -> Usage:
+        """As ``stop``; a replica that gave nothing and cannot be asked has used nothing."""
+        attempt = self._attempt
+        if attempt is None or attempt.response.status not in (0, 200):
+            return NOTHING_USED
+        usage = await self.stop()
+        return usage if self._exchange.is_started or self._meter.engine_usage else NOTHING_USED
+
+    def close(self) -> None:
+        """Gives the connection up, or back; idempotent."""
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            attempt.replica.num_in_flight -= 1
+            attempt.response.discard()
+
+    # Opening
+
+    async def _open(self) -> UpstreamResponse:
+        """The first answer with a head, from whichever replica gives one."""
+        tried: set[str] = set()
+        while True:
+            attempt = self._try_next(tried)
+            try:
+                await self._exchange.watch(attempt.response.head)
+            except UpstreamUnreachable:
+                self._give_up_on(attempt, tried)
+                continue
+            if attempt.response.status == 503:  # draining or full: it has done nothing
+                self._give_up_on(attempt, tried)
+                continue
+            return attempt.response
+
+    def _try_next(self, tried: set[str]) -> _Attempt:
+        request = self._context.request
+        wanted = RoutingRequest(request.model, request.affinity_key, frozenset(tried))
+        try:
+            decision = self._fleet.profile.route(wanted, self._fleet.pool.endpoints())
+        except NoEndpointAvailable as exc:
+            raise NoReplicaAvailable("No replica can take this request now.") from exc
+        replica = self._fleet.pool[decision.endpoint]
+        request_id = f"{self._context.request_id}-{len(tried)}"
+        response = replica.client.post(
+            request.endpoint.path, self._request_headers(request_id), request.body
+        )
+        replica.num_in_flight += 1
+        self._meter.replica = replica.name
+        self._attempt = _Attempt(replica, request_id, response)
+        return self._attempt
+
+    def _give_up_on(self, attempt: _Attempt, tried: set[str]) -> None:
+        self._fleet.pool.mark_unreachable(attempt.replica.name)
+        tried.add(attempt.replica.name)
+        self.close()
+        self._meter.replica = None
+
+    def _request_headers(self, request_id: str) -> bytes:
+        """An allow-list: the client's key and cookies are none of the replica's business."""
+        lines = [
+            f"{HEADER_REQUEST_ID}: {request_id}\r\ncontent-type: application/json\r\n".encode()
+        ]
+        lines += [
+            b"%b: %b\r\n" % (name, value)
+            for name, value in self._exchange.headers
+            if name in FORWARDED_HEADERS
+        ]
+        return b"".join(lines)
+
+    # Relaying
+
+    async def _relay_document(self, response: UpstreamResponse) -> bytes:
+        body = await self._read(response, self._fleet.limits.max_answer_bytes)
+        self._meter.engine_usage = reported_usage(body)
+        self._note_first_byte()
+        return body
+
+    async def _relay_stream(self, response: UpstreamResponse) -> bytes:
+        splitter = EventSplitter(self._fleet.limits.max_event_bytes)
+        while True:
+            chunk = await self._exchange.watch(response.next_chunk())
+            try:
+                events = list(splitter.feed(chunk)) if chunk else [splitter.flush()]
+            except EventTooLarge as exc:
+                raise UpstreamError("The replica sent an event without end.") from exc
+            visible: list[bytes] = []
+            for event in events:
+                payload = event_payload(event)
+                if payload == DONE:
+                    self._write(visible)
+                    return event
+                if payload is None or self._is_for_client(payload, visible):
+                    visible.append(event)
+            self._write(visible)
+            if not chunk:
+                raise UpstreamError("The replica's stream ended before its end.")
+            await self._exchange.wait_writable()
+
+    def _is_for_client(self, payload: bytes, before: list[bytes]) -> bool:
+        """Reads what the meter needs.  Raises UpstreamRefused for an error event."""
+        if b'"usage"' not in payload and b'"error"' not in payload:
+            self._count_text(payload)
+            return True
+        try:
+            chunk = _chunk_decoder.decode(payload)
+        except msgspec.MsgspecError:
+            return True  # not ours to judge
+        if bytes(chunk.error) != b"null":
+            self._write(before)
+            raise error_in_event(payload)
+        usage = reported_usage(payload)
+        if usage is not None:
+            self._meter.engine_usage = usage
+        if chunk.choices:
+            self._count_text(payload)
+            return True
+        self._is_usage_final = usage is not None
+        return usage is None or self._context.request.wants_usage_chunk
+
+    def _count_text(self, payload: bytes) -> None:
+        if _GENERATED_TEXT.search(payload) is not None:
+            self._meter.num_content_events += 1
+
+    def _write(self, events: list[bytes]) -> None:
+        if not events:
+            return
+        data = b"".join(events)
+        self._note_first_byte()
+        if self._exchange.is_started:
+            self._exchange.write_stream(data)
+        else:
+            self._exchange.start_stream(self._head, data)
+
+    def _note_first_byte(self) -> None:
+        if self._meter.first_byte_monotonic_s is None:
+            self._meter.first_byte_monotonic_s = self._fleet.clock.monotonic_s()
+
+    async def _read(self, response: UpstreamResponse, max_bytes: int) -> bytes:
+        return await read_body(response, max_bytes, self._exchange.watch)
+
+    # Stopping
+
+    async def _ask_final_usage(self, attempt: _Attempt) -> None:
+        aborted = await attempt.replica.client.abort(
+            attempt.request_id, self._fleet.limits.abort_timeout_s
+        )
+        if aborted is None:
+            await self._drain(attempt.response)
+            return
+        self._is_usage_final = True
+        self._meter.engine_usage = Usage(
+            aborted.prompt_tokens,
+            min(aborted.cached_prompt_tokens, aborted.prompt_tokens),
+            aborted.completion_tokens,
+            UsageSource.ENGINE,
+        )
+
+    async def _drain(self, response: UpstreamResponse) -> None:
+        """Looks for a usage report among what has arrived already, or arrives in a moment."""
+        splitter = EventSplitter(self._fleet.limits.max_event_bytes)
+        try:
+            async with asyncio.timeout(_DRAIN_S):
+                while chunk := await response.next_chunk():
+                    for event in splitter.feed(chunk):
+                        usage = reported_usage(event_payload(event) or b"")
+                        self._meter.engine_usage = usage or self._meter.engine_usage
+                document = splitter.flush()
+                self._meter.engine_usage = reported_usage(document) or self._meter.engine_usage
+        except (TimeoutError, UpstreamError, EventTooLarge):
+            return

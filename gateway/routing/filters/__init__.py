@@ -1,0 +1,1 @@
+"""Plugins that remove endpoints."""

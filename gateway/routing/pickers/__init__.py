@@ -1,0 +1,1 @@
+"""Plugins that choose among rated endpoints."""

@@ -1,0 +1,129 @@
+"""What each configured replica is up to: asked about once a second, and told by failed requests."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import msgspec
+
+from gateway.errors import ModelNotFound, NoReplicaAvailable, UpstreamError
+from gateway.routing.endpoint import Endpoint
+from gateway.upstream.replica_client import ReplicaClient
+
+logger = logging.getLogger(__name__)
+
+
+class _ServedModel(msgspec.Struct):
+    id: Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class _ModelList(msgspec.Struct):
+    data: list[_ServedModel]
+
+
+class Replica:
+    """One configured replica: its client and what is known of it."""
+
+    def __init__(self, client: ReplicaClient) -> None:
+        self.client = client
+        self.is_ready = False
+        self.models: frozenset[str] | None = None  # None: it has never told
+        self.num_in_flight = 0
+
+    @property
+    def name(self) -> str:
+        return self.client.name
+
+    def endpoint(self) -> Endpoint:
+        models = frozenset[str]() if self.models is None else self.models
+        return Endpoint(self.name, self.is_ready, models, self.num_in_flight)
+
+
+class ReplicaPool:
+    def __init__(
+        self, clients: Sequence[ReplicaClient], aliases: Mapping[str, str], poll_timeout_s: float
+    ) -> None:
+        self._replicas = {client.name: Replica(client) for client in clients}
+        self._aliases = aliases
+        self._poll_timeout_s = poll_timeout_s
+
+    def __getitem__(self, name: str) -> Replica:
+        return self._replicas[name]
+
+    @property
+    def num_ready(self) -> int:
+        return sum(replica.is_ready for replica in self._replicas.values())
+
+    def endpoints(self) -> list[Endpoint]:
+        return [replica.endpoint() for replica in self._replicas.values()]
+
+    def served_models(self) -> list[str]:
+        """Every name a client may use now: models with their aliases."""
+        served = {model for replica in self._replicas.values() for model in replica.models or ()}
+        aliases = {alias for alias, model in self._aliases.items() if model in served}
+        return sorted(served | aliases)
+
+    def resolve(self, model: str) -> str:
+        """The name replicas use.  Raises ModelNotFound, or NoReplicaAvailable if nobody can say."""
+        if model in self._aliases:
+            return self._aliases[model]
+        known = [replica.models for replica in self._replicas.values()]
+        if any(models is not None and model in models for models in known):
+            return model
+        if any(models is None for models in known):
+            raise NoReplicaAvailable("The replicas have not told yet which models they serve.")
+        raise ModelNotFound(f"The model '{model}' does not exist.")
+
+    def require_ready(self, model: str) -> None:
+        """Raises NoReplicaAvailable."""
+        if not any(r.is_ready and model in (r.models or ()) for r in self._replicas.values()):
+            raise NoReplicaAvailable(f"No replica that serves '{model}' is ready.")
+
+    def mark_unreachable(self, name: str) -> None:
+        """Until the next poll finds it well."""
+        self._set_ready(self._replicas[name], is_ready=False)
+
+    async def watch(self, interval_s: float) -> None:
+        """Runs until cancelled.  A replica that answers slowly does not delay the others' turn."""
+        async with asyncio.TaskGroup() as group:
+            for replica in self._replicas.values():
+                group.create_task(self._watch_one(replica, interval_s))
+
+    async def close(self) -> None:
+        for replica in self._replicas.values():
+            await replica.client.close()
+
+    async def _watch_one(self, replica: Replica, interval_s: float) -> None:
+        while True:
+            await self._poll(replica)
+            await asyncio.sleep(interval_s)
+
+    async def _poll(self, replica: Replica) -> None:
+        try:
+            is_ready = await self._ask_ready(replica)
+            if is_ready or replica.models is None:
+                await self._ask_models(replica)
+            self._set_ready(replica, is_ready=is_ready and bool(replica.models))
+        except (UpstreamError, msgspec.MsgspecError):
+            self._set_ready(replica, is_ready=False)
+
+    async def _ask_ready(self, replica: Replica) -> bool:
+        answer = await replica.client.fetch("/ready", self._poll_timeout_s)
+        if answer.status == 404:  # vLLM, SGLang and others know only /health
+            answer = await replica.client.fetch("/health", self._poll_timeout_s)
+        return answer.status == 200
+
+    async def _ask_models(self, replica: Replica) -> None:
+        answer = await replica.client.fetch("/v1/models", self._poll_timeout_s)
+        if answer.status == 200:
+            listed = msgspec.json.decode(answer.body, type=_ModelList)
+            replica.models = frozenset(model.id for model in listed.data)
+
+    def _set_ready(self, replica: Replica, *, is_ready: bool) -> None:
+        if is_ready != replica.is_ready:
+            replica.is_ready = is_ready
+            logger.info(
+                "replica ready" if is_ready else "replica not ready",
+                extra={"replica": replica.name},
+            )

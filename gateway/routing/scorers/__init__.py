@@ -1,0 +1,1 @@
+"""Plugins that rate endpoints from 0 to 1."""

@@ -1,0 +1,79 @@
+"""uvicorn with the data plane in its protocol, and a shutdown that settles every request."""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import signal
+import socket
+from collections.abc import Generator
+
+import uvicorn
+
+from gateway.app import Gateway
+from gateway.protocol import DataPlaneProtocol
+from gateway.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_SETTLE_S = 5.0  # from the interruption of the last requests to their settled end
+
+
+class GatewayServer(uvicorn.Server):
+    def __init__(self, gateway: Gateway, settings: Settings) -> None:
+        protocol = functools.partial(
+            DataPlaneProtocol,
+            start=gateway.pipeline.start,
+            max_body_bytes=settings.max_body_bytes,
+        )
+        super().__init__(
+            uvicorn.Config(
+                gateway.control_plane,
+                host=settings.host,
+                port=settings.port,
+                http=protocol,  # type: ignore[arg-type]  # called like the class it wraps
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                backlog=4096,
+                timeout_graceful_shutdown=int(settings.drain_timeout_s + _SETTLE_S) + 1,
+            )
+        )
+        self._gateway = gateway
+        self._drain_timeout_s = settings.drain_timeout_s
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Through the event loop, and without raising the signal again: a stop is a success."""
+        loop = asyncio.get_running_loop()
+        handled = (signal.SIGINT, signal.SIGTERM)
+        for number in handled:
+            loop.add_signal_handler(number, self._stop, number)
+        try:
+            yield
+        finally:
+            for number in handled:
+                loop.remove_signal_handler(number)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for server in self.servers:
+            for listener in server.sockets:
+                logger.info("listening", extra={"port": listener.getsockname()[1]})
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Running requests may finish until the drain is over, then they are interrupted."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._drain_timeout_s, self._gateway.pipeline.interrupt_all)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
+
+    def _stop(self, number: signal.Signals) -> None:
+        logger.info("stopping", extra={"signal": number.name})
+        self._gateway.readiness.is_draining = True
+        self.should_exit = True

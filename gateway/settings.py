@@ -1,0 +1,61 @@
+"""Every knob of the gateway, read once from the environment (prefix ``GATEWAY_``)."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class ReplicaAddress(BaseModel):
+    """One configured replica."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(min_length=1)
+    url: str = Field(pattern=r"^http://[^/:]+:\d+/?$")  # plain HTTP inside the fleet
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="GATEWAY_", extra="forbid", frozen=True)
+
+    host: str = "127.0.0.1"  # reachable from this machine only, unless someone says otherwise
+    port: int = Field(default=8080, ge=0, le=65_535)  # 0: any free port, told in the log
+    replicas: tuple[ReplicaAddress, ...] = ()  # none: every request is refused with 503
+    model_aliases: dict[str, str] = {}  # name a client may use -> model a replica serves
+    policy_file: Path  # no default: nobody may call a gateway without a policy
+    policy_poll_interval_s: float = Field(default=0.25, gt=0)  # a revoked key dies within 1 s
+    key_pepper: SecretStr  # 16 to 64 bytes; keys the hashes of API keys and the tenants' salts
+    quota_url: str  # unix:///path/quota.sock or redis://[user:password@]host:port[/db]
+    quota_call_deadline_s: float = Field(default=0.25, gt=0)  # 100x a healthy call's time
+    spool_dir: Path  # must outlive the process: events wait here for billing
+    spool_segment_bytes: int = Field(default=64 * 1024 * 1024, ge=1)  # minutes of full load
+    spool_hold_s: float = Field(default=5.0, gt=0)  # longer than a slow disk, shorter than a client
+    gateway_id: str = Field(default="gateway-0", min_length=1)  # stable over restarts
+    kafka_bootstrap: str | None = None  # None: billing reads the spool itself
+    drain_timeout_s: float = Field(default=20.0, ge=0)  # inside Kubernetes' usual 30 s of grace
+    log_level: str = "info"
+
+    max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1)  # a million-token prompt fits
+    max_answer_bytes: int = Field(default=64 * 1024 * 1024, ge=1)  # of one non-streamed answer
+    max_event_bytes: int = Field(default=8 * 1024 * 1024, ge=1)  # of one server-sent event
+    connect_timeout_s: float = Field(default=2.0, gt=0)  # a LAN answers in milliseconds
+    head_timeout_s: float = Field(default=300.0, gt=0)  # a long prompt on a CPU takes minutes
+    idle_timeout_s: float = Field(default=60.0, gt=0)  # the longest gap between two chunks
+    abort_timeout_s: float = Field(default=0.8, gt=0)  # a lost client's work ends within 1 s
+    poll_interval_s: float = Field(default=1.0, gt=0)  # a dead replica is noticed within two
+    poll_timeout_s: float = Field(default=2.0, gt=0)  # a busy replica may answer late
+
+    @field_validator("key_pepper")
+    @classmethod
+    def _pepper_is_strong(cls, value: SecretStr) -> SecretStr:
+        num_bytes = len(value.get_secret_value().encode())
+        if not 16 <= num_bytes <= 64:
+            raise ValueError(f"key pepper must hold 16 to 64 bytes, got {num_bytes}")
+        return value
+
+    @field_validator("replicas")
+    @classmethod
+    def _names_are_unique(cls, value: tuple[ReplicaAddress, ...]) -> tuple[ReplicaAddress, ...]:
+        if len({replica.name for replica in value}) != len(value):
+            raise ValueError("each replica needs a name of its own")
+        return value

@@ -1,0 +1,200 @@
+"""One HTTP/1.1 connection to a replica: one request at a time, kept alive in between."""
+
+import asyncio
+from collections.abc import Callable
+
+import httptools
+
+from gateway.errors import UpstreamError, UpstreamTimeout
+from gateway.upstream.response import UpstreamResponse
+
+OnFree = Callable[["UpstreamConnection"], None]
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """Tells ``on_idle`` when it can take another request, ``on_closed`` when it never will.
+
+    ``on_stale`` gets a response whose request was written to a kept-alive connection that the
+    replica had closed before answering a byte: the one case in which sending again is safe.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_idle: OnFree,
+        on_closed: OnFree,
+        on_stale: Callable[[UpstreamResponse], None],
+        head_timeout_s: float,
+        idle_timeout_s: float,
+    ) -> None:
+        self._on_idle = on_idle
+        self._on_closed = on_closed
+        self._on_stale = on_stale
+        self._head_timeout_s = head_timeout_s
+        self._idle_timeout_s = idle_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._response: UpstreamResponse | None = None
+        self._num_served = 0
+        self._reset_message()
+        self._deadline_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, response: UpstreamResponse) -> None:
+        """Writes the request.  The connection is busy until ``on_idle`` or ``on_closed``."""
+        assert self._transport is not None
+        assert self._response is None
+        self._response = response
+        self._reset_message()
+        response.attach(self._transport.pause_reading, self._resume, self._abandon)
+        response.is_sent = True
+        self._transport.write(response.request)
+        self._allow(self._head_timeout_s)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    # asyncio
+
+    def connection_made(  # type: ignore[override]  # uvloop's is a Transport in all but class
+        self, transport: asyncio.Transport
+    ) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._has_answered = True
+        self._allow(self._idle_timeout_s)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._fail(UpstreamError("The replica's answer is not valid HTTP."))
+            return
+        if self._response is None:
+            self.close()  # bytes nobody asked for
+        elif self._is_complete:
+            self._finish()
+        else:
+            self._response.publish()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        self._transport = None
+        response, self._response = self._response, None
+        if response is not None:
+            response.detach()
+            self._end_by_loss(response)
+        self._on_closed(self)
+
+    # httptools
+
+    def on_message_begin(self) -> None:
+        self._has_excess = self._is_complete  # a second answer to one request
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"content-type":
+            self._content_type = value
+        elif name in (b"content-length", b"transfer-encoding"):
+            self._is_framed = True
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status >= 200 and self._response is not None and not self._has_excess:
+            self._response.set_head(status, self._content_type)
+
+    def on_body(self, body: bytes) -> None:
+        if self._response is not None and not self._has_excess:
+            self._response.add(body)
+
+    def on_message_complete(self) -> None:
+        if self._parser.get_status_code() < 200:  # 1xx: the real answer follows
+            self._reset_message()
+            self._has_answered = True
+            return
+        self._is_complete = True
+        self._is_reusable = self._parser.should_keep_alive()  # llhttp forgets it right after this
+
+    # One exchange
+
+    def _reset_message(self) -> None:
+        self._content_type = b""
+        self._is_framed = False
+        self._has_answered = False
+        self._is_complete = False
+        self._is_reusable = False
+        self._has_excess = False
+
+    def _finish(self) -> None:
+        response, self._response = self._response, None
+        self._stop_timer()
+        assert response is not None
+        self._num_served += 1
+        response.detach()
+        if self._is_reusable and not self._has_excess and self.is_usable:
+            assert self._transport is not None
+            self._transport.resume_reading()
+            self._on_idle(self)
+        else:
+            self.close()
+        response.end()
+
+    def _end_by_loss(self, response: UpstreamResponse) -> None:
+        if self._num_served > 0 and not self._has_answered:
+            self._on_stale(response)
+        elif response.status and not self._is_framed:
+            response.end()  # the close is the end: HTTP/1.0 style
+        else:
+            response.fail(UpstreamError("The replica closed the connection before the end."))
+
+    def _fail(self, failure: UpstreamError) -> None:
+        response, self._response = self._response, None
+        self.close()
+        if response is not None:
+            response.detach()
+            response.fail(failure)
+
+    def _abandon(self) -> None:
+        """The consumer has lost interest: closing is how HTTP/1.1 says so."""
+        response, self._response = self._response, None
+        if response is not None:
+            response.detach()
+            response.fail(UpstreamError("cancelled"))
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _resume(self) -> None:
+        self._allow(self._idle_timeout_s)
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    # Time: one timer per request, moved lazily, instead of one per chunk
+
+    def _allow(self, seconds: float) -> None:
+        self._deadline_s = self._loop.time() + seconds
+        if self._timer is None and self._response is not None:
+            self._timer = self._loop.call_at(self._deadline_s, self._check_deadline)
+        elif self._timer is not None and self._timer.when() > self._deadline_s:
+            self._timer.cancel()
+            self._timer = self._loop.call_at(self._deadline_s, self._check_deadline)
+
+    def _check_deadline(self) -> None:
+        self._timer = None
+        if self._response is None:
+            return
+        if self._response.is_paused:
+            self._allow(self._idle_timeout_s)  # our own doing: the client is slow, not the replica
+        elif self._loop.time() < self._deadline_s:
+            self._timer = self._loop.call_at(self._deadline_s, self._check_deadline)
+        else:
+            self._fail(UpstreamTimeout("The replica did not answer in time."))
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,184 @@
+"""A small pooled HTTP/1.1 client for the replicas: no scopes, no tasks on a warm connection."""
+
+import asyncio
+import functools
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import msgspec
+
+from contracts.names import HEADER_REQUEST_ID
+from contracts.replica_api import AbortedUsage, abort_path
+from gateway.errors import UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from gateway.upstream.connection import UpstreamConnection
+from gateway.upstream.response import UpstreamResponse
+
+_MAX_IDLE_CONNECTIONS = 512  # per replica: more requests than one runs at a time
+_MAX_CONTROL_ANSWER_BYTES = 1024 * 1024  # model lists and abort answers are far smaller
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    connect_s: float
+    head_s: float  # from the request to the end of the answer's headers
+    idle_s: float  # between two reads of the answer
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    body: bytes
+
+
+class ReplicaClient:
+    """Connections of one replica.  Close it when done."""
+
+    def __init__(self, name: str, url: str, timeouts: Timeouts) -> None:
+        address = urlsplit(url)
+        assert address.hostname is not None
+        assert address.port is not None
+        self.name = name
+        self._host, self._port = address.hostname, address.port
+        self._timeouts = timeouts
+        self._idle: deque[UpstreamConnection] = deque()
+        self._open: set[UpstreamConnection] = set()
+        self._dialling: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+
+    def post(self, path: str, headers: bytes, body: bytes) -> UpstreamResponse:
+        """Starts a request and returns at once.  ``headers``: complete lines."""
+        return self._send(
+            b"POST %b HTTP/1.1\r\nhost: %b:%d\r\n%bcontent-length: %d\r\n\r\n%b"
+            % (path.encode(), self._host.encode(), self._port, headers, len(body), body)
+        )
+
+    def get(self, path: str) -> UpstreamResponse:
+        return self._send(
+            b"GET %b HTTP/1.1\r\nhost: %b:%d\r\naccept: application/json\r\n\r\n"
+            % (path.encode(), self._host.encode(), self._port)
+        )
+
+    async def fetch(self, path: str, timeout_s: float) -> Answer:
+        """GET, whole.  Raises UpstreamError."""
+        return await self._read_within(self.get(path), timeout_s)
+
+    async def abort(self, request_id: str, timeout_s: float) -> AbortedUsage | None:
+        """What the request had used when it stopped; ``None`` if the replica cannot say."""
+        headers = f"{HEADER_REQUEST_ID}: {request_id}\r\n".encode()
+        try:
+            answer = await self._read_within(
+                self.post(abort_path(request_id), headers, b""), timeout_s
+            )
+            if answer.status != 200:
+                return None
+            return msgspec.json.decode(answer.body, type=AbortedUsage)
+        except (UpstreamError, msgspec.MsgspecError):
+            return None
+
+    async def close(self) -> None:
+        for task in self._dialling:
+            task.cancel()
+        for connection in list(self._open):
+            connection.close()
+        await asyncio.gather(*self._dialling, return_exceptions=True)
+
+    async def _read_within(self, response: UpstreamResponse, timeout_s: float) -> Answer:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await response.head
+                return Answer(response.status, await read_body(response, _MAX_CONTROL_ANSWER_BYTES))
+        except TimeoutError as exc:
+            raise UpstreamTimeout("The replica did not answer in time.") from exc
+        finally:
+            response.cancel()
+
+    # The pool
+
+    def _send(self, request: bytes) -> UpstreamResponse:
+        response = UpstreamResponse(self._loop, request)
+        while self._idle:
+            connection = self._idle.pop()  # the warmest: old ones idle out on the replica
+            if connection.is_usable:
+                connection.send(response)
+                return response
+        self._dial(response)
+        return response
+
+    def _dial(self, response: UpstreamResponse) -> None:
+        task = self._loop.create_task(self._connect(response))
+        response.attach(_nothing, _nothing, lambda: _cancel(task))
+        self._dialling.add(task)
+        task.add_done_callback(functools.partial(self._dialled, response))
+
+    def _dialled(self, response: UpstreamResponse, task: asyncio.Task[None]) -> None:
+        self._dialling.discard(task)
+        if task.cancelled():
+            response.fail(UpstreamUnreachable("cancelled"))
+
+    async def _connect(self, response: UpstreamResponse) -> None:
+        try:
+            async with asyncio.timeout(self._timeouts.connect_s):
+                _, connection = await self._loop.create_connection(
+                    self._new_connection, self._host, self._port
+                )
+        except (OSError, TimeoutError):
+            response.detach()
+            response.fail(UpstreamUnreachable(f"Replica {self.name!r} cannot be reached."))
+            return
+        self._open.add(connection)
+        connection.send(response)
+
+    def _new_connection(self) -> UpstreamConnection:
+        return UpstreamConnection(
+            on_idle=self._keep,
+            on_closed=self._forget,
+            on_stale=self._dial,
+            head_timeout_s=self._timeouts.head_s,
+            idle_timeout_s=self._timeouts.idle_s,
+        )
+
+    def _keep(self, connection: UpstreamConnection) -> None:
+        if len(self._idle) < _MAX_IDLE_CONNECTIONS:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def _forget(self, connection: UpstreamConnection) -> None:
+        self._open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+
+Watch = Callable[["asyncio.Future[bytes]"], Awaitable[bytes]]
+
+
+async def _plain_wait(future: "asyncio.Future[bytes]") -> bytes:
+    return await future
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+
+
+def _nothing() -> None:
+    """A connection that is still being dialled has nothing to pause."""
+
+
+async def read_body(
+    response: UpstreamResponse, max_bytes: int, watch: Watch = _plain_wait
+) -> bytes:
+    """The whole body.  Raises UpstreamError, also if it is larger than ``max_bytes``.
+
+    ``watch`` waits for a chunk and may end the wait by raising.
+    """
+    parts: list[bytes] = []
+    num_bytes = 0
+    while chunk := await watch(response.next_chunk()):
+        num_bytes += len(chunk)
+        if num_bytes > max_bytes:
+            response.cancel()
+            raise UpstreamError(f"The replica's answer is larger than {max_bytes} bytes.")
+        parts.append(chunk)
+    return b"".join(parts)

@@ -1,0 +1,118 @@
+"""One answer of a replica, as it comes in.
+
+A consumer waits on futures and takes bytes; the connection fills them.  When the consumer is slow
+the connection stops reading, so a slow client costs a bounded buffer and nothing more.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from gateway.errors import UpstreamError
+
+_HIGH_WATER_BYTES = 256 * 1024  # a screenful of events; beyond it the replica waits
+_LOW_WATER_BYTES = 64 * 1024
+
+
+class UpstreamResponse:
+    """``head`` is done when the status line and headers are in, or failed with an UpstreamError."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, request: bytes) -> None:
+        self.request = request  # kept whole until the head is in: it may be sent once more
+        self.status = 0
+        self.content_type = b""
+        self.is_sent = False  # once true, the replica may have begun to work
+        self.is_ended = False
+        self.head: asyncio.Future[None] = loop.create_future()
+        self._loop = loop
+        self._chunks: list[bytes] = []
+        self._num_buffered_bytes = 0
+        self._is_discarding = False
+        self.is_paused = False
+        self._failure: UpstreamError | None = None
+        self._next: asyncio.Future[bytes] | None = None
+        self._pause: Callable[[], None] | None = None
+        self._resume: Callable[[], None] | None = None
+        self._cancel: Callable[[], None] | None = None
+
+    @property
+    def is_event_stream(self) -> bool:
+        return self.content_type.lower().startswith(b"text/event-stream")
+
+    # For the consumer
+
+    def next_chunk(self) -> "asyncio.Future[bytes]":
+        """Everything that came since the last call; empty at the end; or fails."""
+        future: asyncio.Future[bytes] = self._loop.create_future()
+        self._next = future
+        self._serve_next()
+        return future
+
+    def cancel(self) -> None:
+        """Closes the connection unless the answer is complete.  Idempotent."""
+        if self._cancel is not None:
+            cancel, self._cancel = self._cancel, None
+            cancel()
+
+    def discard(self) -> None:
+        """The consumer has all it wants; the connection is worth keeping if the end is near."""
+        self._is_discarding = True
+        self._take()
+
+    # For the connection
+
+    def attach(
+        self, pause: Callable[[], None], resume: Callable[[], None], cancel: Callable[[], None]
+    ) -> None:
+        self._pause, self._resume, self._cancel = pause, resume, cancel
+
+    def detach(self) -> None:
+        self._pause = self._resume = self._cancel = None
+
+    def set_head(self, status: int, content_type: bytes) -> None:
+        self.status, self.content_type = status, content_type
+        if not self.head.done():
+            self.head.set_result(None)
+
+    def add(self, chunk: bytes) -> None:
+        if self._is_discarding:
+            return
+        self._chunks.append(chunk)
+        self._num_buffered_bytes += len(chunk)
+        if self._num_buffered_bytes > _HIGH_WATER_BYTES and not self.is_paused and self._pause:
+            self.is_paused = True
+            self._pause()
+
+    def publish(self) -> None:
+        """Wakes the consumer: once per read of the socket, not once per chunk."""
+        self._serve_next()
+
+    def end(self) -> None:
+        self.is_ended = True
+        self._serve_next()
+
+    def fail(self, failure: UpstreamError) -> None:
+        self._failure = failure
+        if not self.head.done():
+            self.head.set_exception(failure)
+            self.head.exception()  # retrieved: a consumer that was interrupted will not ask
+        self._serve_next()
+
+    def _serve_next(self) -> None:
+        waiter = self._next
+        if waiter is None or waiter.done():
+            return
+        if self._chunks:
+            waiter.set_result(self._take())
+        elif self._failure is not None:
+            waiter.set_exception(self._failure)
+        elif self.is_ended:
+            waiter.set_result(b"")
+
+    def _take(self) -> bytes:
+        data = b"".join(self._chunks)  # of one: no copy
+        self._chunks.clear()
+        self._num_buffered_bytes = 0
+        if self.is_paused and self._resume is not None:
+            self.is_paused = False
+            self._resume()
+        return data

@@ -1,0 +1,141 @@
+"""One quota store, two replicas and one gateway for the whole package; a tenant for each test."""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from contracts.usage import UsageEvent
+from tests.gateway.http_client import Reply, get, post
+from tests.gateway.processes import Gateway, Policies, Valkey, eventually
+from tests.gateway.upstream_server import Upstream
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    valkey = Valkey(tmp_path_factory.mktemp("valkey"))
+    valkey.start()
+    yield valkey
+    valkey.stop()
+
+
+@pytest.fixture(scope="session")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
+    return Policies(tmp_path_factory.mktemp("policy") / "policy.json")
+
+
+@pytest.fixture(scope="session")
+def shared_upstream() -> Iterator[Upstream]:
+    upstream = Upstream()
+    upstream.start()
+    yield upstream
+    upstream.stop()
+
+
+@pytest.fixture
+def upstream(shared_upstream: Upstream) -> Upstream:
+    shared_upstream.reset()
+    return shared_upstream
+
+
+@pytest.fixture(scope="session")
+def gateway(
+    tmp_path_factory: pytest.TempPathFactory,
+    valkey: Valkey,
+    policies: Policies,
+    shared_upstream: Upstream,
+) -> Iterator[Gateway]:
+    gateway = Gateway(
+        tmp_path_factory.mktemp("gateway"),
+        quota_url=valkey.url,
+        policy_file=policies.path,
+        upstreams={"replica-0": shared_upstream},
+        GATEWAY_HEAD_TIMEOUT_S="1",
+        GATEWAY_IDLE_TIMEOUT_S="1",
+        GATEWAY_MAX_BODY_BYTES="200000",
+    )
+    gateway.start()
+    yield gateway
+    assert gateway.stop() == 0
+
+
+@pytest.fixture
+def start_gateway(
+    tmp_path: Path, valkey: Valkey, policies: Policies, upstream: Upstream
+) -> Iterator[Callable[..., Gateway]]:
+    """Starts a gateway of the test's own; named settings replace the usual ones."""
+    started: list[Gateway] = []
+
+    def start(**settings: object) -> Gateway:
+        folder = tmp_path / f"gateway-{len(started)}"
+        folder.mkdir()
+        parts: dict[str, object] = {
+            "quota_url": valkey.url,
+            "policy_file": policies.path,
+            "upstreams": {"replica-0": upstream},
+            **settings,
+        }
+        gateway = Gateway(folder, **parts)  # type: ignore[arg-type]
+        gateway.start()
+        started.append(gateway)
+        return gateway
+
+    yield start
+    for gateway in started:
+        gateway.stop()
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A tenant of the shared gateway, or of one given to ``on``."""
+
+    name: str
+    key: str
+    gateway: Gateway
+    valkey: Valkey
+
+    async def chat(self, body: object, **headers: str) -> Reply:
+        return await post(self.gateway.port, body, self.key, **headers)
+
+    async def accepted(self) -> None:
+        """Waits until the gateway knows the key and has a ready replica."""
+        for _ in range(400):
+            listed = await get(self.gateway.port, "/v1/models", self.key)
+            if listed.status == 200 and (await get(self.gateway.port, "/ready")).status == 200:
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError("the gateway does not become ready")
+
+    def events(self) -> list[UsageEvent]:
+        return self.gateway.events(self.name)
+
+    def only_event(self) -> UsageEvent:
+        """The tenant's one event, once it is there; its tokens are what the quota settled."""
+        eventually(lambda: bool(self.events()), "a usage event")
+        (event,) = self.events()
+        expected = {"requests": 1, "tokens": event.total_tokens}
+        eventually(lambda: self.valkey.settled(self.name) == expected, "the settlement")
+        assert self.valkey.num_open_reservations(self.name) == 0
+        return event
+
+
+@pytest.fixture
+def make_tenant(gateway: Gateway, valkey: Valkey, policies: Policies) -> Callable[..., Tenant]:
+    def make(on: Gateway | None = None, **limits: int) -> Tenant:
+        name = f"tenant-{next(_numbers)}"
+        policies.add(name, f"sk-{name}", **limits)
+        return Tenant(name, f"sk-{name}", gateway if on is None else on, valkey)
+
+    return make
+
+
+@pytest.fixture
+async def tenant(make_tenant: Callable[..., Tenant], upstream: Upstream) -> Tenant:
+    tenant = make_tenant()
+    await tenant.accepted()
+    return tenant
