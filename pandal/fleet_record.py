@@ -41,6 +41,7 @@ class FleetRecord:
             ledger_url=self._plan.data_dir.ledger_url,
             policy_file=str(self._plan.data_dir.policies),
             model=self._plan.served_model,
+            replica_urls={r.name: r.endpoint.url for r in self._plan.upstreams},
             children=dict(self._children),
         )
         write_fleet_state(self._plan.data_dir, state)

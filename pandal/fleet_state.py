@@ -15,6 +15,7 @@ class FleetState(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
     ledger_url: str
     policy_file: str
     model: str
+    replica_urls: dict[str, str]
     children: dict[str, ProcessId]
 
 

@@ -65,6 +65,12 @@ class FleetPlan:
         return (*self.own_replicas, *self.dev_replicas)
 
     @property
+    def summary(self) -> str:
+        num_own, num_dev = len(self.own_replicas), len(self.dev_replicas)
+        replicas = f"{num_own} x replica" if num_own else f"{num_dev} x dev replica"
+        return f"2 x Valkey, {replicas} ({self.served_model}), billing, gateway"
+
+    @property
     def quota_socket(self) -> Path:
         return self.data_dir.sockets / "quota.sock"
 

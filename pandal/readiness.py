@@ -34,8 +34,8 @@ async def gateway_ready(gateway: Endpoint) -> None:
                 await asyncio.sleep(_POLL_INTERVAL_S)
                 answer = await _poll(gateway)
     except TimeoutError as exc:
-        said = "it does not answer" if answer is None else answer.body.decode("utf-8", "replace")
-        raise FleetFailed(f"gateway is not ready after {GATEWAY_PATIENCE_S:g} s: {said}") from exc
+        why = "it does not answer" if answer is None else _reasons(answer)
+        raise FleetFailed(f"gateway is not ready after {GATEWAY_PATIENCE_S:g} s: {why}") from exc
 
 
 async def _replica_ready(replica: OwnReplica, view: ProgressView) -> None:
@@ -57,6 +57,17 @@ async def _replica_state(replica: OwnReplica) -> ReplicaState:
         return msgspec.json.decode(answer.body, type=ReplicaState)
     except msgspec.MsgspecError as exc:
         raise FleetFailed(f"{replica.name}: unexpected answer on /ready: {exc}") from exc
+
+
+class _Readiness(msgspec.Struct):
+    reasons: list[str]
+
+
+def _reasons(answer: Answer) -> str:
+    try:
+        return ", ".join(answer.decode(_Readiness).reasons)
+    except Unreachable:
+        return f"it answers {answer.status}"
 
 
 async def _poll(endpoint: Endpoint) -> Answer | None:

@@ -20,6 +20,7 @@ def state(launcher: ProcessId, **children: ProcessId) -> FleetState:
         ledger_url="sqlite:////ledger.db",
         policy_file="/policies.json",
         model="tiny",
+        replica_urls={},
         children=children,
     )
 

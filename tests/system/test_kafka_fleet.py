@@ -1,0 +1,37 @@
+"""Usage events through a real broker instead of the spool folder."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.accounts import ledger_account
+from tests.system.fleet_process import FleetProcess
+from tests.system.kafka_server import kafka
+
+
+@pytest.fixture(scope="module")
+def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    home = os.environ.get("KAFKA_HOME")
+    if home is None:
+        pytest.skip("needs KAFKA_HOME: the folder of an Apache Kafka")
+    with kafka(Path(home), tmp_path_factory.mktemp("kafka")) as address:
+        yield address
+
+
+@pytest.mark.timeout(300)
+def test_the_ledger_line_comes_through_kafka(
+    bootstrap: str, upstream_url: str, tmp_path: Path
+) -> None:
+    fleet = FleetProcess.start(
+        tmp_path / "data",
+        *("--once", "--dev-replica", upstream_url),
+        environment={"PANDAL_KAFKA_BOOTSTRAP": bootstrap},
+    )
+    try:
+        assert fleet.wait() == 0, fleet.screen
+    finally:
+        fleet.end()
+    assert "booked for tenant demo" in fleet.screen
+    assert ledger_account(fleet.data_dir, ["demo"]).num_requests == 1
