@@ -24,10 +24,11 @@ def client(url: str, api_key: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0)
 
 
-def ask(sdk: openai.OpenAI, text: str, max_tokens: int = 5) -> openai.types.CompletionUsage:
-    answer = sdk.chat.completions.create(
-        model="default", messages=[{"role": "user", "content": text}], max_tokens=max_tokens
-    )
+def ask(url: str, api_key: str, text: str) -> openai.types.CompletionUsage:
+    with client(url, api_key) as sdk:
+        answer = sdk.chat.completions.create(
+            model="default", messages=[{"role": "user", "content": text}], max_tokens=5
+        )
     assert answer.usage is not None
     return answer.usage
 
@@ -74,11 +75,11 @@ def test_keys_quota_and_ledger_survive_a_restart(start_fleet: StartFleet) -> Non
     first = start_fleet()
     first.wait_until_serving()
     api_key = create_key(first.data_dir, "acme", "--tier", "gold")
-    usage = ask(client(first.url, api_key), "three words here")
+    usage = ask(first.url, api_key, "three words here")
     assert first.terminate() == 0
     second = start_fleet(data_dir=first.data_dir)
     second.wait_until_serving()
-    ask(client(second.url, api_key), "three words here")
+    ask(second.url, api_key, "three words here")
     tenants = ("acme", "demo")
     eventually(lambda: ledger_account(second.data_dir, tenants).num_requests == 4, "not booked")
     assert ledger_account(second.data_dir, ["acme"]).num_tokens == 2 * usage.total_tokens
@@ -135,7 +136,7 @@ def test_a_killed_child_is_started_again_and_said(start_fleet: StartFleet, name:
 
     def answers() -> bool:
         try:
-            ask(client(fleet.url, api_key), "three words here")
+            ask(fleet.url, api_key, "three words here")
         except openai.APIError:
             return False
         return True
@@ -150,7 +151,7 @@ def test_a_gateway_killed_right_after_an_answer_loses_nothing(start_fleet: Start
     fleet.wait_until_serving()
     api_key = create_key(fleet.data_dir, "acme")
     gateway = fleet.child_pid("gateway")
-    usage = ask(client(fleet.url, api_key), "three words here")
+    usage = ask(fleet.url, api_key, "three words here")
     os.kill(gateway, signal.SIGKILL)
     eventually(lambda: ledger_account(fleet.data_dir, ["acme"]).num_requests == 1, "not booked")
     assert ledger_account(fleet.data_dir, ["acme"]).num_tokens == usage.total_tokens
@@ -160,16 +161,16 @@ def test_a_gateway_killed_right_after_an_answer_loses_nothing(start_fleet: Start
 def test_an_answer_under_way_at_the_stop_is_booked(start_fleet: StartFleet) -> None:
     fleet = start_fleet()
     fleet.wait_until_serving()
-    sdk = client(fleet.url, create_key(fleet.data_dir, "acme"))
-    stream = sdk.chat.completions.create(
-        model="default",
-        messages=[{"role": "user", "content": "slowly please"}],
-        max_tokens=20,
-        stream=True,
-    )
-    next(stream)
-    fleet.process.send_signal(signal.SIGTERM)
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    with client(fleet.url, create_key(fleet.data_dir, "acme")) as sdk:
+        stream = sdk.chat.completions.create(
+            model="default",
+            messages=[{"role": "user", "content": "slowly please"}],
+            max_tokens=20,
+            stream=True,
+        )
+        next(stream)
+        fleet.process.send_signal(signal.SIGTERM)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
     assert "word19" in text
     assert fleet.process.wait(timeout=10) == 0
     assert ledger_account(fleet.data_dir, ["acme"]).num_tokens == 22
@@ -206,9 +207,9 @@ def test_no_key_nor_prompt_is_in_any_log(start_fleet: StartFleet) -> None:
     fleet = start_fleet()
     fleet.wait_until_serving()
     api_key = create_key(fleet.data_dir, "acme")
-    ask(client(fleet.url, api_key), "xyzzy is the secret word")
+    ask(fleet.url, api_key, "xyzzy is the secret word")
     with pytest.raises(openai.AuthenticationError):
-        ask(client(fleet.url, "sk-pandal-wrong-xyzzy"), "hello")
+        ask(fleet.url, "sk-pandal-wrong-xyzzy", "hello")
     assert fleet.terminate() == 0
     logs = "".join(path.read_text() for path in (fleet.data_dir / "logs").iterdir())
     credentials = json.loads((fleet.data_dir / "credentials.json").read_text())

@@ -3,11 +3,11 @@
 import os
 import re
 import signal
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,14 @@ from contracts import metrics
 from tests.system.accounts import Account, ledger_account, quota_account
 from tests.system.fleet_process import FleetProcess, create_key, eventually, processes_of
 
-TENANTS = ("demo", "acme", "globex", "tiny")
+LIMITS = {
+    "acme": ("--tier", "gold"),
+    "globex": ("--tier", "gold"),
+    # Used up by a dozen small requests, and refilled within seconds.
+    "few-tokens": ("--tpm", "600"),
+    "few-requests": ("--rpm", "20"),
+}
+TENANTS = ("demo", *LIMITS)
 NUM_PARALLEL = 20
 MAX_TOKENS = 12
 
@@ -28,11 +35,7 @@ pytestmark = pytest.mark.timeout(600)
 @dataclass(frozen=True)
 class RealFleet:
     process: FleetProcess
-    keys: dict[str, str]
-
-    def sdk(self, tenant: str) -> openai.OpenAI:
-        url = f"{self.process.url}/v1"
-        return openai.OpenAI(base_url=url, api_key=self.keys[tenant], max_retries=0, timeout=300)
+    sdks: dict[str, openai.OpenAI]  # by tenant
 
     def engine_tokens(self) -> int:
         """The engine's own counters since it was started."""
@@ -65,19 +68,25 @@ def counter(text: str, name: str) -> int:
     return int(sum(map(float, values)))
 
 
+def sdk(process: FleetProcess, tenant: str, *limits: str) -> openai.OpenAI:
+    api_key = create_key(process.data_dir, tenant, *limits)
+    return openai.OpenAI(base_url=f"{process.url}/v1", api_key=api_key, max_retries=0, timeout=300)
+
+
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFleet]:
     data_dir: Path = tmp_path_factory.mktemp("real") / "data"
     process = FleetProcess.start(data_dir)
     try:
         process.wait_until_serving()
-        keys = {
-            "acme": create_key(data_dir, "acme", "--tier", "gold"),
-            "globex": create_key(data_dir, "globex", "--tier", "gold"),
-            # Two seconds refill 100 tokens: long enough to be refused, short enough to wait for.
-            "tiny": create_key(data_dir, "tiny", "--tpm", "3000"),
-        }
-        yield RealFleet(process, keys)
+        with ExitStack() as stack:
+            yield RealFleet(
+                process,
+                {
+                    tenant: stack.enter_context(sdk(process, tenant, *limits))
+                    for tenant, limits in LIMITS.items()
+                },
+            )
     finally:
         process.end()
 
@@ -87,7 +96,7 @@ def messages(text: str) -> list[openai.types.chat.ChatCompletionUserMessageParam
 
 
 def test_an_answer_comes_whole(fleet: RealFleet) -> None:
-    answer = fleet.sdk("acme").chat.completions.create(
+    answer = fleet.sdks["acme"].chat.completions.create(
         model="default",
         messages=messages("What is the capital of France?"),
         max_tokens=MAX_TOKENS,
@@ -106,8 +115,8 @@ def test_a_stream_says_what_the_whole_answer_says(fleet: RealFleet) -> None:
         "max_tokens": MAX_TOKENS,
         "temperature": 0,
     }
-    whole = fleet.sdk("acme").chat.completions.create(**asked)
-    stream = fleet.sdk("acme").chat.completions.create(
+    whole = fleet.sdks["acme"].chat.completions.create(**asked)
+    stream = fleet.sdks["acme"].chat.completions.create(
         **asked, stream=True, stream_options={"include_usage": True}
     )
     chunks = list(stream)
@@ -126,12 +135,12 @@ def test_twenty_at_once_are_each_counted_once(fleet: RealFleet) -> None:
         tenant = "acme" if number % 2 else "globex"
         text = f"Count from {number} to {number + 5}."
         if number % 3 == 0:
-            answer = fleet.sdk(tenant).chat.completions.create(
+            answer = fleet.sdks[tenant].chat.completions.create(
                 model="default", messages=messages(text), max_tokens=MAX_TOKENS
             )
             assert answer.usage is not None
             return answer.usage.total_tokens
-        stream = fleet.sdk(tenant).chat.completions.create(
+        stream = fleet.sdks[tenant].chat.completions.create(
             model="default",
             messages=messages(text),
             max_tokens=MAX_TOKENS,
@@ -149,7 +158,7 @@ def test_twenty_at_once_are_each_counted_once(fleet: RealFleet) -> None:
 
 def test_a_client_that_leaves_pays_for_what_was_generated(fleet: RealFleet) -> None:
     before = ledger_account(fleet.process.data_dir, TENANTS)
-    stream = fleet.sdk("acme").chat.completions.create(
+    stream = fleet.sdks["acme"].chat.completions.create(
         model="default", messages=messages("Tell me a long story."), max_tokens=1_000, stream=True
     )
     for _, _chunk in zip(range(4), stream, strict=False):
@@ -166,7 +175,7 @@ def test_a_client_that_leaves_pays_for_what_was_generated(fleet: RealFleet) -> N
 
 def test_a_client_that_leaves_before_its_whole_answer_is_counted(fleet: RealFleet) -> None:
     before = ledger_account(fleet.process.data_dir, TENANTS)
-    impatient = fleet.sdk("acme").with_options(timeout=1.0)
+    impatient = fleet.sdks["acme"].with_options(timeout=1.0)
     with pytest.raises(openai.APITimeoutError):
         impatient.chat.completions.create(
             model="default", messages=messages("Tell me a long story."), max_tokens=1_000
@@ -178,57 +187,30 @@ def test_a_client_that_leaves_before_its_whole_answer_is_counted(fleet: RealFlee
     fleet.assert_all_counts_agree()
 
 
-def test_over_quota_is_refused_until_retry_after_and_not_longer(fleet: RealFleet) -> None:
-    sdk = fleet.sdk("tiny")
-
+@pytest.mark.parametrize("tenant", ["few-tokens", "few-requests"])
+def test_a_refused_tenant_is_admitted_after_retry_after(fleet: RealFleet, tenant: str) -> None:
     def ask() -> None:
-        # Reserves most of a minute's 3000 tokens, uses few: the refusal is the reservation's.
-        sdk.chat.completions.create(
-            model="default", messages=messages("Say hi."), max_tokens=1_000, stop=["\n", ".", "!"]
+        fleet.sdks[tenant].chat.completions.create(
+            model="default", messages=messages("Say hi."), max_tokens=1
         )
 
-    holder = threading.Event()
-    refusals: list[openai.RateLimitError] = []
+    def spend_all() -> None:
+        for _ in range(100):
+            ask()
 
-    def hold() -> None:
-        with sdk.chat.completions.create(
-            model="default", messages=messages("Tell a story."), max_tokens=1_000, stream=True
-        ) as stream:
-            for _chunk in stream:
-                if holder.is_set():
-                    return
-
-    with ThreadPoolExecutor(4) as pool:
-        held = [pool.submit(hold) for _ in range(4)]
-        try:
-            eventually(lambda: _is_refused(ask, refusals), "four reservations left room")
-        finally:
-            holder.set()
-        for each in held:
-            try:
-                each.result()
-            except openai.RateLimitError as exc:
-                refusals.append(exc)
-    response = refusals[0].response
-    assert response.status_code == 429
-    retry_after_s = int(response.headers["retry-after"])
-    assert retry_after_s >= 1
-    time.sleep(retry_after_s)
+    with pytest.raises(openai.RateLimitError) as refusal:
+        spend_all()
+    before = quota_account(fleet.process.data_dir, TENANTS)
+    time.sleep(int(refusal.value.response.headers["retry-after"]))
     ask()
     fleet.assert_all_counts_agree()
-
-
-def _is_refused(ask: object, refusals: list[openai.RateLimitError]) -> bool:
-    try:
-        ask()
-    except openai.RateLimitError as exc:
-        refusals.append(exc)
-    return bool(refusals)
+    used = ledger_account(fleet.process.data_dir, TENANTS) - before
+    assert used.num_requests == 1
 
 
 def test_a_gateway_killed_right_after_an_answer_loses_nothing(fleet: RealFleet) -> None:
     gateway = fleet.process.child_pid("gateway")
-    stream = fleet.sdk("globex").chat.completions.create(
+    stream = fleet.sdks["globex"].chat.completions.create(
         model="default", messages=messages("Say hello."), max_tokens=MAX_TOKENS, stream=True
     )
     for _chunk in stream:
@@ -238,8 +220,30 @@ def test_a_gateway_killed_right_after_an_answer_loses_nothing(fleet: RealFleet) 
     fleet.assert_all_counts_agree()
 
 
+def test_a_killed_replica_is_loaded_again(fleet: RealFleet) -> None:
+    """Behind all that ask the engine: its counters begin again."""
+    replica = fleet.process.child_pid("replica-0")
+    os.kill(replica, signal.SIGKILL)
+
+    def answers() -> bool:
+        try:
+            fleet.sdks["globex"].chat.completions.create(
+                model="default", messages=messages("Say hello."), max_tokens=1
+            )
+        except openai.APIError:
+            return False
+        return True
+
+    eventually(answers, "the replica never came back")
+    assert fleet.process.child_pid("replica-0") != replica
+    directory = fleet.process.data_dir
+    eventually(
+        lambda: quota_account(directory, TENANTS) == ledger_account(directory, TENANTS),
+        "quota and ledger never agreed",
+    )
+
+
 def test_sigterm_leaves_no_process(fleet: RealFleet) -> None:
     """Last: the fleet is gone after it."""
-    fleet.assert_all_counts_agree()
     assert fleet.process.terminate() == 0
     assert processes_of(fleet.process.data_dir) == []
