@@ -67,7 +67,7 @@ class RedisLimiter:
 
     @property
     def is_reachable(self) -> bool:
-        return self._client.is_connected
+        return self._client.connected.is_set()
 
     @property
     def num_unconfirmed(self) -> int:

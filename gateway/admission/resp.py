@@ -143,10 +143,7 @@ class RespClient:
         self._preload = preload
         self._call_deadline_s = call_deadline_s
         self._connection: _Connection | None = None
-
-    @property
-    def is_connected(self) -> bool:
-        return self._connection is not None
+        self.connected = asyncio.Event()
 
     def call(self, command: bytes) -> "asyncio.Future[object]":
         """Fails with QuotaUnavailable at once without a connection, else by the deadline."""
@@ -173,11 +170,13 @@ class RespClient:
 
     async def _use(self, connection: _Connection) -> None:
         self._connection = connection
+        self.connected.set()
         try:
             await connection.lost
             logger.warning("quota store connection lost")
         finally:
             self._connection = None
+            self.connected.clear()
             connection.abort()
 
     async def _connect(self) -> _Connection | None:

@@ -1,6 +1,7 @@
 """A client that shows the bytes: for what no library would let a test send or see."""
 
 import asyncio
+import contextlib
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,13 @@ def request_bytes(
         lines.append(f"authorization: Bearer {key}")
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + payload
+
+
+async def hang_up(writer: asyncio.StreamWriter) -> None:
+    """Gone without a word, and surely so when it returns."""
+    writer.transport.abort()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 async def read_reply(reader: asyncio.StreamReader) -> Reply:

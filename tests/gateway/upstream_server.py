@@ -225,6 +225,7 @@ class Upstream:
             await self.behaviour(generation)
         finally:
             watcher.cancel()
+            await asyncio.gather(watcher, return_exceptions=True)
 
     async def _watch(self, generation: Generation, reader: asyncio.StreamReader) -> None:
         """A replica notices that nobody listens."""

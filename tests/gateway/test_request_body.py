@@ -1,0 +1,183 @@
+"""What a client may send, and what a replica gets of it."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.gateway.conftest import Tenant
+from tests.gateway.http_client import chat, post, request_bytes, send
+from tests.gateway.processes import Gateway
+from tests.gateway.upstream_server import Upstream
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        pytest.param(b"not json", None, id="not-json"),
+        pytest.param(b"[1]", None, id="not-an-object"),
+        pytest.param(b"", None, id="empty"),
+        pytest.param(b'{"model": "model-a", "messages": ["\xff"]}', None, id="not-utf8"),
+        pytest.param({"messages": []}, "model", id="no-model"),
+        pytest.param({"model": 1, "messages": []}, "model", id="model-not-text"),
+        pytest.param({"model": "model-a"}, "messages", id="no-messages"),
+        pytest.param({"model": "model-a", "messages": "hi"}, "messages", id="messages-not-a-list"),
+        pytest.param(chat(max_tokens=0), "max_tokens", id="no-tokens"),
+        pytest.param(chat(max_tokens=99_999), "max_tokens", id="too-many-tokens"),
+        pytest.param(chat(max_completion_tokens=99_999), "max_completion_tokens", id="too-many"),
+        pytest.param(chat(n=0), "n", id="no-choices"),
+        pytest.param(chat(n=10**30), "n", id="absurd-choices"),
+        pytest.param(chat(stream="yes"), "stream", id="stream-not-a-flag"),
+        pytest.param(chat(stream_options=[]), "stream_options", id="options-not-an-object"),
+    ],
+)
+async def test_a_bad_body_gets_400(tenant: Tenant, body: object, param: str | None) -> None:
+    reply = await tenant.chat(body)
+    assert reply.status == 400, reply
+    assert reply.error["type"] == "invalid_request_error"
+    assert reply.error["param"] == param
+    assert tenant.events() == []
+
+
+async def test_an_unknown_model_gets_404(tenant: Tenant) -> None:
+    reply = await tenant.chat({**chat(), "model": "model-z"})
+    assert (reply.status, reply.error["code"]) == (404, "model_not_found")
+    assert reply.error["param"] == "model"
+
+
+async def test_an_alias_names_a_model(tenant: Tenant, upstream: Upstream) -> None:
+    assert (await tenant.chat({**chat(), "model": "default"})).status == 200
+    assert upstream.generations[-1].received.document["model"] == "model-a"
+    event = tenant.only_event()
+    assert (event.model_requested, event.model) == ("default", "model-a")
+
+
+@pytest.mark.parametrize("header", ["content-length", "chunked"])
+async def test_a_body_over_the_limit_gets_413(tenant: Tenant, header: str) -> None:
+    body = b"x" * 300_000
+    if header == "chunked":
+        request = request_bytes(b"", tenant.key).replace(
+            b"content-length: 0", b"transfer-encoding: chunked"
+        ) + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    else:
+        request = request_bytes(b"", tenant.key).replace(b"length: 0", b"length: %d" % len(body))
+    reply = await send(tenant.gateway.port, request)
+    assert (reply.status, reply.error["code"]) == (413, "request_too_large")
+    assert reply.headers["connection"] == "close"
+
+
+async def test_the_replica_gets_limits_usage_and_a_salt(tenant: Tenant, upstream: Upstream) -> None:
+    await tenant.chat(chat(temperature=0.5, stream=True, tools=[{"type": "function"}]))
+    body = upstream.generations[-1].received.document
+    assert body["max_tokens"] == 1_024  # the tier's default
+    assert body["stream_options"] == {"include_usage": True}
+    assert len(body["cache_salt"]) == 32
+    assert body["temperature"] == 0.5
+    assert body["tools"] == [{"type": "function"}]
+    assert body["messages"] == chat()["messages"]
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+async def test_the_clients_own_limit_is_kept(tenant: Tenant, upstream: Upstream, name: str) -> None:
+    await tenant.chat(chat(**{name: 5}))
+    body = upstream.generations[-1].received.document
+    assert {k: v for k, v in body.items() if k.startswith("max_")} == {name: 5}
+
+
+async def test_a_null_limit_counts_as_none(tenant: Tenant, upstream: Upstream) -> None:
+    await tenant.chat(chat(max_tokens=None, stream=None, n=None))
+    assert upstream.generations[-1].received.document["max_tokens"] == 1_024
+
+
+async def test_stream_options_keep_their_other_members(tenant: Tenant, upstream: Upstream) -> None:
+    options = {"include_usage": False, "continuous_usage_stats": True}
+    await tenant.chat(chat(stream=True, stream_options=options))
+    body = upstream.generations[-1].received.document
+    assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+
+
+async def test_only_listed_headers_reach_the_replica(tenant: Tenant, upstream: Upstream) -> None:
+    await tenant.chat(
+        chat(),
+        cookie="secret",
+        x_goog_api_key="secret",
+        x_forwarded_for="1.2.3.4",
+        x_request_id="mine",
+        traceparent="00-aa-bb-01",
+        accept="application/json",
+    )
+    headers = upstream.generations[-1].received.headers
+    assert set(headers) == {
+        *("host", "content-type", "content-length", "accept", "traceparent", "x-request-id")
+    }
+    assert headers["x-request-id"].startswith("req_")
+
+
+async def test_only_our_headers_reach_the_client(tenant: Tenant, upstream: Upstream) -> None:
+    async def leak(generation: object) -> None:
+        await generation.send(  # type: ignore[attr-defined]
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nset-cookie: internal=1\r\n"
+            b"server: replica\r\ncontent-length: 2\r\n\r\n{}"
+        )
+
+    upstream.behaviour = leak
+    reply = await tenant.chat(chat())
+    assert reply.status == 200
+    assert not {"set-cookie", "server", "date"} & set(reply.headers)
+
+
+async def test_salts_differ_between_tenants_and_are_stable(
+    tenant: Tenant, make_tenant: Callable[..., Tenant], upstream: Upstream
+) -> None:
+    other = make_tenant()
+    await other.accepted()
+
+    async def salt(of: Tenant, **members: str) -> str:
+        await of.chat(chat(**members))
+        return str(upstream.generations[-1].received.document["cache_salt"])
+
+    assert await salt(tenant) == await salt(tenant)
+    assert await salt(tenant, cache_salt="a") == await salt(tenant, cache_salt="a")
+    salts = {
+        *(
+            await salt(tenant),
+            await salt(tenant, cache_salt="a"),
+            await salt(tenant, cache_salt=""),
+        ),
+        *(await salt(other), await salt(other, cache_salt="a")),
+    }
+    assert len(salts) == 5
+
+
+async def test_completions_are_served_too(tenant: Tenant, upstream: Upstream) -> None:
+    body = {"model": "model-a", "prompt": ["one", "two"], "max_tokens": 7, "best_of": 2}
+    request = request_bytes(body, tenant.key, path="/v1/completions?x=1")
+    assert (await send(tenant.gateway.port, request)).status == 200
+    assert upstream.generations[-1].received.path == "/v1/completions"
+    event = tenant.only_event()
+    assert event.endpoint == "completions"
+    assert event.reserved_tokens == 5 + 8 + 7 * 2 * 2  # 14 bytes of prompt, 4 completions
+
+
+async def test_a_request_that_no_bucket_can_hold_gets_400(
+    make_tenant: Callable[..., Tenant], upstream: Upstream
+) -> None:
+    tenant = make_tenant(tokens_per_minute=100)
+    await tenant.accepted()
+    reply = await tenant.chat(chat(max_tokens=200))
+    assert (reply.status, reply.error["code"]) == (400, "tokens_limit_exceeded")
+    assert "retry-after" not in reply.headers
+
+
+async def test_a_model_whose_replica_is_away_gets_503(
+    start_gateway: Callable[..., Gateway], make_tenant: Callable[..., Tenant], upstream: Upstream
+) -> None:
+    gateway = start_gateway()
+    tenant = make_tenant(on=gateway)
+    await tenant.accepted()
+    upstream.is_ready = False
+    for _ in range(500):
+        reply = await post(gateway.port, chat(), tenant.key)
+        if reply.status != 200:
+            break
+    assert (reply.status, reply.error["code"]) == (503, "server_is_overloaded")
+    assert int(reply.headers["retry-after"]) >= 1
