@@ -69,6 +69,7 @@ def _source(settings: Settings, ledger: Ledger) -> EventSource:
             bootstrap=settings.kafka_bootstrap,
             topic=settings.kafka_topic,
             group=settings.kafka_group,
+            session_timeout_s=settings.kafka_session_timeout_s,
             stall_timeout_s=settings.kafka_stall_timeout_s,
             next_offset=ledger.next_offset,
         )

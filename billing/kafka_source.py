@@ -12,12 +12,12 @@ record nor proved that there was none is thrown away and made anew.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
-from aiokafka.errors import KafkaError, OffsetOutOfRangeError
+from aiokafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 
 from billing.errors import SourceLost, SourceUnavailable
 from billing.records import Batch, Record
@@ -26,7 +26,9 @@ logger = logging.getLogger(__name__)
 
 _MAX_RECORDS: Final = 500
 _FETCH_WAIT_MS: Final = 100
+_RECEIVE_DEADLINE_S: Final = 1.0
 _CALL_DEADLINE_S: Final = 10.0
+_CLOSE_DEADLINE_S: Final = 5.0
 _SOURCE_PREFIX: Final = "kafka/"
 
 NextOffset = Callable[[str], int | None]
@@ -41,15 +43,18 @@ class KafkaSource:
         bootstrap: str,
         topic: str,
         group: str,
+        session_timeout_s: float,
         stall_timeout_s: float,
         next_offset: NextOffset,
     ) -> None:
         self._bootstrap = bootstrap
         self._topic = topic
         self._group = group
+        self._session_timeout_s = session_timeout_s
         self._stall_timeout_s = stall_timeout_s
         self._next_offset = next_offset
         self._session: _Session | None = None
+        self._retiring: set[asyncio.Task[None]] = set()
 
     async def poll(self) -> list[Batch]:
         """Up to one batch per partition, 500 records in all."""
@@ -62,7 +67,7 @@ class KafkaSource:
                 f"kafka: the ledger's offset is outside the topic, events may be gone: {exc}"
             ) from exc
         except (KafkaError, OSError, TimeoutError) as exc:
-            await self.close()
+            self._disconnect()
             raise SourceUnavailable(f"kafka: {type(exc).__name__}: {exc}") from exc
 
     async def seek(self, source_id: str, offset: int | None) -> None:
@@ -70,9 +75,12 @@ class KafkaSource:
             await self._session.seek(_partition(source_id), offset)
 
     async def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await _stop(session.consumer)
+        self._disconnect()
+        if self._retiring:
+            _, unfinished = await asyncio.wait(self._retiring, timeout=_CLOSE_DEADLINE_S)
+            for task in unfinished:
+                task.cancel()
+            await asyncio.gather(*unfinished, return_exceptions=True)
 
     async def _connect(self) -> "_Session":
         consumer = AIOKafkaConsumer(
@@ -82,18 +90,31 @@ class KafkaSource:
             auto_offset_reset="none",  # never jump: an offset that is gone is for a person to see
             isolation_level="read_committed",
             metadata_max_age_ms=5_000,  # a new topic or partition is noticed in seconds
-            session_timeout_ms=10_000,
-            heartbeat_interval_ms=1_000,
+            session_timeout_ms=round(self._session_timeout_s * 1000),
+            heartbeat_interval_ms=round(self._session_timeout_s * 1000 / 5),
+            # Joining a group is one request, and may take as long as its slowest member.
+            request_timeout_ms=round(self._session_timeout_s * 1000) + 5_000,
         )
         try:
             async with asyncio.timeout(_CALL_DEADLINE_S):
                 await consumer.start()
         except BaseException:
-            await _stop(consumer)
+            self._retire(consumer)
             raise
         session = _Session(consumer, self._next_offset, self._stall_timeout_s)
         consumer.subscribe([self._topic], listener=session)
         return session
+
+    def _disconnect(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            self._retire(session.consumer)
+
+    def _retire(self, consumer: Any) -> None:  # Any: aiokafka has no types
+        """Beside us: its ``stop`` waits out requests to a broker that may be frozen."""
+        task = asyncio.create_task(_stop(consumer))
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
 
 
 class _Session(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no types
@@ -105,6 +126,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has 
         self.consumer = consumer
         self._next_offset = next_offset
         self._expected: dict[TopicPartition, int | None] = {}
+        self._unplaced: set[TopicPartition] = set()
         self._stall_timeout_s = stall_timeout_s
         self._alive_at_monotonic_s = time.monotonic()
         self._probed_at_monotonic_s = self._alive_at_monotonic_s
@@ -112,15 +134,11 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
         for partition in revoked:
             self._expected.pop(partition, None)
+            self._unplaced.discard(partition)
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        for partition in assigned:
-            stored = await asyncio.to_thread(self._next_offset, _source_id(partition))
-            await self.seek(partition, stored)
-            logger.info(
-                "partition assigned",
-                extra={"topic": partition.topic, "partition": partition.partition},
-            )
+        """Only takes note: aiokafka would swallow what goes wrong in here."""
+        self._unplaced.update(assigned)
 
     async def seek(self, partition: TopicPartition, offset: int | None) -> None:
         if partition not in self.consumer.assignment():
@@ -133,20 +151,45 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has 
         self._expected[partition] = offset
 
     async def poll(self) -> list[Batch]:
-        async with asyncio.timeout(_CALL_DEADLINE_S):
-            received = await self.consumer.getmany(
-                timeout_ms=_FETCH_WAIT_MS, max_records=_MAX_RECORDS
-            )
+        await self._place()
         batches = [
             self._batch(partition, messages)
-            for partition, messages in received.items()
-            if partition in self._expected  # else it was revoked meanwhile
+            for partition, messages in (await self._receive()).items()
+            if partition in self._expected  # else it was revoked, or has come meanwhile
         ]
         if batches:
             self._alive_at_monotonic_s = time.monotonic()
         else:
             await self._check_alive()
         return batches
+
+    async def _place(self) -> None:
+        """Where newly assigned partitions start is for the ledger to say."""
+        for partition in list(self._unplaced):
+            stored = await asyncio.to_thread(self._next_offset, _source_id(partition))
+            await self.seek(partition, stored)
+            self._unplaced.discard(partition)
+            logger.info(
+                "partition assigned",
+                extra={"topic": partition.topic, "partition": partition.partition},
+            )
+
+    async def _receive(self) -> Mapping[TopicPartition, Sequence[ConsumerRecord]]:
+        """Empty: nothing came.  A rebalance in progress is no failure; ``_check_alive`` sees those.
+
+        Cancelling is safe: aiokafka moves its position and returns without an await between.
+        """
+        try:
+            async with asyncio.timeout(_RECEIVE_DEADLINE_S):
+                received: Mapping[TopicPartition, Sequence[ConsumerRecord]]
+                received = await self.consumer.getmany(
+                    timeout_ms=_FETCH_WAIT_MS, max_records=_MAX_RECORDS
+                )
+                return received
+        except TimeoutError:
+            return {}
+        except NoOffsetForPartitionError:
+            return {}  # aiokafka asked Kafka where to begin before the ledger could tell it
 
     def _batch(self, partition: TopicPartition, messages: Sequence[ConsumerRecord]) -> Batch:
         batch = Batch(
@@ -184,12 +227,10 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has 
 
 
 async def _stop(consumer: Any) -> None:
-    """``stop`` may wait for a broker that is gone."""
     try:
-        async with asyncio.timeout(_CALL_DEADLINE_S):
-            await consumer.stop()
-    except (KafkaError, TimeoutError) as exc:
-        logger.warning("kafka consumer left behind", extra={"error": type(exc).__name__})
+        await consumer.stop()
+    except Exception:
+        logger.exception("kafka consumer left behind")
 
 
 def _record(message: ConsumerRecord) -> Record:

@@ -147,6 +147,12 @@ def open_for_reading(ledger_url: str) -> Engine:
     return engine
 
 
+def check_complete(connection: Connection) -> None:
+    """Raises LedgerMissing while the first consumer is still making it."""
+    if connection.execute(text("PRAGMA user_version")).scalar_one() != _SCHEMA_VERSION:
+        raise LedgerMissing(f"expected a ledger of version {_SCHEMA_VERSION}, found none")
+
+
 @contextmanager
 def translated_errors() -> Iterator[None]:
     """SQLAlchemy's exceptions become ours here and nowhere else."""

@@ -31,6 +31,7 @@ EXACT: Final = Context(
 )
 """Arithmetic that raises ``decimal.Inexact`` rather than round."""
 
+_HALF_EVEN: Final = Context(prec=60, rounding=ROUND_HALF_EVEN)
 _CENT: Final = Decimal("0.01")
 
 
@@ -57,7 +58,7 @@ def sum_usd(amounts: Iterable[Decimal]) -> Decimal:
 
 def cents_half_even(usd: Decimal) -> Decimal:
     """The one rounding in billing: what a statement asks to be paid."""
-    return usd.quantize(_CENT, rounding=ROUND_HALF_EVEN)
+    return usd.quantize(_CENT, context=_HALF_EVEN)
 
 
 def plain(usd: Decimal) -> str:

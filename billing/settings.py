@@ -23,8 +23,10 @@ class Settings(BaseSettings):
     kafka_topic: str = USAGE_TOPIC
     # Only spreads partitions over consumers; where to read on is in the ledger.
     kafka_group: str = "pandal-billing"
+    # How long a dead consumer's partitions stay unread.  Brokers refuse less than 6 s by default.
+    kafka_session_timeout_s: float = Field(default=10.0, gt=0)
     # Longer than a broker's restart, shorter than anyone's patience with a bill.
-    kafka_stall_timeout_s: float = Field(default=60.0, gt=0)
+    kafka_stall_timeout_s: float = Field(default=60.0, ge=5)
     # None: the packaged price book.
     price_book: Path | None = None
     # A person who has just sent a request should find its line in the ledger.

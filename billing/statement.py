@@ -17,6 +17,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, func, select
 
 from billing.errors import RequestInvalid
 from billing.ledger_schema import (
+    check_complete,
     instant_from_microseconds,
     ledger_entries,
     microseconds,
@@ -206,6 +207,7 @@ def _reading(ledger: LedgerRef) -> Iterator[Connection]:
     engine = open_for_reading(ledger) if isinstance(ledger, str) else ledger
     try:
         with translated_errors(), engine.begin() as connection:
+            check_complete(connection)
             yield connection
     finally:
         if isinstance(ledger, str):

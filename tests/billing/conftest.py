@@ -1,11 +1,13 @@
-"""A fresh ledger for each test."""
+"""A fresh ledger for each test, and brokers that last the whole run."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from billing.ledger import Ledger
+from tests.billing.kafka_brokers import ApacheKafkaBroker, Broker, TansuBroker
 from tests.billing.usage_events import BOOK
 
 
@@ -21,3 +23,33 @@ def ledger(ledger_url: str) -> Iterator[Ledger]:
     ledger.record_prices(BOOK)
     yield ledger
     ledger.close()
+
+
+@pytest.fixture(scope="session")
+def kafka_home() -> Path:
+    if "KAFKA_HOME" not in os.environ:
+        pytest.skip("KAFKA_HOME does not name an Apache Kafka installation")
+    return Path(os.environ["KAFKA_HOME"])
+
+
+@pytest.fixture(scope="session")
+def tansu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TansuBroker]:
+    broker = TansuBroker(tmp_path_factory.mktemp("tansu"))
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(scope="session")
+def apache(
+    kafka_home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ApacheKafkaBroker]:
+    broker = ApacheKafkaBroker(kafka_home, tmp_path_factory.mktemp("kafka"))
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(params=["tansu", "apache"])
+def broker(request: pytest.FixtureRequest) -> Broker:
+    """Each broker in turn, the second where it is installed."""
+    chosen: Broker = request.getfixturevalue(request.param)
+    return chosen

@@ -1,0 +1,59 @@
+"""A topic of its own for each test, and what a test puts there."""
+
+import itertools
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from contracts.usage import UsageEvent, encode_usage_event
+
+
+@asynccontextmanager
+async def administration(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        await admin.start()
+        yield admin
+    finally:
+        await admin.close()
+
+
+async def new_topic(bootstrap: str, *, num_partitions: int) -> str:
+    topic = f"usage-{uuid.uuid4().hex}"
+    async with administration(bootstrap) as admin:
+        await admin.create_topics([NewTopic(topic, num_partitions, replication_factor=1)])
+    return topic
+
+
+@asynccontextmanager
+async def producing(bootstrap: str, **options: object) -> AsyncIterator[AIOKafkaProducer]:
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", **options)
+    try:
+        await producer.start()
+        yield producer
+    finally:
+        await producer.stop()
+
+
+async def send_raw(
+    producer: AIOKafkaProducer, topic: str, values: Sequence[bytes | None], *, num_partitions: int
+) -> None:
+    """Round robin over the partitions; returns when all are acknowledged."""
+    partitions = itertools.cycle(range(num_partitions))
+    sent = [
+        await producer.send(topic, value, partition=next(partitions), key=b"acme")
+        for value in values
+    ]
+    for acknowledgement in sent:
+        await acknowledgement
+
+
+async def send_events(
+    bootstrap: str, topic: str, events: Sequence[UsageEvent], *, num_partitions: int
+) -> None:
+    async with producing(bootstrap) as producer:
+        payloads = [encode_usage_event(event) for event in events]
+        await send_raw(producer, topic, payloads, num_partitions=num_partitions)

@@ -1,0 +1,226 @@
+"""Events come out of Kafka once each, from where the ledger stands; a lost broker is noticed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.admin import RecordsToDelete
+
+from billing.errors import SourceLost, SourceUnavailable
+from billing.kafka_source import KafkaSource
+from billing.ledger import Ledger
+from billing.process import process_batch
+from billing.records import Batch
+from billing.statement import totals
+from contracts.usage import encode_usage_event
+from tests.billing.kafka_brokers import ApacheKafkaBroker, Broker, TansuBroker, free_port
+from tests.billing.kafka_topic import (
+    administration,
+    new_topic,
+    producing,
+    send_events,
+    send_raw,
+)
+from tests.billing.usage_events import BOOK, usage
+
+PATIENCE_S = 60.0
+
+
+@asynccontextmanager
+async def reading(
+    broker: Broker,
+    topic: str,
+    next_offset: Callable[[str], int | None],
+    *,
+    session_timeout_s: float | None = None,
+    stall_timeout_s: float = 60,
+) -> AsyncIterator[KafkaSource]:
+    source = KafkaSource(
+        bootstrap=broker.bootstrap,
+        topic=topic,
+        group=f"group-{topic}",
+        session_timeout_s=session_timeout_s or broker.shortest_session_s,
+        stall_timeout_s=stall_timeout_s,
+        next_offset=next_offset,
+    )
+    try:
+        yield source
+    finally:
+        await source.close()
+
+
+def from_the_beginning(_source_id: str) -> None:
+    return None
+
+
+async def poll_until(
+    source: KafkaSource, num_records: int, post: Callable[[Batch], object]
+) -> list[Batch]:
+    """Polls until ``num_records`` have come, handing each batch to ``post``."""
+    batches: list[Batch] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while sum(len(b.records) for b in batches) < num_records:
+            for batch in await source.poll():
+                post(batch)
+                batches.append(batch)
+    return batches
+
+
+def posting(ledger: Ledger) -> Callable[[Batch], object]:
+    return lambda batch: ledger.post(process_batch(batch, BOOK))
+
+
+async def test_duplicates_on_several_partitions_are_posted_once(
+    broker: Broker, ledger: Ledger, ledger_url: str
+) -> None:
+    topic = await new_topic(broker.bootstrap, num_partitions=4)
+    events = [usage(n % 950) for n in range(1_000)]
+    await send_events(broker.bootstrap, topic, events, num_partitions=4)
+    async with reading(broker, topic, ledger.next_offset) as source:
+        await poll_until(source, 1_000, posting(ledger))
+    assert totals(ledger_url, "acme").num_requests == 950
+    assert [ledger.next_offset(f"kafka/{topic}/{n}") for n in range(4)] == [250] * 4
+
+
+async def test_reading_goes_on_where_the_ledger_stands_not_where_kafka_says(
+    broker: Broker, ledger: Ledger, ledger_url: str
+) -> None:
+    topic = await new_topic(broker.bootstrap, num_partitions=2)
+    await send_events(broker.bootstrap, topic, [usage(n) for n in range(10)], num_partitions=2)
+    async with reading(broker, topic, from_the_beginning) as source:
+        await poll_until(source, 10, lambda _batch: None)  # read, never posted
+    async with reading(broker, topic, ledger.next_offset) as source:
+        await poll_until(source, 10, posting(ledger))
+    await send_events(broker.bootstrap, topic, [usage(n) for n in range(10, 14)], num_partitions=2)
+    async with reading(broker, topic, ledger.next_offset) as source:
+        again = await poll_until(source, 4, posting(ledger))
+    assert sum(len(b.records) for b in again) == 4
+    assert totals(ledger_url, "acme").num_requests == 14
+
+
+async def test_it_goes_back_where_it_is_told(broker: Broker) -> None:
+    topic = await new_topic(broker.bootstrap, num_partitions=1)
+    await send_events(broker.bootstrap, topic, [usage(n) for n in range(6)], num_partitions=1)
+    async with reading(broker, topic, from_the_beginning) as source:
+        await poll_until(source, 6, lambda _batch: None)
+        await source.seek(f"kafka/{topic}/0", 4)
+        last = await poll_until(source, 2, lambda _batch: None)
+        await source.seek(f"kafka/{topic}/0", None)
+        everything = await poll_until(source, 6, lambda _batch: None)
+    assert (last[0].expected_offset, last[0].records[0].offset) == (4, 4)
+    assert (everything[0].expected_offset, everything[0].records[0].offset) == (None, 0)
+
+
+async def test_a_second_consumer_takes_partitions_over_without_doubling(
+    broker: Broker, ledger: Ledger, ledger_url: str
+) -> None:
+    topic = await new_topic(broker.bootstrap, num_partitions=4)
+    await send_events(broker.bootstrap, topic, [usage(n) for n in range(40)], num_partitions=4)
+    async with (
+        reading(broker, topic, ledger.next_offset, session_timeout_s=6) as first,
+        reading(broker, topic, ledger.next_offset, session_timeout_s=6) as second,
+    ):
+        await poll_until(first, 40, posting(ledger))
+        later = [usage(n) for n in range(40, 80)]
+        await send_events(broker.bootstrap, topic, later, num_partitions=4)
+        async with asyncio.timeout(PATIENCE_S):
+            while totals(ledger_url, "acme").num_requests < 80:
+                for source in (first, second):
+                    for batch in await source.poll():
+                        ledger.post(process_batch(batch, BOOK))
+    assert [ledger.next_offset(f"kafka/{topic}/{n}") for n in range(4)] == [20] * 4
+
+
+async def test_bad_records_become_dead_letters_at_their_offset(
+    broker: Broker, ledger: Ledger, ledger_url: str
+) -> None:
+    topic = await new_topic(broker.bootstrap, num_partitions=1)
+    values = [b"junk", encode_usage_event(usage(1)), None, encode_usage_event(usage(2))]
+    async with producing(broker.bootstrap) as producer:
+        await send_raw(producer, topic, values, num_partitions=1)
+    seen: list[tuple[int, str]] = []
+
+    def post(batch: Batch) -> None:
+        processed = process_batch(batch, BOOK)
+        seen.extend((d.offset, d.reason.value) for d in processed.dead_letters)
+        ledger.post(processed)
+
+    async with reading(broker, topic, ledger.next_offset) as source:
+        await poll_until(source, 4, post)
+    assert seen == [(0, "undecodable"), (2, "corrupt")]
+    assert totals(ledger_url, "acme").num_requests == 2
+
+
+async def test_a_broker_that_falls_silent_is_noticed_and_found_again(
+    tansu: TansuBroker, ledger: Ledger, ledger_url: str
+) -> None:
+    """aiokafka#1154: without a deadline of ours the consumer would wait for ever."""
+    topic = await new_topic(tansu.bootstrap, num_partitions=1)
+    await send_events(tansu.bootstrap, topic, [usage(1)], num_partitions=1)
+    async with reading(tansu, topic, ledger.next_offset, stall_timeout_s=1) as source:
+        await poll_until(source, 1, posting(ledger))
+        tansu.pause()
+        try:
+            with pytest.raises(SourceUnavailable):
+                await poll_until(source, 1, posting(ledger))
+        finally:
+            tansu.resume()
+        await send_events(tansu.bootstrap, topic, [usage(2)], num_partitions=1)
+        await poll_until(source, 1, posting(ledger))
+    assert totals(ledger_url, "acme").num_requests == 2
+
+
+async def test_silence_without_events_is_no_failure(tansu: TansuBroker) -> None:
+    topic = await new_topic(tansu.bootstrap, num_partitions=1)
+    async with reading(tansu, topic, from_the_beginning, stall_timeout_s=1) as source:
+        for _ in range(10):
+            assert await source.poll() == []
+
+
+async def test_no_broker_at_all_is_an_error_that_may_pass() -> None:
+    source = KafkaSource(
+        bootstrap=f"127.0.0.1:{free_port()}",
+        topic="usage",
+        group="group",
+        session_timeout_s=6,
+        stall_timeout_s=60,
+        next_offset=from_the_beginning,
+    )
+    for _ in range(2):
+        with pytest.raises(SourceUnavailable, match="kafka"):
+            await source.poll()
+    await source.close()
+
+
+async def test_records_of_an_aborted_transaction_are_not_seen(
+    apache: ApacheKafkaBroker, ledger: Ledger, ledger_url: str
+) -> None:
+    topic = await new_topic(apache.bootstrap, num_partitions=1)
+    async with producing(apache.bootstrap, transactional_id=topic) as producer:
+        for number, outcome in enumerate(["commit", "abort", "commit"]):
+            await producer.begin_transaction()
+            payload = encode_usage_event(usage(number))
+            await send_raw(producer, topic, [payload], num_partitions=1)
+            await getattr(producer, f"{outcome}_transaction")()
+    async with reading(apache, topic, ledger.next_offset) as source:
+        batches = await poll_until(source, 2, posting(ledger))
+    assert [r.offset for b in batches for r in b.records] == [0, 4]  # markers take offsets too
+    assert totals(ledger_url, "acme").num_requests == 2
+
+
+async def test_events_deleted_before_they_were_posted_stop_it(
+    apache: ApacheKafkaBroker, ledger: Ledger
+) -> None:
+    """aiokafka#261: to jump to what is left would lose money in silence."""
+    topic = await new_topic(apache.bootstrap, num_partitions=1)
+    await send_events(apache.bootstrap, topic, [usage(1)], num_partitions=1)
+    async with reading(apache, topic, ledger.next_offset) as source:
+        await poll_until(source, 1, posting(ledger))
+    await send_events(apache.bootstrap, topic, [usage(n) for n in (2, 3, 4)], num_partitions=1)
+    async with administration(apache.bootstrap) as admin:
+        await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=3)})
+    async with reading(apache, topic, ledger.next_offset) as source:
+        with pytest.raises(SourceLost, match="outside the topic"):
+            await poll_until(source, 1, posting(ledger))
