@@ -40,6 +40,8 @@ async def serve(settings: Settings) -> int:
             settings.engine_config(),
             model_name=settings.name,
             max_num_live=settings.max_num_seqs + settings.max_num_waiting,
+            # OpenMP reads it when the process starts.
+            launcher=("/usr/bin/env", f"OMP_WAIT_POLICY={settings.omp_wait_policy}"),
             monotonic_s=time.monotonic,
         )
         app = create_app(engine, max_body_bytes=settings.max_body_bytes)

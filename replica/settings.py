@@ -24,6 +24,8 @@ class Settings(BaseSettings):
     model_cache_dir: Path = Field(default_factory=store.default_cache_dir)  # shared by all replicas
     served_model_name: str | None = None  # None: the model's own name
     num_threads: int | None = Field(None, ge=1, le=1024)  # None: torch takes every core
+    # Threads that spin between parallel regions starve whoever shares the cores: 35 times the tail.
+    omp_wait_policy: Literal["PASSIVE", "ACTIVE"] = "PASSIVE"
     max_model_len: int | None = Field(
         None, ge=2
     )  # tokens; None: the model's, if the cache holds it

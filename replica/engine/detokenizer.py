@@ -3,7 +3,7 @@
 Two stages.  Bytes become text as soon as whole characters are there, never before.  Text becomes
 output as soon as it cannot be the beginning of a stop string: what is held back is always a
 proper prefix of one.  The concatenated output is therefore the text of all tokens up to the
-earliest stop, however the tokens were spread over pushes.
+first complete stop, however the tokens were spread over pushes.
 """
 
 import codecs
@@ -41,8 +41,11 @@ class Detokenizer:
         return DetokenizedText(text[: len(text) - num_held], is_stopped=False)
 
     def _earliest_stop(self, text: str) -> int | None:
-        starts = [start for stop in self._stop if (start := text.find(stop)) >= 0]
-        return min(starts, default=None)
+        """Start of the stop string that is complete first; of those, the longest."""
+        matches = [
+            (start + len(stop), start) for stop in self._stop if (start := text.find(stop)) >= 0
+        ]
+        return min(matches)[1] if matches else None
 
 
 def _overlap(text: str, stop: str) -> int:

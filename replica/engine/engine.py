@@ -52,8 +52,10 @@ class Engine:
         *,
         model_name: str,
         max_num_live: int,
+        launcher: Sequence[str],
         monotonic_s: Callable[[], float],
     ) -> None:
+        """``launcher`` stands before the engine's command line and must exec it."""
         self.model_name = model_name
         self.telemetry = Telemetry()
         self.stats = EngineStats()
@@ -61,6 +63,7 @@ class Engine:
         self.tokenizer: Tokenizer | None = None
         self._config = config
         self._max_num_live = max_num_live
+        self._launcher = launcher
         self._monotonic_s = monotonic_s
         self._phase = Phase.STARTING
         self._progress_ratio = 0.0
@@ -96,7 +99,7 @@ class Engine:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "replica.engine.process",
+                *self._launcher, sys.executable, "-m", "replica.engine.process",
                 str(theirs.fileno()), str(os.getpid()),
                 stdin=asyncio.subprocess.DEVNULL, pass_fds=(theirs.fileno(),),
             )  # fmt: skip

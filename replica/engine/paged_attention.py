@@ -9,6 +9,7 @@ exactly its context.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 
@@ -22,8 +23,8 @@ class KvCache:
 
     def __init__(self, config: LlamaConfig, num_blocks: int, block_size: int) -> None:
         shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
-        self.keys = [torch.zeros(shape) for _ in range(config.num_layers)]
-        self.values = [torch.zeros(shape) for _ in range(config.num_layers)]
+        self.keys = [_lazy_zeros(shape) for _ in range(config.num_layers)]
+        self.values = [_lazy_zeros(shape) for _ in range(config.num_layers)]
 
     def clear_blocks(self, blocks: Sequence[int]) -> None:
         index = torch.tensor(blocks, dtype=torch.int64)
@@ -31,10 +32,18 @@ class KvCache:
             tensor[index] = 0.0
 
 
+def _lazy_zeros(shape: tuple[int, ...]) -> torch.Tensor:
+    """Pages the kernel hands out zeroed on first use:
+
+    torch.zeros would write, and so own, all of them.
+    """
+    return torch.from_numpy(np.zeros(shape, np.float32))
+
+
 @dataclass(frozen=True, slots=True)
 class _DecodeGroup:
     rows: torch.Tensor  # [num_seqs]
-    blocks: torch.Tensor  # [num_seqs, max_blocks] padded with the null block
+    blocks: torch.Tensor  # [num_seqs * max_blocks] each table padded with the null block
     mask: torch.Tensor  # [num_seqs, 1, 1, max_blocks * block_size] True: attend
 
 
@@ -59,8 +68,8 @@ class PagedAttention:
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See ``replica.model.llama.Attention``."""
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        keys.flatten(0, 1)[self._slots] = k
-        values.flatten(0, 1)[self._slots] = v
+        keys.flatten(0, 1).index_copy_(0, self._slots, k)
+        values.flatten(0, 1).index_copy_(0, self._slots, v)
         output = torch.empty(q.shape)
         if self._decodes is not None:
             output[self._decodes.rows] = _attend_decodes(self._decodes, q, keys, values)
@@ -76,7 +85,7 @@ def _decode_group(segments: Sequence[Segment], block_size: int) -> _DecodeGroup:
     mask = torch.arange(width * block_size)[None, :] < lengths[:, None]
     return _DecodeGroup(
         rows=torch.tensor([s.first_row for s in segments]),
-        blocks=torch.tensor(padded),
+        blocks=torch.tensor(padded).flatten(),
         mask=mask[:, None, None, :],
     )
 
@@ -85,12 +94,12 @@ def _attend_decodes(
     group: _DecodeGroup, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
     """The query heads of one KV head stand as that head's queries: K and V are never expanded."""
-    num_seqs, (_, block_size, num_kv_heads, head_dim) = len(group.rows), keys.shape
-    length = group.blocks.shape[1] * block_size
+    num_seqs, (_, _, num_kv_heads, head_dim) = len(group.rows), keys.shape
+    length = group.mask.shape[-1]
     queries = q[group.rows].view(num_seqs, num_kv_heads, -1, head_dim)
     context = (num_seqs, length, num_kv_heads, head_dim)
-    k = keys[group.blocks].view(context).transpose(1, 2)
-    v = values[group.blocks].view(context).transpose(1, 2)
+    k = keys.index_select(0, group.blocks).view(context).transpose(1, 2)
+    v = values.index_select(0, group.blocks).view(context).transpose(1, 2)
     output = F.scaled_dot_product_attention(queries, k, v, attn_mask=group.mask)
     return output.reshape(num_seqs, -1, head_dim)
 
@@ -116,8 +125,8 @@ def _attend_prefill(
 
     [num_blocks, block_size, kv_heads, head_dim].
     """
-    k = keys[segment.blocks].flatten(0, 1)[: segment.context_length]
-    v = values[segment.blocks].flatten(0, 1)[: segment.context_length]
+    k = keys.index_select(0, segment.blocks).flatten(0, 1)[: segment.context_length]
+    v = values.index_select(0, segment.blocks).flatten(0, 1)[: segment.context_length]
     output = F.scaled_dot_product_attention(
         q.transpose(0, 1)[None],
         k.transpose(0, 1)[None],

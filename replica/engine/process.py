@@ -56,9 +56,7 @@ def _serve(channel: Channel, config: EngineConfig) -> None:
     channel.send(Located(path=str(path)))
     channel.send(Loading(phase=Phase.LOADING, progress_ratio=0.0, detail="starting torch"))
     tokenizer = load_tokenizer(path, lambda: datetime.now(UTC))
-    # Threads that spin between parallel regions starve whoever shares the cores: measured 35
-    # times the tail latency.  OpenMP reads this once, when torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Not at the top: importing torch takes seconds, and a download wants to show its progress.
     from replica.engine.worker import serve
 
     serve(channel, config, path, tokenizer)

@@ -62,14 +62,17 @@ class GgufFile:
             raise ModelInvalid(f"{path.name}: not a readable GGUF file: {exc}") from exc
 
     def dequantize(self, name: str) -> npt.NDArray[np.float32]:
-        """Raises ModelInvalid."""
+        """A new array.  Raises ModelInvalid."""
         entry = self.tensors.get(name)
         if entry is None:
             raise ModelInvalid(f"{self.path.name}: tensor {name!r} is missing")
         raw = np.frombuffer(self._map, np.uint8, entry.size_bytes, entry.offset_bytes)
         rows = raw.reshape(*entry.shape[:-1], -1)
-        values = gguf.quants.dequantize(rows, entry.kind).astype(np.float32, copy=False)
-        return np.ascontiguousarray(values).reshape(entry.shape)
+        values = gguf.quants.dequantize(rows, entry.kind).reshape(entry.shape)
+        # A tensor stored as float32 comes back as a view of the read-only file.
+        return (
+            values.copy() if not values.flags.writeable else values.astype(np.float32, copy=False)
+        )
 
     def _placed(self, entry: TensorEntry, start: int) -> TensorEntry:
         offset_bytes = start + entry.offset_bytes

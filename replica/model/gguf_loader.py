@@ -40,7 +40,7 @@ class GgufTensors:
         return self._gguf_names.keys()
 
     def load(self, name: str) -> torch.Tensor:
-        tensor = torch.from_numpy(self._file.dequantize(self._gguf_names.get(name, name)).copy())
+        tensor = torch.from_numpy(self._file.dequantize(self._gguf_names.get(name, name)))
         if name.endswith("q_proj.weight"):
             return _unpermute(tensor, self._config.num_heads)
         if name.endswith("k_proj.weight"):

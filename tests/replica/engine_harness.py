@@ -1,0 +1,105 @@
+"""The whole engine process but for its process: loop, scheduler, blocks and detokenizer."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from replica.engine.block_manager import BlockManager
+from replica.engine.loop import EngineLoop, ModelRunner, PrefixIdentity
+from replica.engine.messages import (
+    Abort,
+    Delta,
+    FinishReason,
+    SamplingParams,
+    StepReport,
+    Submit,
+    ToEngine,
+    Usage,
+)
+from replica.engine.scheduler import Scheduler, SchedulerLimits
+
+
+@dataclass(slots=True)
+class Outcome:
+    text: str = ""
+    num_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+
+
+class EngineHarness:
+    """Checks the invariants after every step."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        token_bytes: Sequence[bytes],
+        eos_token_ids: Sequence[int],
+        limits: SchedulerLimits,
+        num_blocks: int,
+    ) -> None:
+        self._scheduler = Scheduler(limits, BlockManager(num_blocks), eos_token_ids)
+        self._loop = EngineLoop(
+            scheduler=self._scheduler,
+            runner=runner,
+            token_bytes=token_bytes,
+            identity=PrefixIdentity(model_revision="test", kv_dtype="float32"),
+            monotonic_s=lambda: 0.0,
+        )
+        self.outcomes: dict[int, Outcome] = {}
+        self.stats = self._scheduler.stats()
+        self.num_preemptions_seen = 0
+
+    def submit(self, prompt: Sequence[int], params: SamplingParams, cache_salt: str = "") -> int:
+        sequence_id = len(self.outcomes) + 1
+        self.outcomes[sequence_id] = Outcome()
+        self.step(
+            [
+                Submit(
+                    sequence_id=sequence_id,
+                    prompt_token_ids=list(prompt),
+                    params=params,
+                    cache_salt=cache_salt,
+                )
+            ]
+        )
+        return sequence_id
+
+    def submit_together(
+        self, prompts: Iterable[Sequence[int]], params: SamplingParams
+    ) -> list[int]:
+        first = len(self.outcomes) + 1
+        messages: list[ToEngine] = [
+            Submit(sequence_id=first + i, prompt_token_ids=list(p), params=params, cache_salt="")
+            for i, p in enumerate(prompts)
+        ]
+        ids = list(range(first, first + len(messages)))
+        self.outcomes.update((i, Outcome()) for i in ids)
+        self.step(messages)
+        return ids
+
+    def abort(self, sequence_id: int) -> None:
+        self.step([Abort(sequence_id=sequence_id)])
+
+    def step(self, messages: Iterable[ToEngine] = ()) -> StepReport | None:
+        report = self._loop.step(messages)
+        self._scheduler.check_invariants()
+        if report is not None:
+            self.stats = report.stats
+            for delta in report.deltas:
+                self._note(delta)
+        return report
+
+    def run(self, max_steps: int = 100_000) -> None:
+        """Until nothing is live."""
+        for _ in range(max_steps):
+            if self.step() is None:
+                return
+        raise AssertionError(f"not idle after {max_steps} steps")
+
+    def _note(self, delta: Delta) -> None:
+        outcome = self.outcomes[delta.sequence_id]
+        assert outcome.finish_reason is None, "a delta after the last one"
+        outcome.text += delta.text
+        outcome.num_tokens += delta.num_tokens
+        outcome.finish_reason = delta.finish_reason
+        outcome.usage = delta.usage

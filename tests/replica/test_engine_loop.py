@@ -1,0 +1,216 @@
+"""The engine with a model that notices every wrong read."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replica.engine.messages import FinishReason, SamplingParams, Usage
+from replica.engine.scheduler import SchedulerLimits
+from tests.replica.engine_harness import EngineHarness
+from tests.replica.hash_model import EOS, TOKEN_BYTES, VOCAB_SIZE, HashModel, reference_completion
+
+
+def harness(
+    *,
+    block_size: int = 4,
+    num_blocks: int = 64,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 16,
+    poisoned_token: int | None = None,
+) -> EngineHarness:
+    return EngineHarness(
+        HashModel(block_size, poisoned_token),
+        TOKEN_BYTES,
+        [EOS],
+        SchedulerLimits(block_size, max_num_seqs, max_num_batched_tokens),
+        num_blocks,
+    )
+
+
+def text_of(token_ids: list[int]) -> str:
+    return b"".join(TOKEN_BYTES[t] for t in token_ids).decode()
+
+
+prompts = st.builds(
+    lambda shared, own: [1 + i % 7 for i in range(shared)] + own,
+    st.integers(0, 24),
+    st.lists(st.integers(1, VOCAB_SIZE - 1), min_size=1, max_size=12),
+)
+requests = st.tuples(prompts, st.integers(1, 24), st.booleans(), st.sampled_from(["", "s"]))
+operations = st.lists(
+    st.one_of(
+        requests.map(lambda r: ("submit", r)),
+        st.integers(0, 30).map(lambda i: ("abort", i)),
+        st.integers(1, 6).map(lambda n: ("step", n)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    operations=operations,
+    block_size=st.sampled_from([1, 4, 16]),
+    spare_blocks=st.integers(0, 12),
+    max_num_seqs=st.integers(1, 6),
+    spare_budget=st.integers(0, 20),
+)
+def test_every_workload_generates_what_the_model_alone_would(
+    operations: list[tuple[str, object]],
+    block_size: int,
+    spare_blocks: int,
+    max_num_seqs: int,
+    spare_budget: int,
+) -> None:
+    largest = -(-60 // block_size)
+    engine = harness(
+        block_size=block_size,
+        num_blocks=1 + largest + spare_blocks,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_seqs + spare_budget,
+    )
+    submitted: dict[int, tuple[list[int], SamplingParams]] = {}
+    for name, argument in operations:
+        if name == "submit":
+            prompt, max_tokens, ignore_eos, salt = argument
+            params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)
+            submitted[engine.submit(prompt, params, salt)] = (prompt, params)
+        elif name == "abort" and argument in submitted:
+            engine.abort(argument)
+        elif name == "step":
+            for _ in range(argument):
+                engine.step()
+    engine.run()
+
+    for sequence_id, (prompt, params) in submitted.items():
+        outcome = engine.outcomes[sequence_id]
+        expected = reference_completion(prompt, params)
+        if outcome.finish_reason is FinishReason.ABORT:
+            expected = expected[: outcome.num_tokens]
+        else:
+            assert outcome.usage.prompt_tokens == len(prompt)
+        assert outcome.text == text_of(expected)
+        assert outcome.usage.completion_tokens == outcome.num_tokens == len(expected)
+    assert_counters_equal_usage(engine)
+
+
+def assert_counters_equal_usage(engine: EngineHarness) -> None:
+    usages = [o.usage for o in engine.outcomes.values()]
+    assert all(0 <= u.cached_prompt_tokens <= u.prompt_tokens for u in usages)
+    assert engine.stats.prompt_tokens == sum(u.prompt_tokens for u in usages)
+    assert engine.stats.generation_tokens == sum(u.completion_tokens for u in usages)
+    assert engine.stats.num_used_blocks == 0
+
+
+def test_preempted_sequences_finish_in_order_of_arrival_and_unchanged() -> None:
+    engine = harness(block_size=4, num_blocks=13, max_num_seqs=4)
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    prompts = [[i, i + 1, i + 2, i + 3, i + 4] for i in (1, 10, 20, 30)]
+    ids = engine.submit_together(prompts, params)
+    finished: list[int] = []
+    while engine.step() is not None:
+        finished += [i for i in ids if engine.outcomes[i].usage and i not in finished]
+    assert engine.stats.num_preemptions > 0
+    assert finished == ids
+    for sequence_id, prompt in zip(ids, prompts, strict=True):
+        assert engine.outcomes[sequence_id].text == text_of(reference_completion(prompt, params))
+    assert_counters_equal_usage(engine)
+
+
+def test_equal_prefix_is_cached_and_at_least_one_token_recomputed() -> None:
+    engine = harness(block_size=4)
+    prompt = list(range(1, 9))  # exactly two blocks
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    first, second = engine.submit(prompt, params), None
+    engine.run()
+    second = engine.submit(prompt, params)
+    engine.run()
+    assert engine.outcomes[first].usage.cached_prompt_tokens == 0
+    assert engine.outcomes[second].usage.cached_prompt_tokens == 4
+    assert engine.outcomes[second].text == engine.outcomes[first].text
+
+
+def test_prefix_is_not_shared_across_salts() -> None:
+    engine = harness(block_size=4)
+    params = SamplingParams(max_tokens=1)
+    for salt in ("tenant-a", "tenant-b", ""):
+        sequence_id = engine.submit(list(range(1, 20)), params, salt)
+        engine.run()
+        assert engine.outcomes[sequence_id].usage.cached_prompt_tokens == 0
+
+
+def test_abort_before_the_first_step_counts_nothing() -> None:
+    engine = harness(max_num_seqs=1)
+    engine.submit([1, 2, 3], SamplingParams(max_tokens=50, ignore_eos=True))
+    waiting = engine.submit([4, 5, 6], SamplingParams(max_tokens=5))
+    engine.abort(waiting)
+    assert engine.outcomes[waiting].usage == Usage()
+    assert engine.outcomes[waiting].finish_reason is FinishReason.ABORT
+
+
+def test_abort_in_the_middle_of_a_prompt_counts_what_was_processed() -> None:
+    engine = harness(max_num_batched_tokens=8)
+    sequence_id = engine.submit([1] * 30, SamplingParams(max_tokens=5))
+    engine.step()
+    engine.abort(sequence_id)
+    assert engine.outcomes[sequence_id].usage == Usage(prompt_tokens=16)
+    assert_counters_equal_usage(engine)
+
+
+def test_decoding_goes_on_while_a_long_prompt_is_prefilled() -> None:
+    engine = harness(max_num_batched_tokens=8, num_blocks=200)
+    short = engine.submit([1, 2, 3], SamplingParams(max_tokens=60, ignore_eos=True))
+    long = engine.submit([5] * 60, SamplingParams(max_tokens=2, ignore_eos=True))
+    while not engine.outcomes[long].num_tokens:
+        before = engine.outcomes[short].num_tokens
+        engine.step()
+        assert engine.outcomes[short].num_tokens == before + 1
+
+
+def test_sequence_that_cannot_fit_the_pool_is_refused() -> None:
+    engine = harness(block_size=4, num_blocks=3)
+    with pytest.raises(ValueError, match="do not fit"):
+        engine.submit([1] * 8, SamplingParams(max_tokens=1))
+
+
+def test_numbers_that_are_not_finite_fail_their_request_alone_and_are_not_cached() -> None:
+    poisoned = 63
+    engine = harness(block_size=4, poisoned_token=poisoned)
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    healthy = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    bad, good = engine.submit_together([[poisoned, *healthy], healthy], params)
+    engine.run()
+    assert engine.outcomes[bad].finish_reason is FinishReason.ERROR
+    assert engine.outcomes[good].text == text_of(reference_completion(healthy, params))
+    again = engine.submit([poisoned, *healthy], params)
+    engine.run()
+    assert engine.outcomes[again].usage.cached_prompt_tokens == 0
+    assert_counters_equal_usage(engine)
+
+
+def test_min_tokens_keeps_the_end_away() -> None:
+    for first in range(1, 40):
+        params = SamplingParams(max_tokens=30, min_tokens=20)
+        engine = harness()
+        sequence_id = engine.submit([first, 2, 3], params)
+        engine.run()
+        assert engine.outcomes[sequence_id].num_tokens >= 20
+
+
+@pytest.mark.parametrize("stop_length", [1, 2, 3])
+def test_stop_string_ends_text_and_count_at_the_token_that_completes_it(stop_length: int) -> None:
+    prompt = [3, 1, 4, 1, 5]
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    whole = text_of(reference_completion(prompt, params))
+    stop = whole[8 : 8 + stop_length]
+    end = whole.index(stop)
+    engine = harness()
+    stopping = SamplingParams(max_tokens=20, ignore_eos=True, stop=(stop, "never there"))
+    sequence_id = engine.submit(prompt, stopping)
+    engine.run()
+    outcome = engine.outcomes[sequence_id]
+    assert outcome.text == whole[:end]
+    assert outcome.finish_reason is FinishReason.STOP
+    num_eos = reference_completion(prompt, params)[: outcome.num_tokens].count(EOS)
+    assert outcome.num_tokens == end + stop_length + num_eos
+    assert_counters_equal_usage(engine)
