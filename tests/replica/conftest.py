@@ -1,6 +1,7 @@
 """The model every replica test runs, fetched once into a cache that outlives the tests."""
 
 import os
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from replica.model import store
 from replica.model.tokenizer import Tokenizer
 from replica.model.tokenizer_loader import load_tokenizer
+from tests.replica.replica_process import ReplicaProcess
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 FIXED_NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -28,3 +30,26 @@ def model_path(model_cache_dir: Path) -> Path:
 @pytest.fixture(scope="session")
 def tokenizer(model_path: Path) -> Tokenizer:
     return load_tokenizer(model_path, lambda: FIXED_NOW)
+
+
+@pytest.fixture(scope="session")
+def replica_settings(model_path: Path, model_cache_dir: Path) -> dict[str, object]:
+    """Small enough to start anywhere; ``model_path`` so that no test waits for a download."""
+    return {
+        "model": MODEL_NAME,
+        "model_cache_dir": model_cache_dir,
+        "max_model_len": 1024,
+        "kv_cache_bytes": 256 << 20,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 256,
+    }
+
+
+@pytest.fixture(scope="session")
+def replica(
+    replica_settings: dict[str, object], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ReplicaProcess]:
+    log_path = tmp_path_factory.mktemp("replica") / "log"
+    with ReplicaProcess(log_path, **replica_settings) as process:
+        process.wait_ready()
+        yield process

@@ -1,0 +1,141 @@
+"""From the start of the process to each of its ends."""
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from contracts.replica_api import Phase, ReplicaState
+from tests.replica.replica_process import (
+    POLL_INTERVAL_S,
+    Answer,
+    ReplicaProcess,
+    events,
+    next_event,
+)
+
+LONG = {"prompt": "Count on:", "max_tokens": 40, "ignore_eos": True, "temperature": 0}
+
+
+def test_loading_shows_progress_and_sigterm_drains(
+    replica_settings: dict[str, object], tmp_path: Path
+) -> None:
+    with ReplicaProcess(tmp_path / "log", **replica_settings) as replica:
+        states = [msgspec.convert(s, ReplicaState) for s in replica.wait_ready()]
+        assert states[-1].phase is Phase.READY
+        loading = [s.progress_ratio for s in states if s.phase is Phase.LOADING]
+        assert loading == sorted(loading)
+        assert len(loading) > 2
+
+        connection = replica.connect()
+        connection.request("POST", "/v1/completions", json.dumps(LONG | {"stream": True}))
+        response = connection.getresponse()
+        next_event(response)
+        replica.terminate()
+        while (ready := replica.get("/ready")).json["phase"] != "draining":
+            time.sleep(POLL_INTERVAL_S)
+        assert ready.status == 503
+        refused = replica.post("/v1/completions", {"prompt": "a", "max_tokens": 1})
+        assert refused.status == 503
+        assert refused.headers["retry-after"] == "1"
+        *_, finish, done = events(response)
+        connection.close()
+        assert (finish["choices"][0]["finish_reason"], done) == ("length", "[DONE]")
+        assert replica.process.wait() == 0
+
+
+def test_drain_that_takes_too_long_aborts(
+    replica_settings: dict[str, object], tmp_path: Path
+) -> None:
+    settings = replica_settings | {"drain_timeout_s": 0.2}
+    with ReplicaProcess(tmp_path / "log", **settings) as replica:
+        replica.wait_ready()
+        connection = replica.connect()
+        body = LONG | {"stream": True, "max_tokens": 900}
+        connection.request("POST", "/v1/completions", json.dumps(body))
+        response = connection.getresponse()
+        next_event(response)
+        replica.terminate()
+        *_, finish, _done = events(response)
+        connection.close()
+        assert finish["choices"][0]["finish_reason"] == "abort"
+        assert replica.process.wait() == 0
+
+
+def test_death_of_the_engine_fails_requests_and_ends_the_replica(
+    replica_settings: dict[str, object], tmp_path: Path
+) -> None:
+    settings = replica_settings | {"failure_linger_s": 3}
+    with ReplicaProcess(tmp_path / "log", **settings) as replica:
+        replica.wait_ready()
+        assert replica.get("/health").status == 200
+        body = LONG | {"max_tokens": 900}
+        answers: list[Answer] = []
+        thread = threading.Thread(
+            target=lambda: answers.append(replica.post("/v1/completions", body))
+        )
+        thread.start()
+        connection = replica.connect()
+        connection.request("POST", "/v1/completions", json.dumps(body | {"stream": True}))
+        response = connection.getresponse()
+        next_event(response)
+        os.kill(replica.engine_pid, signal.SIGKILL)
+        *_, last = events(response)
+        thread.join()
+        assert last["error"]["code"] == "engine_died"
+        assert answers[0].status == 503
+        assert answers[0].json["error"]["code"] == "engine_died"
+        assert replica.get("/health").status == 503
+        assert replica.get("/ready").json["phase"] == "failed"
+        connection.close()
+        assert replica.process.wait() == 1
+
+
+def test_engine_dies_with_its_parent(replica_settings: dict[str, object], tmp_path: Path) -> None:
+    with ReplicaProcess(tmp_path / "log", **replica_settings) as replica:
+        replica.wait_ready()
+        engine = Path(f"/proc/{replica.engine_pid}")
+        replica.process.kill()
+        while engine.exists() and "Z" not in (engine / "stat").read_text().split()[2]:
+            time.sleep(POLL_INTERVAL_S)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": "no-such-model"}, "neither a .gguf file"),
+        ({"max_model_len": 100_000}, "the model has 8192"),
+        ({"kv_cache_bytes": 4096}, "at least 2 are needed"),
+        ({"kv_cache_bytes": 8 << 20, "max_model_len": 4096}, "holds"),
+    ],
+    ids=["unknown model", "long context", "no cache", "small cache"],
+)
+def test_what_cannot_be_loaded_is_said_and_ends_the_replica(
+    replica_settings: dict[str, object],
+    settings: dict[str, object],
+    message: str,
+    tmp_path: Path,
+) -> None:
+    with ReplicaProcess(tmp_path / "log", **(replica_settings | settings)) as replica:
+        assert replica.process.wait() == 1
+        assert message in replica.log
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"port": "http"}, "port"),
+        ({"max_num_seqs": 9, "max_num_batched_tokens": 8}, "max_num_batched_tokens"),
+    ],
+    ids=["port", "budget"],
+)
+def test_wrong_setting_is_named(settings: dict[str, object], name: str, tmp_path: Path) -> None:
+    with ReplicaProcess(tmp_path / "log", **settings) as replica:
+        assert replica.process.wait() == 2
+        assert name in replica.log
+        assert "Traceback" not in replica.log
