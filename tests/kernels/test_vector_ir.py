@@ -1,0 +1,197 @@
+"""Each building block against numpy, at every level the machine can run."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from kernels.vector_ir.emitter import Emitter, Value
+from kernels.vector_ir.function import compiled_entry, emitted
+from kernels.vector_ir.levels import FeatureLevel, runnable_levels
+from kernels.vector_ir.specialization import Specialization
+
+Array = npt.NDArray[Any]
+
+
+def elementwise(name: str, source_bytes: int, target_bytes: int, body: Callable[..., None]) -> Any:
+    def emit(e: Emitter, _spec: Specialization, source: Value, target: Value, n: Value) -> None:
+        with e.loop(n) as index:
+            body(
+                e,
+                e.at(source, e.times(index, source_bytes * e.lanes)),
+                e.at(target, e.times(index, target_bytes * e.lanes)),
+            )
+
+    return emitted(name, emit)
+
+
+_exp = elementwise("exp", 4, 4, lambda e, s, t: e.store_f32(e.exp(e.load_f32(s)), t))
+_f16 = elementwise("f16", 2, 4, lambda e, s, t: e.store_f32(e.load_f16(s), t))
+_bf16 = elementwise("bf16", 2, 4, lambda e, s, t: e.store_f32(e.load_bf16(s), t))
+_to_bf16 = elementwise("to_bf16", 4, 2, lambda e, s, t: e.store_bf16(e.load_f32(s), t))
+_nibble = elementwise(
+    "nibble", 4, 4, lambda e, s, t: e.store_f32(e.nibble_to_f32(e.load_i32(s), 5), t)
+)
+_byte = elementwise(
+    "byte", 4, 4, lambda e, s, t: e.store_f32(e.signed_byte_to_f32(e.load_i32(s), 1), t)
+)
+_fma = elementwise(
+    "fma",
+    4,
+    4,
+    lambda e, s, t: e.store_f32(e.fma(e.load_f32(s), e.load_f32(s), e.constant(-1.0)), t),
+)
+
+
+@compiled_entry
+def run_exp(spec: Any, source: int, target: int, n: int) -> None:
+    _exp(spec, source, target, n)
+
+
+@compiled_entry
+def run_f16(spec: Any, source: int, target: int, n: int) -> None:
+    _f16(spec, source, target, n)
+
+
+@compiled_entry
+def run_bf16(spec: Any, source: int, target: int, n: int) -> None:
+    _bf16(spec, source, target, n)
+
+
+@compiled_entry
+def run_to_bf16(spec: Any, source: int, target: int, n: int) -> None:
+    _to_bf16(spec, source, target, n)
+
+
+@compiled_entry
+def run_nibble(spec: Any, source: int, target: int, n: int) -> None:
+    _nibble(spec, source, target, n)
+
+
+@compiled_entry
+def run_byte(spec: Any, source: int, target: int, n: int) -> None:
+    _byte(spec, source, target, n)
+
+
+@compiled_entry
+def run_fma(spec: Any, source: int, target: int, n: int) -> None:
+    _fma(spec, source, target, n)
+
+
+def _emit_sum(e: Emitter, _spec: Specialization, source: Value, target: Value) -> None:
+    e.store_scalar(e.reduce(e.add, e.load_f32(source)), target)
+
+
+def _emit_kept(
+    e: Emitter, _spec: Specialization, source: Value, target: Value, count: Value
+) -> None:
+    narrow = e.builder.trunc(count, e.vector_i32.element)
+    e.store_f32(e.keep_below(narrow, e.load_f32(source), -2.0), target)
+
+
+_sum = emitted("sum", _emit_sum)
+_kept = emitted("kept", _emit_kept)
+
+
+@compiled_entry
+def run_sum(spec: Any, source: int, target: int) -> None:
+    _sum(spec, source, target)
+
+
+@compiled_entry
+def run_kept(spec: Any, source: int, target: int, count: int) -> None:
+    _kept(spec, source, target, count)
+
+
+def apply(run: Any, level: FeatureLevel, source: Array, dtype: Any) -> Array:
+    target = np.zeros(len(source), dtype)
+    run(Specialization(level), source.ctypes.data, target.ctypes.data, len(source) // level.lanes)
+    return target
+
+
+def test_exp_is_within_two_units_in_the_last_place(level: FeatureLevel) -> None:
+    x = np.linspace(-87.0, 0.0, 1 << 12, dtype=np.float32)
+    true = np.exp(x.astype(np.float64))
+    np.testing.assert_allclose(apply(run_exp, level, x, np.float32), true, rtol=2.4e-7)
+
+
+def test_exp_of_zero_is_one_and_of_a_masked_score_next_to_nothing(level: FeatureLevel) -> None:
+    x = np.zeros(16, np.float32)
+    x[1] = -1e30
+    y = apply(run_exp, level, x, np.float32)
+    assert y[0] == 1.0
+    assert 0.0 <= y[1] < 1e-37
+
+
+def test_every_finite_float16_converts_exactly(level: FeatureLevel) -> None:
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    bits = bits[np.isfinite(bits.view(np.float16))]
+    bits = bits[: len(bits) // 16 * 16]
+    expected = bits.view(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(apply(run_f16, level, bits, np.float32), expected)
+
+
+def test_bfloat16_is_the_upper_half_of_float32(level: FeatureLevel) -> None:
+    bits = np.arange(0, 1 << 16, 16, dtype=np.uint16)
+    expected = (bits.astype(np.uint32) << 16).view(np.float32)
+    got = apply(run_bf16, level, bits, np.float32)
+    np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
+
+
+def test_storing_bfloat16_rounds_to_nearest_even(level: FeatureLevel) -> None:
+    bits = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF] * 4, np.uint32)
+    got = apply(run_to_bf16, level, bits.view(np.float32), np.uint16)
+    np.testing.assert_array_equal(got[:4], np.array([0x3F80, 0x3F82, 0x3F81, 0x3F80], np.uint16))
+
+
+def test_nibbles_and_signed_bytes_are_read_from_words(level: FeatureLevel) -> None:
+    words = np.random.default_rng(0).integers(0, 1 << 32, 64, dtype=np.uint32)
+    np.testing.assert_array_equal(
+        apply(run_nibble, level, words, np.float32), ((words >> 20) & 15).astype(np.float32)
+    )
+    signed = (words >> 8).astype(np.uint8).view(np.int8).astype(np.float32)
+    np.testing.assert_array_equal(apply(run_byte, level, words, np.float32), signed * 2.0**24)
+
+
+def test_fused_multiply_add_rounds_once(level: FeatureLevel) -> None:
+    if level is FeatureLevel.PORTABLE:
+        pytest.skip("rounds once only where the target has the instruction")
+    x = np.full(16, 1.0 + 2.0**-12, np.float32)
+    exact = np.float32(2.0**-11 + 2.0**-24)
+    np.testing.assert_array_equal(apply(run_fma, level, x, np.float32), np.full(16, exact))
+
+
+def test_lanes_are_summed_in_a_fixed_tree(level: FeatureLevel) -> None:
+    x = np.random.default_rng(1).standard_normal(level.lanes).astype(np.float32)
+    total = np.zeros(1, np.float32)
+    run_sum(Specialization(level), x.ctypes.data, total.ctypes.data)
+    tree = x
+    while len(tree) > 1:
+        tree = tree[: len(tree) // 2] + tree[len(tree) // 2 :]
+    assert total[0] == tree[0]
+
+
+def test_masked_lanes_are_filled_whatever_they_held(level: FeatureLevel) -> None:
+    x = np.full(16, np.nan, np.float32)
+    x[0] = 3.0
+    y = np.zeros(16, np.float32)
+    run_kept(Specialization(level), x.ctypes.data, y.ctypes.data, 1)
+    np.testing.assert_array_equal(y[: level.lanes], [3.0] + [-2.0] * (level.lanes - 1))
+
+
+def test_levels_follow_from_the_features() -> None:
+    avx2 = {"avx2": True, "fma": True, "f16c": True}
+    avx512 = avx2 | dict.fromkeys(("avx512f", "avx512bw", "avx512dq", "avx512vl"), True)
+    assert runnable_levels({}) == (FeatureLevel.PORTABLE,)
+    assert runnable_levels(avx2)[0] is FeatureLevel.AVX2
+    assert runnable_levels(avx512)[0] is FeatureLevel.AVX512
+    assert runnable_levels(avx512 | {"avx512vnni": True})[0] is FeatureLevel.AVX512_VNNI
+
+
+def test_a_specialization_changes_its_type_with_its_values() -> None:
+    from numba import typeof
+
+    assert typeof(Specialization(FeatureLevel.AVX2)) == typeof(Specialization(FeatureLevel.AVX2))
+    assert typeof(Specialization(FeatureLevel.AVX2)) != typeof(Specialization(FeatureLevel.AVX512))
