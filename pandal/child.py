@@ -31,19 +31,14 @@ class ChildSpec:
 @dataclass(frozen=True, slots=True)
 class ChildExit:
     name: str
-    pid: int
-    exit_code: int  # negative: minus the signal's number
+    how: str  # "exited with code 1"
     uptime_s: float
     log_path: Path
     last_error: str | None
 
     def __str__(self) -> str:
-        if self.exit_code < 0:
-            how = f"was ended by {signal.Signals(-self.exit_code).name}"
-        else:
-            how = f"exited with code {self.exit_code}"
         reason = "" if self.last_error is None else f": {self.last_error}"
-        return f"{self.name} {how}{reason} (log: {self.log_path})"
+        return f"{self.name} {self.how}{reason} (log: {self.log_path})"
 
 
 class ChildReports(Protocol):
@@ -105,20 +100,26 @@ class Child:
 
     async def _run_once(self) -> ChildExit:
         started_monotonic_s = self._monotonic_s()
+        try:
+            how = _how_it_ended(await self._live())
+        except OSError as exc:  # no memory, no process or no file left on this machine, for now
+            how = f"could not be started: {exc}"
+        return ChildExit(
+            name=self.spec.name,
+            how=how,
+            uptime_s=self._monotonic_s() - started_monotonic_s,
+            log_path=self.spec.log_path,
+            last_error=last_error(self.spec.log_path),
+        )
+
+    async def _live(self) -> int:
+        """The exit code; negative: minus a signal's number."""
         process = await _spawn(self.spec)
         self._process = process
         self._reports.started(self.spec.name, process.pid)
         if self._stopping.is_set():  # asked for while the process was being made
             self._send(signal.SIGTERM)
-        exit_code = await process.wait()
-        return ChildExit(
-            name=self.spec.name,
-            pid=process.pid,
-            exit_code=exit_code,
-            uptime_s=self._monotonic_s() - started_monotonic_s,
-            log_path=self.spec.log_path,
-            last_error=last_error(self.spec.log_path),
-        )
+        return await process.wait()
 
     def _send(self, signal_: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -135,6 +136,13 @@ class Child:
             sleeping.cancel()
             stopping.cancel()
             await asyncio.gather(sleeping, stopping, return_exceptions=True)
+
+
+def _how_it_ended(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"exited with code {exit_code}"
+    names = {int(each): each.name for each in signal.Signals}
+    return f"was ended by {names.get(-exit_code, f'signal {-exit_code}')}"
 
 
 async def _spawn(spec: ChildSpec) -> asyncio.subprocess.Process:

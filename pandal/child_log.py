@@ -19,12 +19,12 @@ def rotate(path: Path) -> None:
 
 def last_error(path: Path) -> str | None:
     """The last line that says why the writer ended; ``None`` if it has written nothing."""
-    lines = [line for line in _tail(path).splitlines() if line.strip()]
+    lines = [line for line in _tail(path).splitlines() if _bare(line)]
     for line in reversed(lines):
         message = _failure_message(line)
         if message is not None:
             return _shortened(message)
-    return _shortened(lines[-1].strip()) if lines else None
+    return _shortened(_bare(lines[-1])) if lines else None
 
 
 def _tail(path: Path) -> str:
@@ -50,6 +50,11 @@ def _failure_message(line: str) -> str | None:
     if isinstance(traceback, str) and not record.get("error"):
         parts.append(traceback.strip().splitlines()[-1])
     return ": ".join(str(part) for part in parts if part)
+
+
+def _bare(line: str) -> str:
+    """Without the frame that Python draws around the tracebacks of exception groups."""
+    return line.strip().strip("|+-").strip()
 
 
 def _shortened(line: str) -> str:

@@ -46,6 +46,9 @@ def run() -> None:
     except PandalError as exc:
         typer.echo(f"pandal: {exc}", err=True)
         sys.exit(exc.exit_code)
+    except OSError as exc:  # the machine refuses: no space, no permission, no memory
+        typer.echo(f"pandal: {exc}", err=True)
+        sys.exit(1)
 
 
 def _show_version(wanted: bool) -> None:
@@ -80,7 +83,7 @@ def up(
     """Start the whole system on this machine, show one request, and serve until Ctrl-C."""
     from pandal.plan import UpOptions
     from pandal.preflight import check_installation, check_options
-    from pandal.screen import Screen
+    from pandal.screen import Screen, SteadyConsole
 
     settings = CommandSettings()
     options = UpOptions(
@@ -97,7 +100,7 @@ def up(
     check_installation(options)
     from pandal.up import start_up
 
-    raise typer.Exit(start_up(options, Screen(Console(), Console(stderr=True))))
+    raise typer.Exit(start_up(options, Screen(SteadyConsole(), SteadyConsole(stderr=True))))
 
 
 @keys_app.command("create")

@@ -1,7 +1,6 @@
 """Keeps ``fleet.json`` true while children come and go, and cleans up after a killed launcher."""
 
 import os
-from collections.abc import Callable
 from contextlib import suppress
 
 from pandal.child import ChildExit
@@ -10,6 +9,7 @@ from pandal.errors import StateUnreadable
 from pandal.fleet_state import FleetState, read_fleet_state, remove_fleet_state, write_fleet_state
 from pandal.plan import FleetPlan
 from pandal.processes import ProcessId, identify, wait_gone_or_kill
+from pandal.screen import Screen
 
 LEFTOVER_PATIENCE_S = 3.0
 
@@ -17,19 +17,23 @@ LEFTOVER_PATIENCE_S = 3.0
 class FleetRecord:
     """Hears of children from the supervisor; tells the data directory, and the user of deaths."""
 
-    def __init__(self, plan: FleetPlan, say_restart: Callable[[ChildExit, float], None]) -> None:
+    def __init__(self, plan: FleetPlan, screen: Screen) -> None:
         self._plan = plan
-        self._say_restart = say_restart
+        self._screen = screen
         self._children: dict[str, ProcessId] = {}
 
     def started(self, name: str, pid: int) -> None:
         process = identify(pid)
-        if process is not None:  # None: dead already, which the supervisor is about to see
-            self._children[name] = process
+        if process is None:  # dead already, which the supervisor is about to see
+            return
+        self._children[name] = process
+        try:
             self._write()
+        except OSError as exc:  # a full disk must not end a fleet that serves
+            self._screen.problem(f"{self._plan.data_dir.fleet} is out of date: {exc.strerror}")
 
     def restarting(self, exit_: ChildExit, delay_s: float) -> None:
-        self._say_restart(exit_, delay_s)
+        self._screen.problem(f"{exit_}; starting it again in {delay_s:g} s")
 
     def _write(self) -> None:
         launcher = identify(os.getpid())

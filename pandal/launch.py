@@ -54,10 +54,11 @@ class Launch:
         self._screen = screen
         self._supervisor = supervisor
         self._environment = environment
+        self._hurry = asyncio.Event()
 
     async def run(self) -> int:
         """The exit code.  Raises FleetFailed; either way no child is left."""
-        stop_requests = StopRequests(self._supervisor.hurry)
+        stop_requests = StopRequests(self._hurry.set)
         stop_requests.listen()
         try:
             interrupted_by = await _first(
@@ -121,13 +122,14 @@ class Launch:
         """Each before what it needs: the gateway settles, billing books, then the rest goes."""
         replicas = [replica.name for replica in self._plan.own_replicas]
         self._screen.line("stopping: gateway, billing, replicas, Valkey")
-        stop = self._supervisor.stop
-        await stop([GATEWAY], patience_s=GATEWAY_PATIENCE_S)
-        if self._plan.kafka_bootstrap is None:
+        stop, hurry = self._supervisor.stop, self._hurry
+        await stop([GATEWAY], patience_s=GATEWAY_PATIENCE_S, hurry=hurry)
+        if self._plan.kafka_bootstrap is None and not hurry.is_set():
             await spool_booked(self._plan.data_dir, patience_s=BOOKING_PATIENCE_S)
-        await stop([BILLING], patience_s=BILLING_PATIENCE_S)
-        await stop(replicas, patience_s=REPLICA_PATIENCE_S)
-        await stop([QUOTA, RESPONSE_CACHE], patience_s=VALKEY_PATIENCE_S)
+        await stop([BILLING], patience_s=BILLING_PATIENCE_S, hurry=hurry)
+        await stop(replicas, patience_s=REPLICA_PATIENCE_S, hurry=hurry)
+        # Never hurried: the last second of the quota log is worth the milliseconds it takes.
+        await stop([QUOTA, RESPONSE_CACHE], patience_s=VALKEY_PATIENCE_S, hurry=asyncio.Event())
         remove_fleet_state(self._plan.data_dir)
         self._screen.line("stopped")
 

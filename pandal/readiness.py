@@ -20,9 +20,10 @@ _STARTING = ReplicaState(phase=Phase.STARTING, progress_ratio=0.0)
 
 async def replicas_ready(replicas: Sequence[OwnReplica], view: ProgressView) -> None:
     """Waits as long as they make their way; raises FleetFailed when one says it cannot."""
-    async with asyncio.TaskGroup() as group:
-        for replica in replicas:
-            group.create_task(_replica_ready(replica, view))
+    waiting = tuple(replicas)
+    while waiting:
+        waiting = tuple([r for r in waiting if not await _is_ready(r, view)])
+        await asyncio.sleep(_POLL_INTERVAL_S)
 
 
 async def gateway_ready(gateway: Endpoint) -> None:
@@ -38,15 +39,12 @@ async def gateway_ready(gateway: Endpoint) -> None:
         raise FleetFailed(f"gateway is not ready after {GATEWAY_PATIENCE_S:g} s: {why}") from exc
 
 
-async def _replica_ready(replica: OwnReplica, view: ProgressView) -> None:
-    while True:
-        state = await _replica_state(replica)
-        view.show(replica.name, state.phase, state.progress_ratio, state.detail)
-        if state.phase is Phase.READY:
-            return
-        if state.phase is Phase.FAILED:
-            raise FleetFailed(f"{replica.name} cannot serve its model: {state.detail}")
-        await asyncio.sleep(_POLL_INTERVAL_S)
+async def _is_ready(replica: OwnReplica, view: ProgressView) -> bool:
+    state = await _replica_state(replica)
+    view.show(replica.name, state.phase, state.progress_ratio, state.detail)
+    if state.phase is Phase.FAILED:
+        raise FleetFailed(f"{replica.name} cannot serve its model: {state.detail}")
+    return state.phase is Phase.READY
 
 
 async def _replica_state(replica: OwnReplica) -> ReplicaState:

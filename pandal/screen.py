@@ -6,7 +6,7 @@ that a log file stays readable.
 
 import unicodedata
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from rich.console import Console
@@ -21,9 +21,15 @@ from rich.progress import (
 from rich.text import Text
 
 from contracts.replica_api import Phase
-from pandal.child import ChildExit
 
 _PLAIN_STEP_RATIO = 0.25  # a plain log gets a line per quarter
+
+
+class SteadyConsole(Console):
+    """A reader that has gone (``pandal up | head``) silences it, and must not end the fleet."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
 
 
 class ProgressView(Protocol):
@@ -41,7 +47,7 @@ class Screen:
     def line(self, text: str, style: str = "") -> None:
         """One whole line, never wrapped or marked up: it may be there to be pasted."""
         self._end_open_line()
-        self._out.print(Text(text, style), soft_wrap=True)
+        _print(self._out, Text(text, style))
 
     def table(self, title: str, rows: Mapping[str, str]) -> None:
         self.line(title, "bold")
@@ -52,13 +58,13 @@ class Screen:
     def problem(self, text: str) -> None:
         """One line on standard error."""
         self._end_open_line()
-        self._err.print(Text(text, "red"), soft_wrap=True)
+        _print(self._err, Text(text, "red"))
 
     def stream(self, text: str) -> None:
         """Adds to the current line.  Control characters in a model's answer stay out."""
         printable = "".join(c for c in text if c == "\n" or unicodedata.category(c) != "Cc")
         if printable:
-            self._out.print(Text(printable, "cyan"), end="", soft_wrap=True)
+            _print(self._out, Text(printable, "cyan"), end="")
             self._is_mid_line = not printable.endswith("\n")
 
     @contextmanager
@@ -69,12 +75,9 @@ class Screen:
         else:
             yield PlainProgress(self)
 
-    def restarting(self, exit_: ChildExit, delay_s: float) -> None:
-        self.problem(f"{exit_}; starting it again in {delay_s:g} s")
-
     def _end_open_line(self) -> None:
         if self._is_mid_line:
-            self._out.print()
+            _print(self._out, Text(""))
             self._is_mid_line = False
 
 
@@ -100,6 +103,12 @@ class PlainProgress:
             self._shown[name] = step
             note = f" ({detail})" if detail else ""
             self._screen.line(f"{name}: {phase} {ratio:.0%}{note}")
+
+
+def _print(console: Console, text: Text, end: str = "\n") -> None:
+    """A closed terminal or a full disk behind the output is no reason to leave a fleet running."""
+    with suppress(OSError):
+        console.print(text, end=end, soft_wrap=True)
 
 
 def _bars(console: Console) -> Progress:

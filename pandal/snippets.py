@@ -15,7 +15,10 @@ def openai_sdk(*, base_url: str, api_key: str, model: str) -> str:
     return (
         "from openai import OpenAI\n"
         "\n"
-        f'client = OpenAI(base_url="{base_url}", api_key="{api_key}")\n'
+        "client = OpenAI(\n"
+        f'    base_url="{base_url}",\n'
+        f'    api_key="{api_key}",\n'
+        ")\n"
         "answer = client.chat.completions.create(\n"
         f'    model="{model}", messages=[{{"role": "user", "content": "Hello!"}}]\n'
         ")\n"

@@ -19,7 +19,6 @@ class Supervisor:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._was_ready = False
         self._changed = asyncio.Event()  # another task to watch
-        self._hurry = asyncio.Event()
 
     def start(self, spec: ChildSpec) -> None:
         child = Child(
@@ -55,31 +54,32 @@ class Supervisor:
                 if task.done():
                     task.result()
 
-    def hurry(self) -> None:
-        """Every stop, running or to come, kills at once instead of waiting."""
-        self._hurry.set()
+    async def stop(self, names: Sequence[str], *, patience_s: float, hurry: asyncio.Event) -> None:
+        """Ends the named children together: SIGTERM, and SIGKILL after ``patience_s``.
 
-    async def stop(self, names: Sequence[str], *, patience_s: float) -> None:
-        """Ends the named children together: SIGTERM, and SIGKILL after ``patience_s``."""
+        ``hurry`` set, before or during, ends the patience.
+        """
         chosen = [name for name in names if name in self._children]
         for name in chosen:
             self._children[name].request_stop()
         tasks = {self._tasks[name] for name in chosen}
         if not tasks:
             return
-        await self._wait(tasks, patience_s)
+        await _ended(tasks, patience_s, hurry)
         for name in chosen:
             self._children[name].kill()
         # What a child was given up for has been raised by ``watch``; here it has only to end.
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _wait(self, tasks: set[asyncio.Task[None]], patience_s: float) -> None:
-        hurry = asyncio.ensure_future(self._hurry.wait())
-        ended = asyncio.ensure_future(asyncio.wait(tasks))
-        try:
-            await asyncio.wait(
-                {hurry, ended}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            hurry.cancel()
-            ended.cancel()
+
+async def _ended(tasks: set[asyncio.Task[None]], patience_s: float, hurry: asyncio.Event) -> None:
+    """Returns when they have, or when there is no patience left."""
+    hurried = asyncio.ensure_future(hurry.wait())
+    ended = asyncio.ensure_future(asyncio.wait(tasks))
+    try:
+        await asyncio.wait(
+            {hurried, ended}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
+        )
+    finally:
+        hurried.cancel()
+        ended.cancel()

@@ -24,7 +24,7 @@ def start_up(options: UpOptions, screen: Screen) -> int:
 
 async def _live(plan: FleetPlan, screen: Screen) -> int:
     supervisor = Supervisor(
-        FleetRecord(plan, screen.restarting), monotonic_s=time.monotonic, sleep=asyncio.sleep
+        FleetRecord(plan, screen), monotonic_s=time.monotonic, sleep=asyncio.sleep
     )
     launch = Launch(plan, screen, supervisor=supervisor, environment=inherited_environment())
     return await launch.run()

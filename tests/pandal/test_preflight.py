@@ -178,18 +178,24 @@ def test_a_disk_that_takes_no_writes_is_named(data_dir: DataDir, free_port: int)
     assert_refused(result, 1, "cannot write to", data_dir)
 
 
-def test_a_disk_almost_full_is_named(tmp_path: Path, free_port: int) -> None:
+@pytest.mark.parametrize("num_free_bytes", [500_000, 0])
+def test_a_full_disk_is_named(tmp_path: Path, free_port: int, num_free_bytes: int) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk))
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("needs the right to mount a small tmpfs")
     try:
+        fill(disk, num_free_bytes)
         directory = DataDir(disk / "pandal")
         result = pandal("up", "--data-dir", str(directory.root), "--port", str(free_port))
-        assert_refused(result, 1, "disk almost full", directory)
+        assert_refused(result, 1, "disk almost full" if num_free_bytes else "No space", directory)
     finally:
         subprocess.run(("umount", str(disk)), check=True)
+
+
+def fill(disk: Path, num_free_bytes: int) -> None:
+    (disk / "ballast").write_bytes(bytes(max(0, shutil.disk_usage(disk).free - num_free_bytes)))
 
 
 def test_an_old_python_is_told_in_one_line() -> None:

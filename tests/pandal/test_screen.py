@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from contracts.replica_api import Phase
-from pandal.screen import Screen
+from pandal.screen import Screen, SteadyConsole
 
 
 class Streams:
@@ -41,6 +41,17 @@ def test_a_problem_does_not_cut_into_a_streamed_line(plain: Streams) -> None:
     plain.screen.line("next")
     assert plain.out.getvalue() == "half a sen\nnext\n"
     assert plain.err.getvalue() == "gateway died\n"
+
+
+def test_a_closed_terminal_is_no_error() -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    screen = Screen(SteadyConsole(file=Closed()), SteadyConsole(file=Closed()))
+    screen.stream("half a sen")
+    screen.line("next")
+    screen.problem("gateway died")
 
 
 def test_progress_without_a_terminal_is_a_few_plain_lines(plain: Streams) -> None:

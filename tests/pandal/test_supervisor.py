@@ -5,6 +5,8 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -49,8 +51,11 @@ async def running(supervisor: Supervisor, *specs: ChildSpec) -> AsyncIterator[Su
     try:
         yield supervisor
     finally:
-        supervisor.hurry()
-        await supervisor.stop([spec.name for spec in specs], patience_s=0)
+        await stop(supervisor, *(spec.name for spec in specs), patience_s=0)
+
+
+async def stop(supervisor: Supervisor, *names: str, patience_s: float = PATIENCE_S) -> None:
+    await supervisor.stop(names, patience_s=patience_s, hurry=asyncio.Event())
 
 
 async def until(is_true: Callable[[], bool]) -> None:
@@ -74,7 +79,7 @@ async def test_a_child_that_dies_is_started_again(
         os.kill(reports.started_pids[0][1], signal.SIGKILL)
         await until(lambda: len(reports.started_pids) == 2)
     exit_, delay_s = reports.restarts[0]
-    assert exit_.exit_code == -signal.SIGKILL
+    assert exit_.how == "was ended by SIGKILL"
     assert delay_s == 0.5
 
 
@@ -98,6 +103,30 @@ async def test_a_child_that_never_gets_up_is_given_up_with_its_reason(
     assert len(reports.started_pids) == 3
 
 
+async def test_a_program_that_is_not_there_is_given_up_with_its_reason(
+    reports, clock: Clock, python_child: MakeChild
+) -> None:
+    supervisor = Supervisor(reports, monotonic_s=clock.monotonic_s, sleep=clock.sleep)
+    spec = replace(python_child(""), command=("/no/such/program",))
+    async with running(supervisor, spec):
+        with pytest.raises(FleetFailed, match="No such file or directory"):
+            await supervisor.watch()
+
+
+async def test_a_child_whose_log_cannot_be_written_is_tried_again(
+    reports, clock: Clock, python_child: MakeChild, tmp_path: Path
+) -> None:
+    supervisor = Supervisor(reports, monotonic_s=clock.monotonic_s, sleep=clock.sleep)
+    supervisor.mark_ready()
+    folder = tmp_path / "logs"
+    spec = replace(python_child(WAIT_FOREVER), log_path=folder / "child.log")
+    async with running(supervisor, spec):
+        await until(lambda: len(reports.restarts) > 0)
+        folder.mkdir()
+        await is_up(spec)
+    assert "could not be started" in reports.restarts[0][0].how
+
+
 async def test_stop_returns_once_the_processes_are_gone(
     reports, clock: Clock, python_child: MakeChild
 ) -> None:
@@ -106,7 +135,7 @@ async def test_stop_returns_once_the_processes_are_gone(
     async with running(supervisor, first, second):
         await is_up(first)
         await is_up(second)
-        await supervisor.stop(["first"], patience_s=PATIENCE_S)
+        await stop(supervisor, "first")
         pids = dict(reports.started_pids)
         assert identify(pids["first"]) is None
         assert identify(pids["second"]) is not None
@@ -121,7 +150,7 @@ async def test_a_child_deaf_to_sigterm_is_killed(
     spec = python_child(DEAF)
     async with running(supervisor, spec):
         await is_up(spec)
-        await supervisor.stop(["child"], patience_s=0.1)
+        await stop(supervisor, "child", patience_s=0.1)
         assert reports.processes() == []
 
 
@@ -130,9 +159,10 @@ async def test_hurry_ends_a_patient_stop(reports, clock: Clock, python_child: Ma
     spec = python_child(DEAF)
     async with running(supervisor, spec):
         await is_up(spec)
-        stopping = asyncio.create_task(supervisor.stop(["child"], patience_s=3_600))
+        hurry = asyncio.Event()
+        stopping = asyncio.create_task(supervisor.stop(["child"], patience_s=3_600, hurry=hurry))
         await asyncio.sleep(0)
-        supervisor.hurry()
+        hurry.set()
         async with asyncio.timeout(PATIENCE_S):
             await stopping
 
@@ -147,7 +177,7 @@ async def test_stop_during_a_pause_before_a_restart_starts_nothing(
     async with running(supervisor, python_child(FAILING)):
         await until(lambda: len(reports.restarts) == 1)
         async with asyncio.timeout(PATIENCE_S):
-            await supervisor.stop(["child"], patience_s=PATIENCE_S)
+            await stop(supervisor, "child")
     assert len(reports.started_pids) == 1
 
 

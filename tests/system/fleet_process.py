@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -81,7 +82,9 @@ class FleetProcess:
     ) -> "FleetProcess":
         port = free_port() if port is None else port
         data_dir.mkdir(parents=True, exist_ok=True)
-        screen_path = data_dir / "screen.txt"
+        number, name = tempfile.mkstemp(prefix="screen-", dir=data_dir.parent)
+        os.close(number)
+        screen_path = Path(name)
         command = (*PANDAL, "up", "--data-dir", str(data_dir), "--port", str(port), *options)
         with screen_path.open("wb") as screen:
             process = subprocess.Popen(

@@ -1,0 +1,129 @@
+"""What befalls a running fleet, over a model server that answers at once; one tenant a test."""
+
+import json
+import os
+import signal
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.system.accounts import ledger_account, quota_account
+from tests.system.conftest import StartFleet
+from tests.system.fleet_process import (
+    FleetProcess,
+    create_key,
+    eventually,
+    processes_of,
+    run_pandal,
+)
+from tests.system.sdk_client import answers, ask
+
+
+@pytest.fixture(scope="module")
+def fleet(upstream_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
+    data_dir = tmp_path_factory.mktemp("running") / "data"
+    process = FleetProcess.start(data_dir, "--dev-replica", upstream_url)
+    try:
+        process.wait_until_serving()
+        yield process
+    finally:
+        process.end()
+
+
+def test_a_second_fleet_on_the_data_dir_is_refused(
+    fleet: FleetProcess, start_fleet: StartFleet
+) -> None:
+    second = start_fleet(data_dir=fleet.data_dir)
+    assert second.wait() == 1
+    assert f"(pid {fleet.process.pid})" in second.screen
+    assert fleet.process.poll() is None
+
+
+def test_a_second_fleet_on_the_port_is_refused(
+    fleet: FleetProcess, start_fleet: StartFleet, tmp_path: Path
+) -> None:
+    second = start_fleet(data_dir=tmp_path / "other", port=fleet.port)
+    assert second.wait() == 1
+    assert f"port {fleet.port} is in use" in second.screen
+    assert processes_of(second.data_dir) == []
+
+
+def test_a_tenant_with_a_key_and_no_request_has_an_empty_bill(fleet: FleetProcess) -> None:
+    create_key(fleet.data_dir, "idle")
+    result = run_pandal("bill", "idle", data_dir=fleet.data_dir)
+    assert result.returncode == 0
+    assert "0 requests" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (("bill", "nobody"), 1, "unknown tenant 'nobody'"),
+        (("bill", "No Body"), 2, "tenant id"),
+        (("bill", "demo", "--month", "2026-13"), 2, "2026-13"),
+        (("keys", "create", "--tenant", "acme", "--tpm", "0"), 2, "--tpm"),
+    ],
+    ids=str,
+)
+def test_a_wrong_question_gets_one_line(
+    fleet: FleetProcess, arguments: tuple[str, ...], code: int, complaint: str
+) -> None:
+    result = run_pandal(*arguments, data_dir=fleet.data_dir)
+    assert result.returncode == code
+    assert result.stdout == ""
+    assert complaint in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_raised_limit_takes_effect_while_the_fleet_runs(fleet: FleetProcess) -> None:
+    api_key = create_key(fleet.data_dir, "growing", "--rpm", "1")
+    ask(fleet.url, api_key, "three words here")
+    assert not answers(fleet.url, api_key)
+    create_key(fleet.data_dir, "growing", "--rpm", "1000")
+    assert answers(fleet.url, api_key)
+
+
+@pytest.mark.parametrize("name", ["gateway", "billing", "quota", "response-cache"])
+def test_a_killed_child_is_started_again_and_said(fleet: FleetProcess, name: str) -> None:
+    tenant = f"kill-{name}"
+    api_key = create_key(fleet.data_dir, tenant)
+    pid = fleet.child_pid(name)
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: fleet.child_pid(name) != pid, "it was not started again")
+    assert f"{name} was ended by SIGKILL" in fleet.screen
+    assert f"{name}.log" in fleet.screen
+    eventually(lambda: answers(fleet.url, api_key), "the fleet does not answer again")
+    asked = quota_account(fleet.data_dir, [tenant])
+    eventually(lambda: ledger_account(fleet.data_dir, [tenant]) == asked, "not booked")
+
+
+def test_a_gateway_killed_right_after_an_answer_loses_nothing(fleet: FleetProcess) -> None:
+    api_key = create_key(fleet.data_dir, "lucky")
+    gateway = fleet.child_pid("gateway")
+    usage = ask(fleet.url, api_key, "three words here")
+    os.kill(gateway, signal.SIGKILL)
+    eventually(lambda: ledger_account(fleet.data_dir, ["lucky"]).num_requests == 1, "not booked")
+    assert ledger_account(fleet.data_dir, ["lucky"]).num_tokens == usage.total_tokens
+    assert quota_account(fleet.data_dir, ["lucky"]).num_tokens == usage.total_tokens
+    eventually(lambda: fleet.child_pid("gateway") != gateway, "it was not started again")
+    eventually(lambda: answers(fleet.url, api_key), "the fleet does not answer again")
+
+
+def test_no_key_nor_prompt_is_in_any_log(fleet: FleetProcess) -> None:
+    api_key = create_key(fleet.data_dir, "secretive")
+    ask(fleet.url, api_key, "xyzzy is the secret word")
+    with pytest.raises(openai.AuthenticationError):
+        ask(fleet.url, "sk-pandal-wrong-xyzzy", "hello")
+    eventually(lambda: ledger_account(fleet.data_dir, ["secretive"]).num_requests == 1, "unbooked")
+    logs = "".join(path.read_text() for path in (fleet.data_dir / "logs").iterdir())
+    credentials = json.loads((fleet.data_dir / "credentials.json").read_text())
+    for secret in (api_key, "xyzzy", credentials["key_pepper"], credentials["demo_api_key"]):
+        assert secret not in logs
+    ledger = sqlite3.connect(fleet.data_dir / "ledger.db")
+    dump = "\n".join(ledger.iterdump())
+    ledger.close()
+    assert "secretive" in dump
+    assert "xyzzy" not in dump
