@@ -1,7 +1,6 @@
 """The composition root: opens every client, wires every part, and closes them in reverse."""
 
 import asyncio
-import logging
 import random
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -20,9 +19,11 @@ from gateway.auth import Authenticator
 from gateway.clock import SYSTEM_CLOCK, Clock, IdMaker
 from gateway.metering import EventSource
 from gateway.metrics import Metrics
+from gateway.outbox.kafka import KafkaShipper
 from gateway.outbox.spool import Spool
 from gateway.pipeline import Pipeline, Stages
 from gateway.policies import PolicyStore
+from gateway.readiness import Readiness
 from gateway.relay import Fleet, RelayLimits
 from gateway.routing.filters.ready import Ready
 from gateway.routing.filters.serves_model import ServesModel
@@ -35,8 +36,6 @@ from gateway.settings import Settings
 from gateway.settlement import SettlementDesk
 from gateway.upstream.replica_client import ReplicaClient, Timeouts
 
-logger = logging.getLogger(__name__)
-
 _CLOSE_S = 5.0  # for the last settlements and events, after the last request
 
 
@@ -46,36 +45,14 @@ class Gateway:
 
     control_plane: FastAPI
     pipeline: Pipeline
-    readiness: "Readiness"
-
-
-class Readiness:
-    """Whether new work should come here, and if not, why."""
-
-    def __init__(
-        self, policies: PolicyStore, pool: ReplicaPool, limiter: RedisLimiter, spool: Spool
-    ) -> None:
-        self._policies = policies
-        self._pool = pool
-        self._limiter = limiter
-        self._spool = spool
-        self.is_draining = False
-
-    def reasons_not_ready(self) -> Sequence[str]:
-        checks = {
-            "the gateway is draining": self.is_draining,
-            "no policy is loaded": self._policies.current is None,
-            "no replica is ready": self._pool.num_ready == 0,
-            "the quota store is not reachable": not self._limiter.is_reachable,
-            "the spool cannot be written": self._spool.is_failing,
-        }
-        return [reason for reason, is_true in checks.items() if is_true]
+    readiness: Readiness
 
 
 @asynccontextmanager
 async def create_app(settings: Settings, clock: Clock = SYSTEM_CLOCK) -> AsyncGenerator[Gateway]:
     """Everything runs inside; on leaving, open requests are settled and the spool is flushed."""
     ids = IdMaker(clock, random.SystemRandom().getrandbits)
+    boot_id = ids.boot_id()
     pepper = settings.key_pepper.get_secret_value().encode()
     policies = PolicyStore(settings.policy_file, pepper)
     policies.refresh()
@@ -84,47 +61,38 @@ async def create_app(settings: Settings, clock: Clock = SYSTEM_CLOCK) -> AsyncGe
     )
     limiter = RedisLimiter(quota)
     pool = _open_pool(settings)
-    boot_id = ids.boot_id()
-    spool = Spool(settings.spool_dir, boot_id, settings.spool_segment_bytes)
-    spool.start()
     metrics = Metrics()
     authenticator = Authenticator(policies, pepper)
+    spool = Spool(settings.spool_dir, boot_id, settings.spool_segment_bytes)
+    spool.start()
     readiness = Readiness(policies, pool, limiter, spool)
-    pipeline = Pipeline(
-        Stages(
-            authenticator=authenticator,
-            limiter=limiter,
-            fleet=_fleet(settings, pool, clock),
-            desk=SettlementDesk(
-                limiter=limiter,
-                spool=spool,
-                source=EventSource(settings.gateway_id, boot_id, clock),
-                commit_hold_s=settings.spool_hold_s,
-                settle_hold_s=settings.quota_call_deadline_s,
-            ),
-            access_log=AccessLog(metrics, clock),
-            clock=clock,
-            ids=ids,
-        )
+    stages = Stages(
+        authenticator=authenticator,
+        limiter=limiter,
+        fleet=_fleet(settings, pool, clock),
+        desk=_desk(settings, limiter, spool, EventSource(settings.gateway_id, boot_id, clock)),
+        access_log=AccessLog(metrics, clock),
+        clock=clock,
+        ids=ids,
     )
     routers = [
         models_router(authenticator, pool),
         health_router(
-            readiness.reasons_not_ready,
-            lambda: metrics.render(num_spooled=spool.num_committed),
+            readiness.reasons_not_ready, lambda: metrics.render(num_spooled=spool.num_committed)
         ),
     ]
-    async with _background(
+    loops = [
         policies.watch(settings.policy_poll_interval_s),
         quota.run(),
         limiter.run(),
         pool.watch(settings.poll_interval_s),
-    ):
+        *_shipping(settings, boot_id, metrics),
+    ]
+    async with _background(loops):
+        pipeline = Pipeline(stages)
         yield Gateway(control_plane(routers), pipeline, readiness)
         await pipeline.stop(_CLOSE_S)
-        num_unsettled = await limiter.flush(_CLOSE_S)
-        if num_unsettled:
-            logger.error("reservations left unsettled", extra={"num_events": num_unsettled})
+        await limiter.flush(_CLOSE_S)
     await spool.stop(_CLOSE_S)
     await pool.close()
 
@@ -151,8 +119,32 @@ def _fleet(settings: Settings, pool: ReplicaPool, clock: Clock) -> Fleet:
     return Fleet(pool, profile, limits, clock)
 
 
+def _desk(
+    settings: Settings, limiter: RedisLimiter, spool: Spool, source: EventSource
+) -> SettlementDesk:
+    return SettlementDesk(
+        limiter=limiter,
+        spool=spool,
+        source=source,
+        commit_hold_s=settings.spool_hold_s,
+        settle_hold_s=settings.quota_call_deadline_s,
+    )
+
+
+def _shipping(
+    settings: Settings, boot_id: str, metrics: Metrics
+) -> list[Coroutine[Any, Any, None]]:
+    """Without Kafka, billing reads the spool itself."""
+    if settings.kafka_bootstrap is None:
+        return []
+    shipper = KafkaShipper(
+        settings.kafka_bootstrap, settings.spool_dir, boot_id, metrics.count_shipped
+    )
+    return [shipper.run()]
+
+
 @asynccontextmanager
-async def _background(*loops: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
+async def _background(loops: Sequence[Coroutine[Any, Any, None]]) -> AsyncGenerator[None]:
     """Runs the loops beside the body.  One that fails takes the gateway down."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(loop) for loop in loops]

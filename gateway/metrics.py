@@ -52,6 +52,9 @@ class Metrics:
         self._tokens[(("class", "cached"),)] += cached
         self._tokens[(("class", "output"),)] += output
 
+    def count_shipped(self, num_events: int) -> None:
+        self.num_shipped += num_events
+
     def observe_ttft(self, seconds: float) -> None:
         self._ttft.observe(seconds)
 

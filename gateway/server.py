@@ -35,6 +35,7 @@ class GatewayServer(uvicorn.Server):
                 ws="none",
                 lifespan="off",
                 log_config=None,
+                log_level="warning",  # we tell of our start and stop ourselves
                 access_log=False,
                 server_header=False,
                 date_header=False,

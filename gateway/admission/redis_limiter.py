@@ -97,9 +97,11 @@ class RedisLimiter:
             await self._retry_unconfirmed()
 
     async def flush(self, timeout_s: float) -> int:
-        """Waits for open settlements at shutdown; returns how many stay unconfirmed."""
+        """Waits for open settlements at shutdown; returns, and logs, how many stay unconfirmed."""
         if self._open:
             await asyncio.wait(self._open, timeout=timeout_s)
+        if self._open:
+            logger.error("reservations left unsettled", extra={"num_events": len(self._open)})
         return len(self._open)
 
     # Reserving

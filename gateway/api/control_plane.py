@@ -27,7 +27,7 @@ async def _on_http_exception(request: Request, exc: Exception) -> Response:
     # The data plane takes POST before ASGI begins, so what arrives here for its paths is not POST.
     is_wrong_method = exc.status_code == 405 or request.url.path in _DATA_PLANE_PATHS
     if is_wrong_method:
-        allowed = (exc.headers or {}).get("allow", "POST")
+        allowed = (exc.headers or {}).get("Allow", "POST")
         response = _response(MethodNotAllowed(f"Use {allowed} for this path."))
         response.headers["allow"] = allowed
         return response

@@ -50,8 +50,10 @@ def event_payload(event: bytes) -> bytes | None:
     """The joined ``data`` lines of one event, or ``None`` if it has none (a comment, say)."""
     if event.startswith(_BYTE_ORDER_MARK):
         event = event[len(_BYTE_ORDER_MARK) :]
-    if event.startswith(b"data: ") and event.count(b"\n") == 2 and b"\r" not in event:
-        return event[6:-2]  # as nearly every server writes it
+    if event.startswith(b"data: ") and event.endswith(b"\n\n"):
+        payload = event[6:-2]
+        if b"\n" not in payload and b"\r" not in payload:
+            return payload  # as nearly every server writes it
     lines = [line for line in _LINES.split(event) if line == b"data" or line.startswith(b"data:")]
     if not lines:
         return None

@@ -36,7 +36,8 @@ class Segment:
     def __init__(self, folder: Path, name: str) -> None:
         self.num_bytes = 0
         self.is_sound = True
-        self._file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
+        self._file = os.open(folder / name, flags, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _sync_folder(folder)  # or the name itself could be lost

@@ -55,8 +55,8 @@ def gateway(
         quota_url=valkey.url,
         policy_file=policies.path,
         upstreams={"replica-0": shared_upstream},
-        GATEWAY_HEAD_TIMEOUT_S="1",
-        GATEWAY_IDLE_TIMEOUT_S="1",
+        GATEWAY_HEAD_TIMEOUT_S="0.5",
+        GATEWAY_IDLE_TIMEOUT_S="0.5",
         GATEWAY_MAX_BODY_BYTES="200000",
     )
     gateway.start()
@@ -120,7 +120,9 @@ class Tenant:
         (event,) = self.events()
         expected = {"requests": 1, "tokens": event.total_tokens}
         eventually(lambda: self.valkey.settled(self.name) == expected, "the settlement")
-        assert self.valkey.num_open_reservations(self.name) == 0
+        eventually(
+            lambda: self.valkey.num_open_reservations(self.name) == 0, "open reservations to close"
+        )
         return event
 
 

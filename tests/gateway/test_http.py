@@ -1,0 +1,155 @@
+"""HTTP/1.1 as clients really send it, on the data plane and beside it."""
+
+import asyncio
+
+import pytest
+
+from tests.gateway.conftest import Tenant
+from tests.gateway.http_client import chat, get, read_reply, request_bytes, send
+from tests.gateway.upstream_server import Upstream, words
+
+
+async def exchange(port: int, request: bytes, num_replies: int) -> list[object]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    replies = [await read_reply(reader) for _ in range(num_replies)]
+    writer.close()
+    await writer.wait_closed()
+    return list(replies)
+
+
+async def test_pipelined_requests_are_answered_in_order(tenant: Tenant) -> None:
+    """Both planes on one connection, in one packet."""
+    models = f"GET /v1/models HTTP/1.1\r\nhost: g\r\nauthorization: Bearer {tenant.key}\r\n\r\n"
+    request = (
+        request_bytes(chat(), tenant.key)
+        + models.encode()
+        + request_bytes(chat(stream=True), tenant.key)
+        + request_bytes(chat(), "sk-nobody")
+        + models.encode() * 2
+        + request_bytes(chat(), tenant.key)
+    )
+    replies = await exchange(tenant.gateway.port, request, 7)
+    assert [r.status for r in replies] == [200, 200, 200, 401, 200, 200, 200]  # type: ignore[attr-defined]
+    kinds = [r.headers["content-type"].split(";")[0] for r in replies]  # type: ignore[attr-defined]
+    assert kinds[2] == "text/event-stream"
+    assert len(tenant.events()) == 3
+
+
+async def test_a_request_in_single_bytes_is_understood(tenant: Tenant) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", tenant.gateway.port)
+    for byte in request_bytes(chat(), tenant.key):
+        writer.write(bytes([byte]))
+        await writer.drain()
+    assert (await read_reply(reader)).status == 200
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_a_chunked_body_is_understood(tenant: Tenant) -> None:
+    whole = request_bytes(chat(), tenant.key)
+    head, _, body = whole.partition(b"\r\n\r\n")
+    head = head.replace(b"content-length: %d" % len(body), b"transfer-encoding: chunked")
+    chunks = b"5\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n" % (body[:5], len(body) - 5, body[5:])
+    assert (await send(tenant.gateway.port, head + b"\r\n\r\n" + chunks)).status == 200
+
+
+@pytest.mark.parametrize("is_behind_another", [False, True], ids=["first", "pipelined"])
+async def test_expect_100_continue_is_answered(tenant: Tenant, is_behind_another: bool) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", tenant.gateway.port)
+    if is_behind_another:
+        writer.write(request_bytes(chat(), tenant.key))
+    head, _, body = request_bytes(chat(), tenant.key, expect="100-continue").partition(b"\r\n\r\n")
+    writer.write(head + b"\r\n\r\n")
+    if is_behind_another:
+        assert (await read_reply(reader)).status == 200
+    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(body)
+    assert (await read_reply(reader)).status == 200
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_connection_close_is_obeyed(tenant: Tenant) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", tenant.gateway.port)
+    writer.write(request_bytes(chat(stream=True), tenant.key, connection="close"))
+    reply = await read_reply(reader)
+    assert reply.headers["connection"] == "close"
+    assert await reader.read() == b""
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_an_http_1_0_client_gets_no_chunks(tenant: Tenant) -> None:
+    request = request_bytes(chat(stream=True), tenant.key).replace(b"HTTP/1.1", b"HTTP/1.0")
+    reader, writer = await asyncio.open_connection("127.0.0.1", tenant.gateway.port)
+    writer.write(request)
+    answer = await reader.read()
+    assert b"transfer-encoding" not in answer
+    assert answer.endswith(b"data: [DONE]\n\n")
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pytest.param(b"GARBAGE\r\n\r\n", id="garbage"),
+        pytest.param(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 5\r\n"
+            b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+            id="both-lengths",
+        ),
+        pytest.param(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 5\r\n"
+            b"content-length: 6\r\n\r\nhello!",
+            id="two-lengths",
+        ),
+        pytest.param(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: -5\r\n\r\n",
+            id="negative-length",
+        ),
+        pytest.param(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost : g\r\ncontent-length: 0\r\n\r\n",
+            id="space-before-colon",
+        ),
+    ],
+)
+async def test_malformed_requests_are_refused(tenant: Tenant, request_: bytes) -> None:
+    reply = await send(tenant.gateway.port, request_)
+    assert reply.status == 400
+    assert reply.error["type"] == "invalid_request_error"
+    assert reply.headers["connection"] == "close"
+
+
+async def test_garbage_behind_a_good_request_does_not_spoil_it(
+    tenant: Tenant, upstream: Upstream
+) -> None:
+    upstream.behaviour = words(5, pause_s=0.02)
+    reader, writer = await asyncio.open_connection("127.0.0.1", tenant.gateway.port)
+    writer.write(request_bytes(chat(stream=True), tenant.key))
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"\x00\x01\x02 garbage\r\n\r\n")
+    assert b"[DONE]" in await reader.read()
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS"])
+async def test_a_wrong_method_gets_405(tenant: Tenant, method: str) -> None:
+    reply = await get(tenant.gateway.port, "/v1/chat/completions", method=method)
+    assert (reply.status, reply.error["code"]) == (405, "method_not_allowed")
+    assert reply.headers["allow"] == "POST"
+
+
+async def test_a_wrong_method_beside_the_data_plane_gets_405(tenant: Tenant) -> None:
+    reply = await send(tenant.gateway.port, request_bytes({}, tenant.key, path="/v1/models"))
+    assert (reply.status, reply.error["code"]) == (405, "method_not_allowed")
+    assert reply.headers["allow"] == "GET"
+
+
+async def test_an_unknown_path_gets_404(tenant: Tenant) -> None:
+    reply = await get(tenant.gateway.port, "/v1/nothing?a=b")
+    assert (reply.status, reply.error["code"]) == (404, "unknown_url")
+    lookalike = request_bytes(chat(), tenant.key, path="/v1/chat/completions/")
+    assert (await send(tenant.gateway.port, lookalike)).status == 404
