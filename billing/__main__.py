@@ -31,6 +31,8 @@ def main() -> int:
         logger.critical("settings refused", extra={"error": str(exc)})
         return 2
     configure_logging("billing", settings.log_level)
+    # It reports each attempt at a broker that is gone, many a second; kafka_source tells the fact.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     try:
         asyncio.run(_run(settings))
     except (PriceBookInvalid, RequestInvalid) as exc:

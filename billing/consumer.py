@@ -99,14 +99,14 @@ class Consumer:
                 lambda: self._ledger.post(process_batch(batch, price_book))
             )
         except OffsetConflict as exc:
-            logger.info("another consumer was first", extra={"segment": batch.source_id})
+            logger.info("another consumer was first", extra={"source_id": batch.source_id})
             await self._source.seek(batch.source_id, exc.stored_offset)
             return
         logger.info(
             "batch posted",
             extra={
-                "segment": batch.source_id,
-                "offset_bytes": batch.next_offset,
+                "source_id": batch.source_id,
+                "next_offset": batch.next_offset,
                 "num_events": result.num_events,
                 "num_posted": result.num_posted,
                 "num_repeated": result.num_repeated,

@@ -13,7 +13,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
@@ -207,10 +206,12 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has 
         if now - self._probed_at_monotonic_s < self._stall_timeout_s / 4:
             return
         self._probed_at_monotonic_s = now
-        with suppress(KafkaError, TimeoutError):
+        try:
             async with asyncio.timeout(min(_CALL_DEADLINE_S, self._stall_timeout_s)):
                 if await self._has_read_all():
                     self._alive_at_monotonic_s = now
+        except (KafkaError, TimeoutError) as exc:
+            logger.warning("kafka does not answer", extra={"error": type(exc).__name__})
         if now - self._alive_at_monotonic_s > self._stall_timeout_s:
             raise TimeoutError(f"nothing received for {self._stall_timeout_s} s")
 

@@ -7,7 +7,7 @@ same boot exists it was never acknowledged, and is ignored.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,9 +28,9 @@ class _Segment:
     """Where reading one segment stands."""
 
     expected_offset: int | None
-    is_finished: bool = False  # nothing can follow: read to its end, or damaged
+    is_finished: bool = False  # nothing can follow
     seen_size_bytes: int | None = None  # when it last held nothing whole to read
-    is_reported: bool = False  # that it cannot be read now
+    is_reported: bool = False  # that it is damaged or cannot be read now
 
     @property
     def position(self) -> int:
@@ -114,15 +114,14 @@ class SpoolSource:
                 return None  # every boot leaves such a segment behind; opening each is not free
             chunk = _chunk(path, segment.position)
         except OSError as exc:
-            if not segment.is_reported:
-                segment.is_reported = True
-                extra = {"segment": name, "error": type(exc).__name__}
-                logger.warning("segment unreadable", extra=extra)
+            _report(segment, "segment unreadable", {"segment": name, "error": type(exc).__name__})
             return None
         if size_bytes < segment.position:
-            segment.is_finished = True
-            logger.error("segment shrank", extra={"segment": name, "size_bytes": size_bytes})
+            # A writer whose disk was full takes half a batch back, then writes it again.
+            segment.is_finished = not may_grow
+            _report(segment, "segment shrank", {"segment": name, "size_bytes": size_bytes})
             return None
+        segment.is_reported = False
         return chunk
 
     def _segment(self, name: str) -> _Segment:
@@ -141,6 +140,13 @@ def _finish(name: str, segment: _Segment, *, num_torn_bytes: int) -> None:
     segment.is_finished = True
     if num_torn_bytes > 0:
         logger.warning("torn tail ignored", extra={"segment": name, "size_bytes": num_torn_bytes})
+
+
+def _report(segment: _Segment, fault: str, fields: Mapping[str, object]) -> None:
+    """Once, until it can be read again."""
+    if not segment.is_reported:
+        segment.is_reported = True
+        logger.error(fault, extra=fields)
 
 
 def _is_segment(name: str) -> bool:

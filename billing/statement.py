@@ -1,4 +1,4 @@
-"""What the ledger says: a month's statement, one request, a tenant's totals.  Read-only.
+"""What the ledger says: a month's statement, a request, a tenant's totals.  Read-only.
 
 Amounts are exact; a statement rounds once, its total, half-even to cents.  Sums are taken of whole
 millionths of a dollar and of the rest apart, so that no sum can overflow 64 bits.
@@ -23,6 +23,7 @@ from billing.ledger_schema import (
     microseconds,
     open_for_reading,
     prices,
+    source_offsets,
     translated_errors,
     unpriced_events,
     usage_events,
@@ -199,6 +200,17 @@ def totals(ledger: LedgerRef, tenant_id: str) -> Totals:
         tokens=dict(zip(TokenClass, tokens, strict=True)),
         pico_usd=_joined(micro_usd, rest),
     )
+
+
+def next_offset(ledger: LedgerRef, source_id: str) -> int | None:
+    """How far a source has been posted, as ``Ledger.next_offset``, without its write lock.
+
+    A spool segment's source id is ``spool/`` and its file name.
+    """
+    query = select(source_offsets.c.next_offset).where(source_offsets.c.source_id == source_id)
+    with _reading(ledger) as connection:
+        offset: int | None = connection.execute(query).scalar_one_or_none()
+    return offset
 
 
 @contextmanager

@@ -41,7 +41,9 @@ async def reading(
         bootstrap=broker.bootstrap,
         topic=topic,
         group=f"group-{topic}",
-        session_timeout_s=session_timeout_s or broker.shortest_session_s,
+        session_timeout_s=(
+            broker.shortest_session_s if session_timeout_s is None else session_timeout_s
+        ),
         stall_timeout_s=stall_timeout_s,
         next_offset=next_offset,
     )
@@ -117,10 +119,11 @@ async def test_a_second_consumer_takes_partitions_over_without_doubling(
     broker: Broker, ledger: Ledger, ledger_url: str
 ) -> None:
     topic = await new_topic(broker.bootstrap, num_partitions=4)
+    session_timeout_s = max(2.0, broker.shortest_session_s)  # two members need longer to join
     await send_events(broker.bootstrap, topic, [usage(n) for n in range(40)], num_partitions=4)
     async with (
-        reading(broker, topic, ledger.next_offset, session_timeout_s=6) as first,
-        reading(broker, topic, ledger.next_offset, session_timeout_s=6) as second,
+        reading(broker, topic, ledger.next_offset, session_timeout_s=session_timeout_s) as first,
+        reading(broker, topic, ledger.next_offset, session_timeout_s=session_timeout_s) as second,
     ):
         await poll_until(first, 40, posting(ledger))
         later = [usage(n) for n in range(40, 80)]

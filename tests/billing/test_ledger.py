@@ -221,7 +221,7 @@ def post_all(ledger_url: str, batches: Sequence[list[UsageEvent]]) -> list[objec
     return [totals(ledger_url, tenant) for tenant in TENANTS]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(deliveries, st.permutations(EVENTS))
 def test_any_order_repetition_and_batching_gives_the_same_totals(
     batches: list[list[UsageEvent]], rest: list[UsageEvent]

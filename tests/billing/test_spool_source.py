@@ -167,6 +167,18 @@ async def test_a_damaged_segment_is_reported_once_and_the_others_go_on(
     assert [(r.message, vars(r)["segment"]) for r in errors] == [(f"segment {fate}", SEGMENT)]
 
 
+async def test_a_writer_may_take_half_a_batch_back_and_write_it_again(tmp_path: Path) -> None:
+    """As the gateway does when its disk is full: what was read stays read, the rest follows."""
+    whole = frame(b"one") + frame(b"two") + frame(b"three")
+    path = write_segment(tmp_path, SEGMENT, whole[:-7])
+    source = fresh(tmp_path)
+    assert await payloads(source) == [b"one", b"two"]
+    path.write_bytes(frame(b"one"))
+    assert await payloads(source) == []
+    path.write_bytes(whole)
+    assert await payloads(source) == [b"three"]
+
+
 async def test_a_spool_that_is_no_folder_is_an_error_that_may_pass(tmp_path: Path) -> None:
     (tmp_path / "spool").write_text("a file")
     source = fresh(tmp_path / "spool")

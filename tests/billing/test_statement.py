@@ -22,7 +22,7 @@ from billing.money import (
 )
 from billing.pricing import Price, PriceBook, TokenClass
 from billing.process import process_batch
-from billing.statement import find_event, month_period, statement, totals
+from billing.statement import find_event, month_period, next_offset, statement, totals
 from contracts.usage import UsageEvent
 from tests.billing.usage_events import BOOK, MODEL, PRICE, batch_of, usage
 
@@ -152,6 +152,18 @@ def test_months_follow_each_other_without_gap_or_overlap(day: date) -> None:
     assert begins.day == ends.day == 1
     assert (ends - begins).days in {28, 29, 30, 31}
     assert month_period(f"{ends.year:04}-{ends.month:02}")[0] == ends
+
+
+def test_how_far_a_source_is_posted_can_be_read(ledger: Ledger, ledger_url: str) -> None:
+    post(ledger, usage(1), usage(2))
+    assert next_offset(ledger_url, "spool/0a-000000.spool") == 2
+    assert next_offset(ledger_url, "spool/0b-000000.spool") is None
+
+
+def test_a_ledger_still_being_made_is_as_good_as_missing(tmp_path: Path) -> None:
+    (tmp_path / "ledger.db").touch()
+    with pytest.raises(LedgerMissing):
+        totals(f"sqlite:///{tmp_path / 'ledger.db'}", "acme")
 
 
 def test_a_ledger_that_is_not_there_is_not_made_by_reading(tmp_path: Path) -> None:
