@@ -11,7 +11,6 @@ record nor proved that there was none is thrown away and made anew.
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -127,7 +126,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has 
         self._expected: dict[TopicPartition, int | None] = {}
         self._unplaced: set[TopicPartition] = set()
         self._stall_timeout_s = stall_timeout_s
-        self._alive_at_monotonic_s = time.monotonic()
+        self._alive_at_monotonic_s = _monotonic_s()
         self._probed_at_monotonic_s = self._alive_at_monotonic_s
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
@@ -157,7 +156,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has 
             if partition in self._expected  # else it was revoked, or has come meanwhile
         ]
         if batches:
-            self._alive_at_monotonic_s = time.monotonic()
+            self._alive_at_monotonic_s = _monotonic_s()
         else:
             await self._check_alive()
         return batches
@@ -202,7 +201,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has 
 
     async def _check_alive(self) -> None:
         """Silence is fine while the broker confirms it.  Raises TimeoutError."""
-        now = time.monotonic()
+        now = _monotonic_s()
         if now - self._probed_at_monotonic_s < self._stall_timeout_s / 4:
             return
         self._probed_at_monotonic_s = now
@@ -232,6 +231,10 @@ async def _stop(consumer: Any) -> None:
         await consumer.stop()
     except Exception:
         logger.exception("kafka consumer left behind")
+
+
+def _monotonic_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _record(message: ConsumerRecord) -> Record:

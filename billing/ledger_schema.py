@@ -125,6 +125,7 @@ def instant_from_microseconds(occurred_at_us: int) -> datetime:
 def open_for_posting(ledger_url: str) -> Engine:
     """Creates the ledger if there is none.  The caller disposes of the engine."""
     url = _sqlite_url(ledger_url)
+    _make_private(Path(url.database or ""))
     engine = create_engine(url, connect_args={"timeout": 30})
     event.listen(engine, "connect", _set_up_writer)
     event.listen(engine, "begin", _begin_immediate)
@@ -176,6 +177,14 @@ def _sqlite_url(ledger_url: str) -> URL:
             f"got one of {url.get_backend_name()!r}"
         )
     return url
+
+
+def _make_private(path: Path) -> None:
+    """Who used how much is nobody else's business; SQLite's side files take this file's mode."""
+    try:
+        path.touch(mode=0o600)
+    except OSError as exc:
+        raise LedgerUnavailable(f"ledger: {exc}") from exc
 
 
 def _create(connection: Connection) -> None:

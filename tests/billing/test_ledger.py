@@ -180,6 +180,17 @@ def test_an_address_that_is_no_ledger_is_refused_without_repeating_it() -> None:
         assert "hunter2" not in str(refused.value)
 
 
+def test_a_new_ledger_is_for_its_owner_only(ledger: Ledger, ledger_url: str) -> None:
+    post(ledger, [usage(1)])
+    folder = Path(ledger_url.removeprefix("sqlite:///")).parent
+    assert {path.stat().st_mode & 0o077 for path in folder.glob("ledger.db*")} == {0}
+
+
+def test_a_folder_that_is_not_there_is_an_error_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(LedgerUnavailable, match="No such file"):
+        Ledger(f"sqlite:///{tmp_path / 'none' / 'ledger.db'}")
+
+
 def test_a_file_that_is_no_database_is_an_error_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "ledger.db").write_text("not a database, but long enough to be looked at" * 9)
     with pytest.raises(LedgerUnavailable, match="not a database"):

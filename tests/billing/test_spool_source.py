@@ -179,6 +179,20 @@ async def test_a_writer_may_take_half_a_batch_back_and_write_it_again(tmp_path: 
     assert await payloads(source) == [b"three"]
 
 
+async def test_a_segment_that_cannot_be_read_is_reported_once_and_read_when_it_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / SEGMENT).mkdir()
+    write_segment(tmp_path, OTHER_BOOT, frame(b"other"))
+    source = fresh(tmp_path)
+    assert await payloads(source) == [b"other"]
+    assert await payloads(source) == []
+    assert [r.message for r in caplog.records] == ["segment unreadable"]
+    (tmp_path / SEGMENT).rmdir()
+    write_segment(tmp_path, SEGMENT, frame(b"one"))
+    assert await payloads(source) == [b"one"]
+
+
 async def test_a_spool_that_is_no_folder_is_an_error_that_may_pass(tmp_path: Path) -> None:
     (tmp_path / "spool").write_text("a file")
     source = fresh(tmp_path / "spool")

@@ -203,6 +203,11 @@ def test_money_survives_the_way_to_text_and_back(pico_usd: int) -> None:
     assert pico_usd_from_usd(Decimal(text)) == pico_usd
 
 
+def test_an_amount_finer_than_the_ledger_holds_is_refused_not_rounded() -> None:
+    with pytest.raises(ValueError, match="multiple of 1e-12"):
+        pico_usd_from_usd(Decimal("0.0000000000005"))
+
+
 @pytest.mark.parametrize(
     ("usd", "cents"),
     [
