@@ -23,6 +23,11 @@ JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
 
+def _status_line(status: int) -> bytes:
+    """A replica's refusal may have a code of its own."""
+    return _STATUS_LINES.get(status) or b"HTTP/1.1 %d Refused\r\n" % status
+
+
 class Exchange:
     """``response_complete``, ``keep_alive``, ``disconnected`` and ``message_event`` are spelled as
     in uvicorn's own request cycle, whose place an exchange takes on the connection."""
@@ -59,10 +64,13 @@ class Exchange:
 
     # Waiting
 
-    async def watch(self, future: "asyncio.Future[T]") -> T:
-        """The future's result.  Raises Interrupted if the exchange is, before or while waiting."""
+    def raise_if_interrupted(self) -> None:
         if self.interrupted_by is not None:
             raise Interrupted(self.interrupted_by)
+
+    async def watch(self, future: "asyncio.Future[T]") -> T:
+        """The future's result.  Raises Interrupted if the exchange is, before or while waiting."""
+        self.raise_if_interrupted()
         self._watched = future
         try:
             return await future
@@ -100,7 +108,7 @@ class Exchange:
         self._write(
             b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n%b"
             % (
-                _STATUS_LINES[status],
+                _status_line(status),
                 content_type,
                 len(body),
                 headers,

@@ -36,6 +36,7 @@ _GENERATED_TEXT = re.compile(
 )
 _DRAIN_S = 0.1  # an answer that ended a moment before the abort is on its way already
 _MAX_ERROR_BYTES = 64 * 1024
+_ANSWER_BYTES_PER_TOKEN = 4  # of a document whose replica reports no usage
 
 
 _NULL = msgspec.Raw(b"null")
@@ -145,6 +146,7 @@ class Relay:
         """The first answer with a head, from whichever replica gives one."""
         tried: set[str] = set()
         while True:
+            self._exchange.raise_if_interrupted()  # nothing is sent for a client that left
             attempt = self._try_next(tried)
             try:
                 await self._exchange.watch(attempt.response.head)
@@ -196,6 +198,7 @@ class Relay:
     async def _relay_document(self, response: UpstreamResponse) -> bytes:
         body = await self._read(response, self._fleet.limits.max_answer_bytes)
         self._meter.engine_usage = reported_usage(body)
+        self._meter.num_content_events = len(body) // _ANSWER_BYTES_PER_TOKEN
         self._note_first_byte()
         return body
 

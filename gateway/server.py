@@ -40,6 +40,7 @@ class GatewayServer(uvicorn.Server):
                 server_header=False,
                 date_header=False,
                 backlog=4096,
+                timeout_keep_alive=settings.keep_alive_timeout_s,
                 timeout_graceful_shutdown=int(settings.drain_timeout_s + _SETTLE_S) + 1,
             )
         )

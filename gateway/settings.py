@@ -33,6 +33,7 @@ class Settings(BaseSettings):
     gateway_id: str = Field(default="gateway-0", min_length=1)  # stable over restarts
     kafka_bootstrap: str | None = None  # None: billing reads the spool itself
     drain_timeout_s: float = Field(default=20.0, ge=0)  # inside Kubernetes' usual 30 s of grace
+    keep_alive_timeout_s: int = Field(default=75, ge=1)  # longer than load balancers' usual 60 s
     log_level: str = "info"
 
     max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1)  # a million-token prompt fits

@@ -23,8 +23,12 @@ class _Wrapped(msgspec.Struct):
 
 
 def refusal(status: int, body: bytes) -> GatewayError:
-    """4xx goes to the client as it came: the request is at fault.  Everything else is ours."""
-    if not 400 <= status < 500 or status == 429:  # its own overload must not look like a quota
+    """4xx goes to the client as it came: the request is at fault.  Everything else is ours.
+
+    So are credentials, which are between us and the replica, and the replica's own overload,
+    which must not look like a quota.
+    """
+    if not 400 <= status < 500 or status in (401, 403, 407, 429):
         return UpstreamError(f"The replica answered with status {status}.")
     return UpstreamRefused(status, _openai_error(_detail(body)))
 

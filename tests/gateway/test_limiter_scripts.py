@@ -155,6 +155,26 @@ async def test_toggling_a_limit_mints_no_tokens_within_a_debt(bench: Bench) -> N
     assert again.refusal is not None
 
 
+async def test_a_settlement_does_not_bring_old_limits_back(bench: Bench) -> None:
+    low, high = limits(1_000), limits(10_000)
+    running = bench.reservation(500, low)
+    await bench.limiter.reserve(running)
+    await bench.limiter.reserve(bench.reservation(9_000, high))
+    await bench.limiter.settle(running, 500)
+    verdict = await bench.limiter.reserve(bench.reservation(2_000, high))
+    assert verdict.refusal is not None
+    assert verdict.budget.tokens_remaining < 700
+
+
+async def test_a_clock_set_back_gives_nothing_away(bench: Bench) -> None:
+    await bench.limiter.reserve(bench.reservation(1_000, limits(1_000)))
+    with bench.valkey.client as client:
+        ahead_ms = int(client.time()[0]) * 1000 + 3_600_000
+        client.hset(f"{{{bench.tenant}}}:quota:bucket", "at_ms", ahead_ms)
+    verdict = await bench.limiter.reserve(bench.reservation(900, limits(1_000)))
+    assert verdict.refusal is not None
+
+
 asks = st.lists(
     st.tuples(st.integers(min_value=1, max_value=600), st.integers(min_value=0, max_value=900)),
     min_size=1,

@@ -73,6 +73,7 @@ def status(code: int, body: bytes = b"oops") -> Callable[[Generation], Awaitable
         pytest.param(silence_after_headers, 504, id="silence-after-headers"),
         pytest.param(status(500), 502, id="500"),
         pytest.param(status(429), 502, id="429"),
+        pytest.param(status(401), 502, id="401"),
     ],
 )
 async def test_a_failure_before_the_first_byte_costs_nothing(
@@ -126,6 +127,11 @@ async def test_a_refusal_by_the_replica_is_passed_on(
     assert reply.status == 422
     assert (reply.error["message"], reply.error["code"]) == (message, code)
     assert tenant.only_event().total_tokens == 0
+
+
+async def test_an_unheard_of_refusal_is_passed_on_too(tenant: Tenant, upstream: Upstream) -> None:
+    upstream.behaviour = status(460, b"{}")
+    assert (await tenant.chat(chat())).status == 460
 
 
 async def die_mid_stream(generation: Generation) -> None:

@@ -23,24 +23,26 @@ local function refilled(level, limit, elapsed_ms)
   return math.min(limit * UNIT, math.max(level, -limit * UNIT) + elapsed_ms * limit)
 end
 
--- {tokens = level, requests = level}; a field that is missing (new tenant, eviction) is a full bucket.
-local function load_bucket(key, tpm, rpm, now_ms)
+-- Levels as of now under the given limits.  A field that is missing (new tenant, eviction) is full.
+local function load_bucket(key, tpm, rpm)
   local f = redis.call('HMGET', key, 'tokens', 'requests', 'at_ms', 'tpm', 'rpm')
-  local elapsed_ms = now_ms - (tonumber(f[3]) or now_ms)
-  elapsed_ms = math.max(0, math.min(FULL_MS, elapsed_ms))
-  local tokens, requests = tonumber(f[1]) or tpm * UNIT, tonumber(f[2]) or rpm * UNIT
-  tokens = carry_over(tokens, tonumber(f[4]) or tpm, tpm)
-  requests = carry_over(requests, tonumber(f[5]) or rpm, rpm)
+  local old_tpm, old_rpm = tonumber(f[4]) or tpm, tonumber(f[5]) or rpm
+  local now_ms = server_now_ms()
+  local at_ms = math.max(now_ms, tonumber(f[3]) or now_ms) -- a clock set back refills nothing twice
+  local elapsed_ms = math.min(FULL_MS, at_ms - (tonumber(f[3]) or at_ms))
+  local tokens, requests = tonumber(f[1]) or old_tpm * UNIT, tonumber(f[2]) or old_rpm * UNIT
   return {
-    tokens = refilled(tokens, tpm, elapsed_ms),
-    requests = refilled(requests, rpm, elapsed_ms),
+    tokens = refilled(carry_over(tokens, old_tpm, tpm), tpm, elapsed_ms),
+    requests = refilled(carry_over(requests, old_rpm, rpm), rpm, elapsed_ms),
+    at_ms = at_ms, tpm = tpm, rpm = rpm,
   }
 end
 
-local function save_bucket(key, bucket, tpm, rpm, now_ms)
+local function save_bucket(key, bucket)
   redis.call('HSET', key,
     'tokens', string.format('%.0f', bucket.tokens),
     'requests', string.format('%.0f', bucket.requests),
-    'at_ms', string.format('%.0f', now_ms), 'tpm', tpm, 'rpm', rpm)
+    'at_ms', string.format('%.0f', bucket.at_ms),
+    'tpm', string.format('%.0f', bucket.tpm), 'rpm', string.format('%.0f', bucket.rpm))
   redis.call('PEXPIRE', key, FULL_MS + 1000) -- by then it is full, which is what a missing key means
 end

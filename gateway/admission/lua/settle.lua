@@ -2,13 +2,14 @@
 -- ARGV: tpm, rpm, reservation id, reserved tokens, actual tokens, 1 settle | 0 release.
 -- Returns 1, or 0 if the reservation is not open: a second settle of one id changes nothing.
 -- A release is a reservation that led to no request: it takes back the request, too.
-local tpm, rpm = tonumber(ARGV[1]), tonumber(ARGV[2])
 local reserved, actual, is_settle = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1'
 if redis.call('ZREM', KEYS[2], ARGV[3]) == 0 then
   return 0
 end
-local now_ms = server_now_ms()
-local bucket = load_bucket(KEYS[1], tpm, rpm, now_ms)
+-- The limits of the admission may be old by now: the bucket's own stand, if it has any.
+local limits = redis.call('HMGET', KEYS[1], 'tpm', 'rpm')
+local tpm, rpm = tonumber(limits[1] or ARGV[1]), tonumber(limits[2] or ARGV[2])
+local bucket = load_bucket(KEYS[1], tpm, rpm)
 local level = bucket.tokens + (reserved - actual) * UNIT
 bucket.tokens = math.max(-tpm * UNIT, math.min(tpm * UNIT, level))
 if is_settle then
@@ -17,5 +18,5 @@ if is_settle then
 else
   bucket.requests = math.min(rpm * UNIT, bucket.requests + UNIT)
 end
-save_bucket(KEYS[1], bucket, tpm, rpm, now_ms)
+save_bucket(KEYS[1], bucket)
 return 1
