@@ -62,7 +62,8 @@ class KafkaSource:
             return await self._session.poll()
         except OffsetOutOfRangeError as exc:
             raise SourceLost(
-                f"kafka: the ledger's offset is outside the topic, events may be gone: {exc}"
+                f"kafka: the ledger's offset is outside the topic, events may be gone ({exc}); "
+                "to go on with what is left, delete the partition's row from source_offsets"
             ) from exc
         except (KafkaError, OSError, TimeoutError) as exc:
             self._disconnect()

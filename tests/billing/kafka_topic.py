@@ -21,10 +21,18 @@ async def administration(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
         await admin.close()
 
 
-async def new_topic(bootstrap: str, *, num_partitions: int) -> str:
-    topic = f"usage-{uuid.uuid4().hex}"
+def new_name() -> str:
+    return f"usage-{uuid.uuid4().hex}"
+
+
+async def create_topic(bootstrap: str, topic: str, *, num_partitions: int) -> None:
     async with administration(bootstrap) as admin:
         await admin.create_topics([NewTopic(topic, num_partitions, replication_factor=1)])
+
+
+async def new_topic(bootstrap: str, *, num_partitions: int) -> str:
+    topic = new_name()
+    await create_topic(bootstrap, topic, num_partitions=num_partitions)
     return topic
 
 

@@ -18,6 +18,8 @@ from contracts.usage import encode_usage_event
 from tests.billing.kafka_brokers import ApacheKafkaBroker, Broker, TansuBroker, free_port
 from tests.billing.kafka_topic import (
     administration,
+    create_topic,
+    new_name,
     new_topic,
     producing,
     send_events,
@@ -180,6 +182,15 @@ async def test_silence_without_events_is_no_failure(tansu: TansuBroker) -> None:
     async with reading(tansu, topic, from_the_beginning, stall_timeout_s=1) as source:
         for _ in range(10):
             assert await source.poll() == []
+
+
+async def test_a_topic_may_be_created_later(broker: Broker, ledger: Ledger) -> None:
+    topic = new_name()
+    async with reading(broker, topic, ledger.next_offset) as source:
+        assert await source.poll() == []
+        await create_topic(broker.bootstrap, topic, num_partitions=2)
+        await send_events(broker.bootstrap, topic, [usage(1), usage(2)], num_partitions=2)
+        await poll_until(source, 2, posting(ledger))
 
 
 async def test_no_broker_at_all_is_an_error_that_may_pass() -> None:
