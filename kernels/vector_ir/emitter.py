@@ -35,6 +35,10 @@ class Emitter:
         self.vector_i32 = ir.VectorType(I32, self.lanes)
         self.zero = self.constant(0.0)
 
+    @property
+    def is_x86(self) -> bool:
+        return str(self.builder.module.triple).startswith(("x86_64", "i686"))
+
     # -- scalars, addresses, control flow
 
     def i64(self, value: int) -> Value:
@@ -60,7 +64,7 @@ class Emitter:
         return ir.Constant(F32, float(np.float32(value)))
 
     def sqrt(self, value: Value) -> Value:
-        return self._call("llvm.sqrt.f32", F32, [value])
+        return self.call("llvm.sqrt.f32", F32, [value])
 
     @contextmanager
     def loop(self, count: Value, start: Value | None = None) -> Iterator[Value]:
@@ -99,7 +103,7 @@ class Emitter:
     def prefetch(self, address: Value, offset: Offset = 0) -> None:
         """For reading, into all cache levels."""
         arguments = [self._pointer(address, offset, I8), *(ir.Constant(I32, n) for n in (0, 3, 1))]
-        self._call("llvm.prefetch.p0", ir.VoidType(), arguments)
+        self.call("llvm.prefetch.p0", ir.VoidType(), arguments)
 
     # -- loads, stores, conversions
 
@@ -178,18 +182,18 @@ class Emitter:
         """a * b + c, rounded once, except on portable targets without the instruction: there a
         software fused multiply-add would cost a call per lane."""
         name = "fmuladd" if self.level is FeatureLevel.PORTABLE else "fma"
-        return self._call(f"llvm.{name}.v{self.lanes}f32", self.vector_f32, [a, b, c])
+        return self.call(f"llvm.{name}.v{self.lanes}f32", self.vector_f32, [a, b, c])
 
     def maximum(self, a: Value, b: Value) -> Value:
         """b where either is not a number."""
         return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
 
     def absolute(self, vector: Value) -> Value:
-        return self._call(f"llvm.fabs.v{self.lanes}f32", self.vector_f32, [vector])
+        return self.call(f"llvm.fabs.v{self.lanes}f32", self.vector_f32, [vector])
 
     def round(self, vector: Value) -> Value:
         """To the nearest whole number, ties to even."""
-        return self._call(f"llvm.rint.v{self.lanes}f32", self.vector_f32, [vector])
+        return self.call(f"llvm.rint.v{self.lanes}f32", self.vector_f32, [vector])
 
     def keep_below(self, count: Value, vector: Value, fill: float) -> Value:
         """Lanes from ``count`` (int32) on become ``fill``."""
@@ -259,12 +263,19 @@ class Emitter:
             # A lookup in 16 floats; the instruction reads the lowest four bits only.
             table = ir.Constant(self.vector_f32, [float(n) for n in range(16)])
             name = "llvm.x86.avx512.permvar.sf.512"
-            return self._call(name, self.vector_f32, [table, shifted])
+            return self.call(name, self.vector_f32, [table, shifted])
         return self.to_f32(self.and_(shifted, 0xF))
 
     def signed_byte_to_f32(self, words: Value, index: int) -> Value:
         """2^24 times byte ``index`` of each int32, read as signed: saves shifting it down again."""
         return self.to_f32(self.and_(self.shift_left(words, 24 - 8 * index), 0xFF000000))
+
+    def call(self, name: str, result: Value, arguments: Sequence[Value]) -> Value:
+        """An LLVM intrinsic, or a function of the C library."""
+        module = self.builder.module
+        if name not in module.globals:
+            ir.Function(module, ir.FunctionType(result, [a.type for a in arguments]), name)
+        return self.builder.call(module.globals[name], arguments)
 
     # -- private
 
@@ -274,12 +285,6 @@ class Emitter:
 
     def _pointer(self, address: Value, offset: Offset, kind: Value) -> Value:
         return self.builder.inttoptr(self.at(address, offset), kind.as_pointer())
-
-    def _call(self, name: str, result: Value, arguments: Sequence[Value]) -> Value:
-        module = self.builder.module
-        if name not in module.globals:
-            ir.Function(module, ir.FunctionType(result, [a.type for a in arguments]), name)
-        return self.builder.call(module.globals[name], arguments)
 
 
 def _alignment(kind: Value) -> int:

@@ -21,7 +21,7 @@ _OPTIONS: Final = {"nogil": True, "error_model": "numpy"}  # no exceptions: thre
 
 def compiled(function: _Function) -> _Function:
     """A function for other compiled functions to call; it is part of their cache entries."""
-    return numba.njit(**_OPTIONS)(function)  # type: ignore[no-any-return]
+    return numba.njit(inline="always", **_OPTIONS)(function)  # type: ignore[no-any-return]
 
 
 def compiled_entry(function: _Function) -> _Function:
@@ -36,17 +36,36 @@ def emitted(name: str, emit: Emit) -> Any:  # a Numba intrinsic, which has no ty
     is what makes compilation take minutes.
     """
 
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        specialization, *kinds = signature.args
+        function = _declare(builder.module, name, specialization, kinds)
+        if not function.blocks:
+            _define(function, emit, specialization.specialization)
+        builder.call(function, values[1:])
+        return context.get_dummy_value()
+
+    return _intrinsic(name, emit, types.void, generate)
+
+
+def emitted_value(name: str, emit: Callable[..., Any]) -> Any:
+    """The same for a few instructions that give an int64; they are written where it is called."""
+
+    def generate(_context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        specialization = signature.args[0].specialization
+        return emit(Emitter(builder, specialization.level), specialization, *values[1:])
+
+    return _intrinsic(name, emit, types.int64, generate)
+
+
+def constant_of(name: str, compute: Callable[[Any], int]) -> Any:
+    """A compiled function ``(specialization) -> int64``, known when it is compiled."""
+    return emitted_value(name, lambda e, specialization: e.i64(compute(specialization)))
+
+
+def _intrinsic(name: str, emit: Callable[..., Any], result: Any, generate: Any) -> Any:
     def definition(_context: Any, specialization: Any, *arguments: Any) -> tuple[Any, Any]:
         kinds = [types.float32 if isinstance(a, types.Float) else types.int64 for a in arguments]
-
-        def generate(context: Any, builder: ir.IRBuilder, _signature: Any, values: Any) -> Any:
-            function = _declare(builder.module, name, specialization, kinds)
-            if not function.blocks:
-                _define(function, emit, specialization.specialization)
-            builder.call(function, values[1:])
-            return context.get_dummy_value()
-
-        return types.void(specialization, *kinds), generate
+        return result(specialization, *kinds), generate
 
     definition.__name__ = name
     definition.__signature__ = _signature_of(emit)  # type: ignore[attr-defined]

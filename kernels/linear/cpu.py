@@ -1,0 +1,87 @@
+"""The linear as every thread of a team runs it: each takes its own tiles of outputs."""
+
+from typing import Any, Final
+
+from kernels.linear import tiles
+from kernels.linear.formats import GROUP_SIZE, TILE_COLUMNS, WeightFormat
+from kernels.vector_ir.function import compiled, constant_of
+from kernels.vector_ir.levels import FeatureLevel
+
+# Groups of a tile unpacked at once: [4 * 32 k][32 columns] float32 stay in a 32 KiB cache.
+_GROUPS_PER_BLOCK: Final = 4
+SCRATCH_BYTES: Final = _GROUPS_PER_BLOCK * WeightFormat.FLOAT32.group_bytes  # of each thread
+
+# From this many rows on, unpacking once for all rows beats unpacking in every tile of rows.
+_MIN_ROWS_TO_UNPACK: Final = {
+    FeatureLevel.AVX512_VNNI: 33,
+    FeatureLevel.AVX512: 33,
+    FeatureLevel.AVX2: 13,
+    FeatureLevel.PORTABLE: 13,
+}
+_min_rows_to_unpack = constant_of(
+    "min_rows_to_unpack",
+    lambda spec: (
+        1 << 62 if spec.weight_format is WeightFormat.FLOAT32 else _MIN_ROWS_TO_UNPACK[spec.level]
+    ),
+)
+
+
+@compiled
+def linear(
+    spec: Any,  # a LinearSpecialization
+    thread: int,
+    num_threads: int,
+    weight: int,  # address of packed tiles
+    num_tiles: int,
+    num_groups: int,
+    x: int,  # address of float32 [num_rows, num_groups * 32]
+    num_rows: int,
+    y: int,  # address of float32 [num_rows, num_tiles * 32]
+    scratch: int,  # address of this thread's SCRATCH_BYTES
+) -> None:
+    """y = x W^T; rows are contiguous."""
+    tile_bytes = num_groups * tiles.group_bytes(spec)
+    x_stride = num_groups * GROUP_SIZE * 4
+    y_stride = num_tiles * TILE_COLUMNS * 4
+    first = thread * num_tiles // num_threads
+    last = (thread + 1) * num_tiles // num_threads
+    for tile in range(first, last):
+        weights = weight + tile * tile_bytes
+        y_tile = y + tile * TILE_COLUMNS * 4
+        if num_rows < _min_rows_to_unpack(spec):
+            tiles.direct_rows(
+                spec, weights, x, x_stride, num_groups, y_tile, y_stride, num_rows, 0
+            )  # fmt: skip
+        else:
+            _unpacked_rows(
+                spec, weights, x, x_stride, num_groups, y_tile, y_stride, num_rows, scratch
+            )
+
+
+@compiled
+def _unpacked_rows(
+    spec: Any,
+    weights: int,
+    x: int,
+    x_stride: int,
+    num_groups: int,
+    y: int,
+    y_stride: int,
+    num_rows: int,
+    scratch: int,
+) -> None:
+    """A few groups at a time: unpacked once, then multiplied with all rows."""
+    for first in range(0, num_groups, _GROUPS_PER_BLOCK):
+        count = min(_GROUPS_PER_BLOCK, num_groups - first)
+        tiles.unpack_groups(spec, weights + first * tiles.group_bytes(spec), scratch, count)
+        tiles.unpacked_rows(
+            spec,
+            scratch,
+            x + first * GROUP_SIZE * 4,
+            x_stride,
+            count,
+            y,
+            y_stride,
+            num_rows,
+            1 if first > 0 else 0,
+        )

@@ -1,0 +1,67 @@
+"""The linear on its own, for callers that are not a compiled step."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernels.linear import cpu
+from kernels.linear.formats import GROUP_SIZE, TILE_COLUMNS, LinearSpecialization
+from kernels.linear.packing import PackedWeight
+from kernels.threads.team import ThreadTeam
+from kernels.vector_ir.function import compiled_entry
+from kernels.vector_ir.levels import FeatureLevel, detect_level
+
+
+def linear(
+    x: torch.Tensor,
+    weight: PackedWeight,
+    team: ThreadTeam,
+    level: FeatureLevel | None = None,
+) -> torch.Tensor:
+    """See ``reference.linear_reference`` for the definition and the shapes.
+
+    Rows are computed alike, bit for bit, whatever their number.  level: None for the best.
+    """
+    if x.dtype is not torch.float32 or x.ndim != 2 or x.shape[1] != weight.in_features:
+        raise ValueError(
+            f"expected float32 [num_tokens, {weight.in_features}], got {x.dtype} {tuple(x.shape)}"
+        )
+    x = x.contiguous()
+    padded = torch.empty(len(x), weight.padded_out_features)
+    scratch = np.empty(team.num_threads * cpu.SCRATCH_BYTES, np.uint8)
+    spec = LinearSpecialization(detect_level() if level is None else level, weight.weight_format)
+    arguments = (
+        spec,
+        weight.address,
+        weight.padded_out_features // TILE_COLUMNS,
+        weight.in_features // GROUP_SIZE,
+        x.data_ptr(),
+        len(x),
+        padded.data_ptr(),
+        scratch.ctypes.data,
+    )
+    # One thread over no tiles: whatever there is to compile is compiled before a team enters.
+    _shared_linear(0, 1, 0, spec, 0, 0, 0, 0, 0, 0, 0)
+    team.run(_shared_linear, *arguments)
+    return padded[:, : weight.out_features]
+
+
+@compiled_entry
+def _shared_linear(
+    thread: int,
+    num_threads: int,
+    _barrier: int,
+    spec: Any,  # a LinearSpecialization
+    weight: int,
+    num_tiles: int,
+    num_groups: int,
+    x: int,
+    num_rows: int,
+    y: int,
+    scratch: int,
+) -> None:
+    own_scratch = scratch + thread * cpu.SCRATCH_BYTES
+    cpu.linear(
+        spec, thread, num_threads, weight, num_tiles, num_groups, x, num_rows, y, own_scratch
+    )

@@ -1,0 +1,122 @@
+"""Weights from a file's own layout into tiles.  Codes and scales are moved, never changed."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.linear.formats import GROUP_SIZE, TILE_COLUMNS, WeightFormat, nibble_k
+
+Array = npt.NDArray[Any]
+
+_CACHE_LINE_BYTES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """[out_features, in_features], out padded with zeros to whole tiles."""
+
+    weight_format: WeightFormat
+    out_features: int
+    in_features: int
+    storage: npt.NDArray[np.uint8]  # [num_tiles, num_groups, group_bytes], on a cache line
+
+    @property
+    def padded_out_features(self) -> int:
+        return _round_up(self.out_features, TILE_COLUMNS)
+
+    @property
+    def address(self) -> int:
+        return int(self.storage.ctypes.data)
+
+
+def pack_float32(weight: npt.NDArray[np.float32]) -> PackedWeight:
+    """weight: [out_features, in_features]."""
+    return _pack_plain(np.asarray(weight, np.float32), WeightFormat.FLOAT32)
+
+
+def pack_bfloat16(bits: npt.NDArray[np.uint16]) -> PackedWeight:
+    """bits: [out_features, in_features], the upper half of each float32."""
+    return _pack_plain(np.asarray(bits, np.uint16), WeightFormat.BFLOAT16)
+
+
+def pack_gguf(blocks: npt.NDArray[np.uint8], weight_format: WeightFormat) -> PackedWeight:
+    """blocks: [out_features, bytes of a row], as in the file."""
+    if weight_format is WeightFormat.Q8_0:
+        return _pack_q8_0(blocks)
+    return _pack_q4(blocks, weight_format)
+
+
+def _pack_plain(weight: Array, weight_format: WeightFormat) -> PackedWeight:
+    out_features, in_features = weight.shape
+    packed = _allocate(weight_format, out_features, in_features)
+    tiles = _tiles(weight).reshape(-1, TILE_COLUMNS, in_features // GROUP_SIZE, GROUP_SIZE)
+    packed.storage.view(weight.dtype).reshape(tiles.shape[0], -1, GROUP_SIZE, TILE_COLUMNS)[:] = (
+        tiles.transpose(0, 2, 3, 1)
+    )
+    return packed
+
+
+def _pack_q8_0(blocks: npt.NDArray[np.uint8]) -> PackedWeight:
+    groups = _tiled_blocks(blocks, 2 + GROUP_SIZE)
+    packed = _allocate(WeightFormat.Q8_0, len(blocks), groups.shape[2] * GROUP_SIZE)
+    _copy_halves(packed, groups[..., 0:2], 0)
+    codes = packed.storage[..., WeightFormat.Q8_0.codes_offset_bytes :]
+    words = groups[..., 2:].reshape(*groups.shape[:3], 8, 4)
+    codes.reshape(*codes.shape[:2], 8, TILE_COLUMNS, 4)[:] = words.transpose(0, 2, 3, 1, 4)
+    return packed
+
+
+def _pack_q4(blocks: npt.NDArray[np.uint8], weight_format: WeightFormat) -> PackedWeight:
+    """In the file, byte i holds k = i in its low nibble and k = i + 16 in its high one."""
+    num_scale_bytes = 4 if weight_format is WeightFormat.Q4_1 else 2
+    groups = _tiled_blocks(blocks, num_scale_bytes + GROUP_SIZE // 2)
+    packed = _allocate(weight_format, len(blocks), groups.shape[2] * GROUP_SIZE)
+    for start in range(0, num_scale_bytes, 2):
+        _copy_halves(packed, groups[..., start : start + 2], start * TILE_COLUMNS)
+    halves = groups[..., num_scale_bytes:]
+    codes = np.concatenate([halves & 15, halves >> 4], axis=-1)  # [tiles, 32, groups, 32 k]
+    words = packed.storage[..., weight_format.codes_offset_bytes :].view(np.uint32)
+    words = words.reshape(*words.shape[:2], 4, TILE_COLUMNS)
+    for word in range(4):
+        for nibble in range(8):
+            code = codes[..., nibble_k(word, nibble)].transpose(0, 2, 1).astype(np.uint32)
+            words[:, :, word] |= code << np.uint32(4 * nibble)
+    return packed
+
+
+def _copy_halves(packed: PackedWeight, halves: Array, offset_bytes: int) -> None:
+    """halves: [tiles, 32 columns, groups, 2 bytes of a float16]."""
+    target = packed.storage[..., offset_bytes : offset_bytes + 2 * TILE_COLUMNS]
+    target.reshape(*target.shape[:2], TILE_COLUMNS, 2)[:] = halves.transpose(0, 2, 1, 3)
+
+
+def _tiled_blocks(blocks: npt.NDArray[np.uint8], block_bytes: int) -> Array:
+    """[tiles, 32 columns, groups, block_bytes]."""
+    if blocks.ndim != 2 or blocks.shape[1] % block_bytes:
+        raise ValueError(f"expected rows of {block_bytes}-byte blocks, got shape {blocks.shape}")
+    return _tiles(blocks).reshape(-1, TILE_COLUMNS, blocks.shape[1] // block_bytes, block_bytes)
+
+
+def _tiles(rows: Array) -> Array:
+    """rows, followed by zeros up to a whole number of tiles."""
+    padding = _round_up(len(rows), TILE_COLUMNS) - len(rows)
+    return np.pad(rows, ((0, padding), (0, 0))) if padding else rows
+
+
+def _allocate(weight_format: WeightFormat, out_features: int, in_features: int) -> PackedWeight:
+    """Zeros."""
+    if in_features % GROUP_SIZE or in_features == 0:
+        raise ValueError(f"expected a multiple of {GROUP_SIZE} inputs, got {in_features}")
+    num_tiles = _round_up(out_features, TILE_COLUMNS) // TILE_COLUMNS
+    shape = (num_tiles, in_features // GROUP_SIZE, weight_format.group_bytes)
+    size = num_tiles * shape[1] * weight_format.group_bytes
+    raw = np.zeros(size + _CACHE_LINE_BYTES, np.uint8)
+    start = -raw.ctypes.data % _CACHE_LINE_BYTES
+    storage = raw[start : start + size].reshape(shape)
+    return PackedWeight(weight_format, out_features, in_features, storage)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

@@ -1,0 +1,94 @@
+"""A fixed set of threads that enter one compiled function at the same time.
+
+The function divides its own work by thread index and meets at barriers inside; nothing of it
+returns to Python between stages.  Compared with a parallel loop per operation this costs one
+wake-up per step instead of several hundred, needs no OpenMP library, and compiles several times
+faster, because there is no parallel code to generate.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+
+from kernels.threads.barrier import BARRIER_BYTES
+
+# (thread, num_threads, barrier address, *arguments)
+SharedFunction = Callable[..., None]
+_Work = tuple[SharedFunction, tuple[Any, ...]]
+
+
+class ThreadTeam:
+    """The caller of ``run`` is thread 0; the others wait for it without using their cores."""
+
+    def __init__(self, num_threads: int, cpus: Sequence[int] = ()) -> None:
+        """cpus: pin thread i to cpus[i]; none: leave them to the operating system."""
+        if num_threads < 1:
+            raise ValueError(f"expected at least one thread, got {num_threads}")
+        self.num_threads: Final = num_threads
+        self._barrier = np.zeros(BARRIER_BYTES // 8 + 8, np.int64)
+        self._barrier_address = -(-self._barrier.ctypes.data // 64) * 64
+        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._inboxes: list[SimpleQueue[_Work | None]] = []
+        self._threads: list[threading.Thread] = []
+        for index in range(1, num_threads):
+            inbox: SimpleQueue[_Work | None] = SimpleQueue()
+            cpu = cpus[index] if index < len(cpus) else None
+            thread = threading.Thread(
+                target=self._serve, args=(index, inbox, cpu), name=f"kernels-{index}", daemon=True
+            )
+            self._inboxes.append(inbox)
+            self._threads.append(thread)
+            thread.start()
+
+    @property
+    def threads(self) -> Sequence[threading.Thread]:
+        """All but the caller's."""
+        return self._threads
+
+    def run(self, function: SharedFunction, *arguments: Any) -> None:
+        """Returns when every thread has.  ``function`` must be compiled for these arguments:
+
+        a thread that failed to compile would leave the others waiting at a barrier for ever.
+        """
+        for inbox in self._inboxes:
+            inbox.put((function, arguments))
+        function(0, self.num_threads, self._barrier_address, *arguments)
+        for error in [self._done.get() for _ in self._inboxes]:
+            if error is not None:
+                raise error
+
+    def close(self) -> None:
+        for inbox in self._inboxes:
+            inbox.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._inboxes.clear()
+        self._threads.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _serve(self, index: int, inbox: "SimpleQueue[_Work | None]", cpu: int | None) -> None:
+        if cpu is not None:
+            os.sched_setaffinity(0, {cpu})  # of this thread only
+        while (work := inbox.get()) is not None:
+            function, arguments = work
+            error: BaseException | None = None
+            try:
+                function(index, self.num_threads, self._barrier_address, *arguments)
+            except Exception as exc:  # noqa: BLE001 - handed to the caller of run
+                error = exc
+            self._done.put(error)
