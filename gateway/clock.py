@@ -37,5 +37,6 @@ class IdMaker:
 
     def _uuid7_int(self) -> int:
         unix_ms = int(self.clock.wall_s() * 1000) & 0xFFFF_FFFF_FFFF
-        random_a, random_b = self.random_bits(12), self.random_bits(62)
+        random = self.random_bits(74)
+        random_a, random_b = random >> 62, random & ((1 << 62) - 1)
         return unix_ms << 80 | 0x7 << 76 | random_a << 64 | 0b10 << 62 | random_b

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 RESERVATION_LIFETIME_MS: Final = 24 * 3600 * 1000  # the longest request plus the longest outage
 _RETRY_PAUSE_S = 0.1
+_RESERVE_PARTS = 10  # of the command: EVALSHA, sha, 2, keys, constants, and what varies
+_SETTLE_PARTS = 12
 _MAX_PREPARED = 10_000  # tenants whose commands are kept packed
 
 
@@ -37,7 +39,9 @@ class _Script:
         folder = resources.files("gateway.admission") / "lua"
         self.text = (folder / "bucket.lua").read_text() + (folder / f"{name}.lua").read_text()
         # The protocol's name for a script, not a safeguard.
-        self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+        sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+        self.by_sha = pack_arguments("EVALSHA", sha)
+        self.by_text = pack_arguments("EVAL", self.text)
 
 
 def preload_commands() -> list[bytes]:
@@ -45,12 +49,22 @@ def preload_commands() -> list[bytes]:
     return [pack("SCRIPT", "LOAD", _Script(name).text) for name in ("reserve", "settle")]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Settlement:
     """One ``settle`` or ``release`` that the store has not confirmed yet."""
 
-    arguments: tuple[str | int, ...]
+    constant: bytes
+    varying: bytes
     done: asyncio.Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Commands:
+    """What is the same in all commands of one tenant under the same limits, packed once."""
+
+    limits: Limits
+    reserve: bytes
+    settle: bytes
 
 
 class RedisLimiter:
@@ -58,7 +72,7 @@ class RedisLimiter:
         self._client = client
         self._reserve_script = _Script("reserve")
         self._settle_script = _Script("settle")
-        self._prepared: dict[TenantId, tuple[Limits, bytes]] = {}
+        self._prepared: dict[TenantId, _Commands] = {}
         self._open: set[asyncio.Future[None]] = set()
         self._unconfirmed: deque[_Settlement] = deque()  # were sent, and must be sent again
         self._last_refusal: str | None = None
@@ -69,17 +83,15 @@ class RedisLimiter:
     def is_reachable(self) -> bool:
         return self._client.connected.is_set()
 
-    @property
-    def num_unconfirmed(self) -> int:
-        return len(self._open)
-
     async def reserve(self, reservation: Reservation) -> Verdict:
         """Raises QuotaUnavailable.  The reservation is held only if the verdict has no refusal."""
-        arguments = pack_arguments(reservation.reserved_tokens, reservation.reservation_id)
+        asked = pack_arguments(reservation.reserved_tokens, reservation.reservation_id)
+        constant = self._commands(reservation).reserve
+        script = self._reserve_script
         try:
-            reply = await self._client.call(self._reserve_prefix(reservation) + arguments)
+            reply = await self._client.call(_evalsha(script, constant, asked, _RESERVE_PARTS))
             if _is_unknown_script(reply):
-                reply = await self._client.call(self._reserve_in_full(reservation))
+                reply = await self._client.call(_eval(script, constant, asked, _RESERVE_PARTS))
         except (QuotaUnanswered, asyncio.CancelledError):
             self._release(reservation)  # it may have been made although no answer came
             raise
@@ -104,40 +116,14 @@ class RedisLimiter:
             logger.error("reservations left unsettled", extra={"num_events": len(self._open)})
         return len(self._open)
 
-    # Reserving
-
-    def _reserve_prefix(self, reservation: Reservation) -> bytes:
-        """The constant part of a tenant's command, packed once per change of its limits."""
-        limits, prefix = self._prepared.get(reservation.tenant_id, (None, b""))
-        if limits is not reservation.limits:
+    def _commands(self, reservation: Reservation) -> _Commands:
+        tenant, limits = reservation.tenant_id, reservation.limits
+        commands = self._prepared.get(tenant)
+        if commands is None or commands.limits is not limits:
             if len(self._prepared) >= _MAX_PREPARED:
                 self._prepared.clear()
-            prefix = b"*10\r\n" + pack_arguments(
-                "EVALSHA", self._reserve_script.sha, *self._reserve_constants(reservation)
-            )
-            self._prepared[reservation.tenant_id] = (reservation.limits, prefix)
-        return prefix
-
-    def _reserve_in_full(self, reservation: Reservation) -> bytes:
-        """With the script's text: the store keeps it for the next EVALSHA."""
-        return pack(
-            "EVAL",
-            self._reserve_script.text,
-            *self._reserve_constants(reservation),
-            reservation.reserved_tokens,
-            reservation.reservation_id,
-        )
-
-    def _reserve_constants(self, reservation: Reservation) -> tuple[str | int, ...]:
-        limits = reservation.limits
-        return (
-            2,
-            quota_bucket_key(reservation.tenant_id),
-            quota_reservations_key(reservation.tenant_id),
-            limits.tokens_per_minute,
-            limits.requests_per_minute,
-            RESERVATION_LIFETIME_MS,
-        )
+            commands = self._prepared[tenant] = _pack_commands(tenant, limits)
+        return commands
 
     # Settling
 
@@ -147,28 +133,19 @@ class RedisLimiter:
     def _enqueue(
         self, reservation: Reservation, actual_tokens: int, *, is_settle: bool
     ) -> "asyncio.Future[None]":
-        arguments = (
-            3,
-            quota_bucket_key(reservation.tenant_id),
-            quota_reservations_key(reservation.tenant_id),
-            quota_settled_key(reservation.tenant_id),
-            reservation.limits.tokens_per_minute,
-            reservation.limits.requests_per_minute,
+        constant, script = self._commands(reservation).settle, self._settle_script
+        spent = pack_arguments(
             reservation.reservation_id,
             reservation.reserved_tokens,
             actual_tokens,
             1 if is_settle else 0,
         )
-        settlement = _Settlement(arguments, self._loop.create_future())
+        settlement = _Settlement(constant, spent, self._loop.create_future())
         self._open.add(settlement.done)
         settlement.done.add_done_callback(self._open.discard)
-        self._submit(settlement)
-        return settlement.done
-
-    def _submit(self, settlement: _Settlement) -> None:
-        command = pack("EVALSHA", self._settle_script.sha, *settlement.arguments)
-        reply = self._client.call(command)
+        reply = self._client.call(_evalsha(script, constant, spent, _SETTLE_PARTS))
         reply.add_done_callback(lambda done: self._on_reply(settlement, done))
+        return settlement.done
 
     def _on_reply(self, settlement: _Settlement, reply: "asyncio.Future[object]") -> None:
         failure = reply.exception()
@@ -180,13 +157,15 @@ class RedisLimiter:
         self._wake.set()
 
     async def _retry_unconfirmed(self) -> None:
-        """One at a time, oldest first, until the store fails again or none is left."""
+        """One at a time, until the store fails again or none is left."""
         while self._unconfirmed:
             settlement = self._unconfirmed[0]
-            command = pack("EVAL", self._settle_script.text, *settlement.arguments)
+            parts = settlement.constant, settlement.varying
             try:
+                command = _eval(self._settle_script, *parts, _SETTLE_PARTS)
                 self._checked(await self._client.call(command))
             except QuotaUnavailable:
+                self._unconfirmed.rotate(-1)  # one that the store refuses must not block the others
                 return
             self._unconfirmed.popleft()
             if not settlement.done.done():
@@ -204,6 +183,24 @@ class RedisLimiter:
         if refusal is not None:
             raise QuotaUnavailable("The quota store cannot decide.")
         return reply
+
+
+def _pack_commands(tenant: TenantId, limits: Limits) -> _Commands:
+    bucket, reservations = quota_bucket_key(tenant), quota_reservations_key(tenant)
+    numbers = limits.tokens_per_minute, limits.requests_per_minute
+    return _Commands(
+        limits,
+        pack_arguments(2, bucket, reservations, *numbers, RESERVATION_LIFETIME_MS),
+        pack_arguments(3, bucket, reservations, quota_settled_key(tenant), *numbers),
+    )
+
+
+def _evalsha(script: _Script, constant: bytes, varying: bytes, num_parts: int) -> bytes:
+    return b"*%d\r\n%b%b%b" % (num_parts, script.by_sha, constant, varying)
+
+
+def _eval(script: _Script, constant: bytes, varying: bytes, num_parts: int) -> bytes:
+    return b"*%d\r\n%b%b%b" % (num_parts, script.by_text, constant, varying)
 
 
 def _is_unknown_script(reply: object) -> bool:

@@ -10,12 +10,12 @@ import msgspec
 from contracts.policy import Limits
 from contracts.replica_api import CACHE_SALT_FIELD
 from gateway.admission.estimate import estimate_prompt_tokens, num_prompts
+from gateway.api.affinity import chat_affinity_key, prompt_affinity_key
 from gateway.api.context import Endpoint, InferenceRequest
 from gateway.api.schemas import ChatCompletionBody, CompletionBody
 from gateway.errors import InvalidRequest
 from gateway.policies import Grant
 
-_AFFINITY_BYTES = 1_024  # of the prompt's beginning: about what fills a first few KV blocks
 _FIELD_IN_FAULT = re.compile(r"`\$\.(\w+)|required field `(\w+)`")
 
 Body = ChatCompletionBody | CompletionBody
@@ -104,10 +104,8 @@ def _completion_bound(body: Body, limits: Limits) -> int:
 
 
 def _affinity_key(body: Body, prompt: _Prompt, grant: Grant) -> bytes:
-    """Equal for requests that should share a replica's prefix cache; never across tenants."""
-    if body.prompt_cache_key is not None:
-        return grant.salt + b"k" + body.prompt_cache_key.encode()
-    return grant.salt + b"p" + prompt.text[:_AFFINITY_BYTES]
+    make = chat_affinity_key if isinstance(body, ChatCompletionBody) else prompt_affinity_key
+    return make(grant.salt, prompt.text, body.prompt_cache_key)
 
 
 def _rewrite(raw_body: bytes, body: Body, model: str, grant: Grant) -> bytes:

@@ -1,7 +1,7 @@
 """Consistent hashing: which endpoint a key lives on, and how little moves when one leaves."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from uhashring import HashRing
 
@@ -19,6 +19,10 @@ class PrefixRing:
         """The name on which ``key`` lives.  ``names`` holds at least one."""
         ring = self._ring(tuple(sorted(names)))
         return str(ring.get_node(key))
+
+    def successors(self, key: bytes, names: Iterable[str]) -> Iterator[str]:
+        """All names, from ``key``'s home on around the ring.  Walks it: not for every request."""
+        return map(str, self._ring(tuple(sorted(names))).iterate_nodes(key))
 
     def _ring(self, names: tuple[str, ...]) -> HashRing:
         ring = self._rings.get(names)

@@ -1,9 +1,12 @@
 """Filter, score, pick; and a ring on which little moves."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.api.affinity import chat_affinity_key, prompt_affinity_key
 from gateway.routing.endpoint import Endpoint, RoutingRequest
 from gateway.routing.filters.ready import Ready
 from gateway.routing.filters.serves_model import ServesModel
@@ -64,6 +67,31 @@ def test_removing_one_moves_only_its_keys(names: set[str], draw: st.DataObject) 
         assert after == before or before == removed
 
 
+def test_successors_begin_at_home_and_name_everyone_once() -> None:
+    names = {"a", "b", "c", "d"}
+    for key in KEYS[:50]:
+        order = list(RING.successors(key, names))
+        assert order[0] == RING.home(key, names)
+        assert sorted(order) == sorted(names)
+        assert order[1] == RING.home(key, names - {order[0]})
+
+
+def test_a_home_with_more_than_its_share_passes_work_on() -> None:
+    key = KEYS[0]
+    first, second, *_ = RING.successors(key, "abcd")
+
+    def chosen(**in_flight: int) -> str:
+        endpoints = [
+            Endpoint(n, True, frozenset({"m"}), num_in_flight=in_flight.get(n, 0)) for n in "abcd"
+        ]
+        return PROFILE.route(RoutingRequest("m", key), endpoints).endpoint
+
+    assert chosen(**{first: 7}) == first, "below eight nothing queues"
+    assert chosen(**{first: 8}) == second
+    assert chosen(**dict.fromkeys("abcd", 100)) == first, "evenly loaded: affinity decides"
+    assert chosen(**{n: 200 if n in (first, second) else 0 for n in "abcd"}) not in (first, second)
+
+
 def test_shares_are_fair() -> None:
     names = [f"replica-{n}" for n in range(8)]
     homes = [RING.home(b"%d" % n, names) for n in range(8_000)]
@@ -83,3 +111,35 @@ def test_a_score_out_of_range_is_a_defect() -> None:
         RoutingProfile([], [(Boastful(), 1.0)], BestScore()).route(
             RoutingRequest("m", b""), [endpoint("a")]
         )
+
+
+def chat_key(*messages: dict[str, str], salt: bytes = b"s" * 32) -> bytes:
+    return chat_affinity_key(salt, json.dumps(messages).encode(), None)
+
+
+SYSTEM = {"role": "system", "content": "be brief"}
+HELLO = {"role": "user", "content": "hello"}
+
+
+def test_a_conversation_keeps_its_key_as_it_grows() -> None:
+    answer = {"role": "assistant", "content": "hi"}
+    assert chat_key(SYSTEM, HELLO) == chat_key(SYSTEM, HELLO, answer, HELLO)
+
+
+def test_users_of_one_system_prompt_have_keys_of_their_own() -> None:
+    assert chat_key(SYSTEM, HELLO) != chat_key(SYSTEM, {"role": "user", "content": "bye"})
+
+
+def test_keys_of_two_tenants_never_meet() -> None:
+    assert chat_key(HELLO) != chat_key(HELLO, salt=b"t" * 32)
+    assert prompt_affinity_key(b"s", b'"x"', "k") != prompt_affinity_key(b"t", b'"x"', "k")
+
+
+def test_a_cache_key_of_the_clients_own_decides() -> None:
+    a, b = (prompt_affinity_key(b"s", prompt, "mine") for prompt in (b'"x"', b'"y"'))
+    assert a == b
+    assert a != prompt_affinity_key(b"s", b'"x"', None)
+
+
+def test_messages_that_are_no_messages_have_a_key_too() -> None:
+    assert chat_affinity_key(b"s", b'[1, "x", {}]', None)
