@@ -15,7 +15,7 @@ from replica.engine.scheduler import Scheduler, SchedulerLimits
 from replica.errors import ModelUnsupported
 from replica.model import store
 from replica.model.config import LlamaConfig
-from replica.model.loader import load_model
+from replica.model.loader import open_model
 from replica.model.tokenizer import Tokenizer
 
 
@@ -27,11 +27,12 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
     def report(ratio: float) -> None:
         channel.send(Loading(phase=Phase.LOADING, progress_ratio=ratio, detail="loading weights"))
 
-    model = load_model(path, report)
-    num_blocks = _num_blocks(config, model.config)
-    max_model_len = _max_model_len(config, model.config, num_blocks)
+    opened = open_model(path)
+    # Before the weights: a limit that cannot be kept is said at once.
+    num_blocks = _num_blocks(config, opened.config)
+    max_model_len = _max_model_len(config, opened.config, num_blocks)
     runner = TorchRunner(
-        model,
+        opened.load(report),
         num_blocks=num_blocks,
         block_size=config.block_size,
         eos_token_ids=tokenizer.eos_token_ids,

@@ -1,12 +1,13 @@
 """A path to a model in memory: dispatches on the kind of files."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from replica.errors import ModelInvalid
-from replica.model.config import config_from_gguf, config_from_hf
+from replica.model.config import LlamaConfig, config_from_gguf, config_from_hf
 from replica.model.gguf_file import GgufFile
 from replica.model.gguf_loader import GgufTensors
 from replica.model.llama import LlamaModel
@@ -14,17 +15,25 @@ from replica.model.safetensors_loader import SafetensorsDirectory
 from replica.model.weights import TensorSource, assemble
 
 
-def load_model(path: Path, report_progress: Callable[[float], None]) -> LlamaModel:
-    """Raises ModelError."""
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """Its shape is known; its weights are still on disk."""
+
+    config: LlamaConfig
     source: TensorSource
+
+    def load(self, report_progress: Callable[[float], None]) -> LlamaModel:
+        """Raises ModelError."""
+        return LlamaModel(self.config, assemble(self.source, self.config, report_progress))
+
+
+def open_model(path: Path) -> OpenedModel:
+    """Raises ModelError."""
     if path.is_dir():
-        config = config_from_hf(_hf_config(path))
-        source = SafetensorsDirectory(path)
-    else:
-        file = GgufFile(path)
-        config = config_from_gguf(file.metadata)
-        source = GgufTensors(file, config)
-    return LlamaModel(config, assemble(source, config, report_progress))
+        return OpenedModel(config_from_hf(_hf_config(path)), SafetensorsDirectory(path))
+    file = GgufFile(path)
+    config = config_from_gguf(file.metadata)
+    return OpenedModel(config, GgufTensors(file, config))
 
 
 def _hf_config(path: Path) -> dict[str, object]:
