@@ -1,19 +1,47 @@
-"""``python -m gateway``: environment -> settings -> server."""
+"""``python -m gateway``: environment -> settings -> server.
+
+Exit status: 0 stopped, 2 set up wrongly, 3 the port is taken, 1 a defect.
+"""
 
 import gc
+import logging
+import sys
 
 import uvloop
+from pydantic import ValidationError
 
 from contracts.logs import configure_logging
 from gateway.app import create_app
 from gateway.server import GatewayServer
 from gateway.settings import Settings
 
+logger = logging.getLogger("gateway")
 
-def main() -> None:
-    settings = Settings()
+
+def main() -> int:
+    try:
+        settings = Settings()
+    except ValidationError as exc:
+        configure_logging("gateway", "info")
+        for error in exc.errors(include_input=False, include_url=False):
+            name = ".".join(map(str, error["loc"])) or "settings"
+            # No traceback: whoever wrote the setting needs its name and nothing of ours.
+            logger.critical("bad setting", extra={"path": name, "error": error["msg"]})
+        return 2
     configure_logging("gateway", settings.log_level)
-    uvloop.run(_serve(settings))
+    # It tells of each attempt at a broker that is gone; outbox.kafka tells the fact, once.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    try:
+        uvloop.run(_serve(settings))
+    except OSError as exc:
+        fields = {"path": str(exc.filename), "error": exc.strerror}
+        logger.critical("gateway cannot start", extra=fields)
+        return 2
+    except Exception:
+        logger.exception("gateway failed")
+        return 1
+    logger.info("stopped")
+    return 0
 
 
 async def _serve(settings: Settings) -> None:
@@ -24,4 +52,4 @@ async def _serve(settings: Settings) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,9 +2,10 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -39,6 +40,9 @@ from gateway.upstream.replica_client import ReplicaClient, Timeouts
 _CLOSE_S = 5.0  # for the last settlements and events, after the last request
 
 
+Loop = Callable[[], Coroutine[Any, Any, None]]  # runs until cancelled
+
+
 @dataclass(frozen=True, slots=True)
 class Gateway:
     """The running parts that the server needs to know."""
@@ -56,15 +60,13 @@ async def create_app(settings: Settings, clock: Clock = SYSTEM_CLOCK) -> AsyncGe
     pepper = settings.key_pepper.get_secret_value().encode()
     policies = PolicyStore(settings.policy_file, pepper)
     policies.refresh()
-    quota = RespClient(
-        RespAddress.parse(settings.quota_url), settings.quota_call_deadline_s, preload_commands()
-    )
+    address = RespAddress.parse(settings.quota_url.get_secret_value())
+    quota = RespClient(address, settings.quota_call_deadline_s, preload_commands())
     limiter = RedisLimiter(quota)
     pool = _open_pool(settings)
     metrics = Metrics()
     authenticator = Authenticator(policies, pepper)
     spool = Spool(settings.spool_dir, boot_id, settings.spool_segment_bytes)
-    spool.start()
     readiness = Readiness(policies, pool, limiter, spool)
     stages = Stages(
         authenticator=authenticator,
@@ -81,20 +83,20 @@ async def create_app(settings: Settings, clock: Clock = SYSTEM_CLOCK) -> AsyncGe
             readiness.reasons_not_ready, lambda: metrics.render(num_spooled=spool.num_committed)
         ),
     ]
-    loops = [
-        policies.watch(settings.policy_poll_interval_s),
-        quota.run(),
-        limiter.run(),
-        pool.watch(settings.poll_interval_s),
+    loops: list[Loop] = [
+        partial(policies.watch, settings.policy_poll_interval_s),
+        quota.run,
+        limiter.run,
+        partial(pool.watch, settings.poll_interval_s),
         *_shipping(settings, boot_id, metrics),
     ]
-    async with _background(loops):
+    async with _closing(pool), _open(spool), _background(loops):
         pipeline = Pipeline(stages)
-        yield Gateway(control_plane(routers), pipeline, readiness)
-        await pipeline.stop(_CLOSE_S)
-        await limiter.flush(_CLOSE_S)
-    await spool.stop(_CLOSE_S)
-    await pool.close()
+        try:
+            yield Gateway(control_plane(routers), pipeline, readiness)
+        finally:
+            await pipeline.stop(_CLOSE_S)
+            await limiter.flush(_CLOSE_S)
 
 
 def _open_pool(settings: Settings) -> ReplicaPool:
@@ -131,23 +133,39 @@ def _desk(
     )
 
 
-def _shipping(
-    settings: Settings, boot_id: str, metrics: Metrics
-) -> list[Coroutine[Any, Any, None]]:
+def _shipping(settings: Settings, boot_id: str, metrics: Metrics) -> list[Loop]:
     """Without Kafka, billing reads the spool itself."""
     if settings.kafka_bootstrap is None:
         return []
     shipper = KafkaShipper(
         settings.kafka_bootstrap, settings.spool_dir, boot_id, metrics.count_shipped
     )
-    return [shipper.run()]
+    return [shipper.run]
 
 
 @asynccontextmanager
-async def _background(loops: Sequence[Coroutine[Any, Any, None]]) -> AsyncGenerator[None]:
+async def _closing(pool: ReplicaPool) -> AsyncGenerator[None]:
+    try:
+        yield
+    finally:
+        await pool.close()
+
+
+@asynccontextmanager
+async def _open(spool: Spool) -> AsyncGenerator[None]:
+    """Raises OSError if it cannot be opened."""
+    spool.start()
+    try:
+        yield
+    finally:
+        await spool.stop(_CLOSE_S)
+
+
+@asynccontextmanager
+async def _background(loops: Sequence[Loop]) -> AsyncGenerator[None]:
     """Runs the loops beside the body.  One that fails takes the gateway down."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(loop) for loop in loops]
+        tasks = [group.create_task(loop()) for loop in loops]
         yield
         for task in tasks:
             task.cancel()

@@ -1,6 +1,7 @@
 """Every knob of the gateway, read once from the environment (prefix ``GATEWAY_``)."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -16,7 +17,12 @@ class ReplicaAddress(BaseModel):
 
 
 class Settings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="GATEWAY_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="GATEWAY_",
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,  # two of the inputs are secrets
+    )
 
     host: str = "127.0.0.1"  # reachable from this machine only, unless someone says otherwise
     port: int = Field(default=8080, ge=0, le=65_535)  # 0: any free port, told in the log
@@ -25,7 +31,7 @@ class Settings(BaseSettings):
     policy_file: Path  # no default: nobody may call a gateway without a policy
     policy_poll_interval_s: float = Field(default=0.25, gt=0)  # a revoked key dies within 1 s
     key_pepper: SecretStr  # 16 to 64 bytes; keys the hashes of API keys and the tenants' salts
-    quota_url: str  # unix:///path/quota.sock or redis://[user:password@]host:port[/db]
+    quota_url: SecretStr  # unix:///path/quota.sock or redis://[user:password@]host:port[/db]
     quota_call_deadline_s: float = Field(default=0.25, gt=0)  # 100x a healthy call's time
     spool_dir: Path  # must outlive the process: events wait here for billing
     spool_segment_bytes: int = Field(default=64 * 1024 * 1024, ge=1)  # minutes of full load
@@ -34,7 +40,7 @@ class Settings(BaseSettings):
     kafka_bootstrap: str | None = None  # None: billing reads the spool itself
     drain_timeout_s: float = Field(default=20.0, ge=0)  # inside Kubernetes' usual 30 s of grace
     keep_alive_timeout_s: int = Field(default=75, ge=1)  # longer than load balancers' usual 60 s
-    log_level: str = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1)  # a million-token prompt fits
     max_answer_bytes: int = Field(default=64 * 1024 * 1024, ge=1)  # of one non-streamed answer
@@ -52,6 +58,13 @@ class Settings(BaseSettings):
         num_bytes = len(value.get_secret_value().encode())
         if not 16 <= num_bytes <= 64:
             raise ValueError(f"key pepper must hold 16 to 64 bytes, got {num_bytes}")
+        return value
+
+    @field_validator("quota_url")
+    @classmethod
+    def _scheme_is_known(cls, value: SecretStr) -> SecretStr:
+        if not value.get_secret_value().startswith(("unix://", "redis://")):
+            raise ValueError("expected a URL that begins with unix:// or redis://")
         return value
 
     @field_validator("replicas")

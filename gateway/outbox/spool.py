@@ -86,7 +86,9 @@ class Spool:
         self._idle.set()
         self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._write_batches, name="spool-writer")
+        self._thread = threading.Thread(
+            target=self._write_batches, name="spool-writer", daemon=True
+        )
         self._next_seq = 1
         self._segment: Segment | None = None  # the writer thread's own
         self._num_segments = 0

@@ -1,9 +1,18 @@
 """What a client may send, and what a replica gets of it."""
 
+import json
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from contracts.names import tenant_id
+from contracts.policy import TIERS, ApiKeyRecord, TenantPolicy
+from gateway.api.chat import parse_request
+from gateway.api.context import Endpoint
+from gateway.errors import InvalidRequest
+from gateway.policies import Grant
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, post, request_bytes, send
 from tests.gateway.processes import Gateway
@@ -36,6 +45,42 @@ async def test_a_bad_body_gets_400(tenant: Tenant, body: object, param: str | No
     assert reply.error["type"] == "invalid_request_error"
     assert reply.error["param"] == param
     assert tenant.events() == []
+
+
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=5), st.just("user")),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(["role", "content", "x"]), inner, max_size=3),
+    ),
+    max_leaves=8,
+)
+MEMBERS = ["messages", "prompt", "stream", "n", "max_tokens", "stream_options", "tools", "best_of"]
+bodies = st.one_of(
+    st.binary(max_size=60),
+    st.dictionaries(st.sampled_from(MEMBERS), json_values, max_size=6).map(
+        lambda members: json.dumps({"model": "model-a", "messages": [], "prompt": "", **members})
+    ),
+)
+GRANT = Grant(
+    TenantPolicy(tenant_id=tenant_id("acme"), tier="free"),
+    ApiKeyRecord(key_id="k", key_hash="h", key_prefix="p"),
+    TIERS["free"],
+    b"s" * 32,
+)
+
+
+@given(body=bodies, cut=st.integers(min_value=0, max_value=5), endpoint=st.sampled_from(Endpoint))
+def test_any_body_is_a_request_or_a_400(body: bytes | str, cut: int, endpoint: Endpoint) -> None:
+    raw = body if isinstance(body, bytes) else body.encode()
+    try:
+        request = parse_request(endpoint, raw[: len(raw) - cut], GRANT, lambda model: model)
+    except InvalidRequest:
+        return
+    sent = json.loads(request.body)
+    assert sent["model"] == "model-a"
+    assert sent["cache_salt"]
+    assert request.estimated_tokens > 0
 
 
 async def test_an_unknown_model_gets_404(tenant: Tenant) -> None:

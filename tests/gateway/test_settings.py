@@ -1,0 +1,74 @@
+"""A gateway that is set up wrongly says so, in one line, and without its secrets."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.processes import PEPPER
+
+GOOD = {
+    "PATH": os.environ["PATH"],
+    "GATEWAY_POLICY_FILE": "/nowhere/policy.json",
+    "GATEWAY_KEY_PEPPER": PEPPER,
+    "GATEWAY_QUOTA_URL": "unix:///nowhere/quota.sock",
+}
+
+
+def run(folder: Path, **settings: str) -> tuple[int, list[dict[str, object]], str]:
+    """(exit status, log lines, everything that was printed)."""
+    environment = {**GOOD, "GATEWAY_SPOOL_DIR": str(folder / "spool"), **settings}
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway"],
+        env={name: value for name, value in environment.items() if value},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    printed = done.stdout + done.stderr
+    return done.returncode, [json.loads(line) for line in printed.splitlines()], printed
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("GATEWAY_POLICY_FILE", ""),
+        ("GATEWAY_KEY_PEPPER", "too-short"),
+        ("GATEWAY_QUOTA_URL", "http://user:hunter2@host"),
+        ("GATEWAY_REPLICAS", '[{"name": "a", "url": "ftp://x"}]'),
+        ("GATEWAY_REPLICAS", '[{"name":"a","url":"http://a:1"},{"name":"a","url":"http://b:1"}]'),
+        ("GATEWAY_PORT", "99999"),
+        ("GATEWAY_DRAIN_TIMEOUT_S", "soon"),
+        ("GATEWAY_LOG_LEVEL", "loud"),
+    ],
+)
+def test_a_bad_setting_is_named_and_not_shown(tmp_path: Path, name: str, value: str) -> None:
+    status, lines, printed = run(tmp_path, **{name: value})
+    assert status == 2
+    field = name.removeprefix("GATEWAY_").lower()
+    assert str(lines[0]["path"]).split(".")[0] == field
+    assert "hunter2" not in printed
+    assert "too-short" not in printed
+
+
+def test_a_spool_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    status, lines, _ = run(tmp_path, GATEWAY_SPOOL_DIR=str(tmp_path / "file" / "spool"))
+    assert status == 2
+    assert lines[-1]["message"] == "gateway cannot start"
+    assert str(tmp_path) in str(lines[-1]["path"])
+
+
+def test_a_taken_port_is_told(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        status, lines, _ = run(tmp_path, GATEWAY_PORT=str(taken.getsockname()[1]))
+    assert status == 3
+    assert "address already in use" in json.dumps(lines)
