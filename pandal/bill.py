@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -45,12 +46,14 @@ def show_statement(console: Console, found: Statement) -> None:
         console.print(Text(f"total       {plain(found.total_usd)} USD"))
         console.print(Text(f"amount due  {plain(found.amount_due_usd)} USD"))
     if found.num_unpriced_requests:
-        console.print(Text(f"not priced yet: {found.num_unpriced_requests} requests", "yellow"))
+        console.print(Text(f"requests not priced yet: {found.num_unpriced_requests}", "yellow"))
 
 
 def _table(found: Statement) -> Table:
-    table = Table("model", "tokens of class")
-    for heading in ("tokens", "USD per million", "USD"):
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("model", overflow="fold")
+    table.add_column("token class", no_wrap=True)
+    for heading in ("tokens", "USD per 1M", "USD"):
         table.add_column(heading, justify="right", no_wrap=True)
     for line in found.lines:
         table.add_row(

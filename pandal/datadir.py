@@ -58,6 +58,9 @@ class DataDir:
     def logs(self) -> Path:
         return self.root / "logs"
 
+    def log(self, name: str) -> Path:
+        return self.logs / f"{name}.log"
+
     @property
     def sockets(self) -> Path:
         """Inside the data directory, unless that would make a socket's path too long to bind."""

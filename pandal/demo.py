@@ -11,7 +11,7 @@ from pandal.errors import FleetFailed, Unreachable
 from pandal.http_client import Endpoint, Stream, post_streamed
 from pandal.plan import DEFAULT_ALIAS
 
-PROMPT = "In two sentences: why does a large language model need an API gateway?"
+PROMPT = "Explain in two sentences what an API gateway does."
 MAX_TOKENS = 96
 _TIMEOUT_S = 120.0  # for the first token on a slow machine
 _RATE_LIMIT_PREFIX = "x-ratelimit-"

@@ -88,7 +88,7 @@ def _service(
         name=name,
         command=(sys.executable, "-m", module),
         environment=environment,
-        log_path=plan.data_dir.logs / f"{name}.log",
+        log_path=plan.data_dir.log(name),
         death_signal=signal.SIGKILL,  # services are built to be killed at any moment
     )
 
@@ -100,6 +100,6 @@ def _valkey(
         name=name,
         command=command,
         environment=inherited,
-        log_path=plan.data_dir.logs / f"{name}.log",
+        log_path=plan.data_dir.log(name),
         death_signal=signal.SIGTERM,  # lets it flush the last second of the append-only file
     )

@@ -105,11 +105,12 @@ class Launch:
 
     async def _wait_until_ready(self) -> None:
         with self._screen.progress() as view:
-            await replicas_ready(self._plan.own_replicas, view)
+            await replicas_ready(self._plan, view)
         await gateway_ready(self._plan.gateway)
 
     async def _show(self, api_key: str) -> None:
         self._screen.line(f"ready: {self._plan.served_model} on {self._plan.gateway.url}", "green")
+        self._screen.line("")
         self._screen.line(f"> {PROMPT}", "bold")
         answer = await asyncio.to_thread(ask, self._plan.gateway, api_key, show=self._screen.stream)
         show_demo_answer(self._screen, answer)

@@ -1,14 +1,13 @@
 """Waiting until replicas and gateway take work, by their own word."""
 
 import asyncio
-from collections.abc import Sequence
 
 import msgspec
 
 from contracts.replica_api import Phase, ReplicaState
 from pandal.errors import FleetFailed, Unreachable
 from pandal.http_client import Answer, Endpoint, get
-from pandal.plan import OwnReplica
+from pandal.plan import FleetPlan, OwnReplica
 from pandal.screen import ProgressView
 
 _POLL_INTERVAL_S = 0.1
@@ -18,11 +17,23 @@ GATEWAY_PATIENCE_S = 30.0  # it has nothing to load; replicas are ready before i
 _STARTING = ReplicaState(phase=Phase.STARTING, progress_ratio=0.0)
 
 
-async def replicas_ready(replicas: Sequence[OwnReplica], view: ProgressView) -> None:
+async def replicas_ready(plan: FleetPlan, view: ProgressView) -> None:
     """Waits as long as they make their way; raises FleetFailed when one says it cannot."""
-    waiting = tuple(replicas)
+    waiting = plan.own_replicas
     while waiting:
-        waiting = tuple([r for r in waiting if not await _is_ready(r, view)])
+        states = [await _replica_state(replica) for replica in waiting]
+        for replica, state in zip(waiting, states, strict=True):
+            view.show(replica.name, state.phase, state.progress_ratio, state.detail)
+            if state.phase is Phase.FAILED:
+                log = plan.data_dir.log(replica.name)
+                raise FleetFailed(
+                    f"{replica.name} cannot serve its model: {state.detail} (log: {log})"
+                )
+        waiting = tuple(
+            replica
+            for replica, state in zip(waiting, states, strict=True)
+            if state.phase is not Phase.READY
+        )
         await asyncio.sleep(_POLL_INTERVAL_S)
 
 
@@ -37,14 +48,6 @@ async def gateway_ready(gateway: Endpoint) -> None:
     except TimeoutError as exc:
         why = "it does not answer" if answer is None else _reasons(answer)
         raise FleetFailed(f"gateway is not ready after {GATEWAY_PATIENCE_S:g} s: {why}") from exc
-
-
-async def _is_ready(replica: OwnReplica, view: ProgressView) -> bool:
-    state = await _replica_state(replica)
-    view.show(replica.name, state.phase, state.progress_ratio, state.detail)
-    if state.phase is Phase.FAILED:
-        raise FleetFailed(f"{replica.name} cannot serve its model: {state.detail}")
-    return state.phase is Phase.READY
 
 
 async def _replica_state(replica: OwnReplica) -> ReplicaState:

@@ -45,6 +45,7 @@ async def show_ledger_line(screen: Screen, ledger_url: str, answer: DemoAnswer) 
 
 def show_snippets(screen: Screen, plan: FleetPlan, api_key: str) -> None:
     base_url = f"{plan.gateway.url}/v1"
+    screen.line("")
     screen.line("try it", "bold")
     screen.line(curl(base_url=base_url, api_key=api_key, model=DEFAULT_ALIAS))
     screen.line("")

@@ -50,6 +50,7 @@ class Screen:
         _print(self._out, Text(text, style))
 
     def table(self, title: str, rows: Mapping[str, str]) -> None:
+        self.line("")
         self.line(title, "bold")
         width = max(map(len, rows), default=0)
         for name, value in rows.items():
@@ -120,5 +121,4 @@ def _bars(console: Console) -> Progress:
         TimeElapsedColumn(),
         TextColumn("{task.fields[detail]}", style="dim", markup=False),
         console=console,
-        transient=True,
     )

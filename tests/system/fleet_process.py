@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pandal.datadir import DataDir
+
 PANDAL = (sys.executable, "-m", "pandal")
 PATIENCE_S = 90.0
+MARK = "FLEET_UNDER_TEST"  # in the environment of every process that a fleet starts
 
 
 def free_port() -> int:
@@ -41,18 +44,23 @@ def create_key(data_dir: Path, tenant: str, *options: str) -> str:
 
 
 def processes_of(data_dir: Path) -> list[str]:
-    """Command lines of all living processes that were started with ``data_dir``."""
-    wanted = os.fsencode(data_dir)
+    """Command lines of all living processes, at any depth, of fleets started on ``data_dir``.
+
+    Valkey writes its title over its environment; the title names its socket.
+    """
+    mark = os.fsencode(f"{MARK}={data_dir}")
+    folders = (os.fsencode(data_dir), os.fsencode(DataDir(data_dir).sockets))
     found = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                command = (entry / "cmdline").read_bytes()
-                environment = (entry / "environ").read_bytes()
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue
-            if wanted in command or wanted in environment:
-                found.append(command.replace(b"\0", b" ").decode("utf-8", "replace"))
+        if not entry.name.isdigit():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes()
+            environment = (entry / "environ").read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+        if mark in environment or any(folder in command for folder in folders):
+            found.append(command.replace(b"\0", b" ").decode("utf-8", "replace"))
     return found
 
 
@@ -92,7 +100,7 @@ class FleetProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=screen,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(environment or {})},
+                env={**os.environ, MARK: str(data_dir), **(environment or {})},
                 start_new_session=True,
             )
         return cls(process, data_dir, f"http://127.0.0.1:{port}", screen_path)

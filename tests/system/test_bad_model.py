@@ -1,6 +1,7 @@
 """A model that cannot be served: the fleet says why and is gone."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -32,5 +33,7 @@ def test_a_model_that_cannot_be_served_ends_the_fleet_with_its_reason(make, tmp_
         fleet.end()
     last_line = fleet.screen.splitlines()[-1]
     assert last_line.startswith("pandal: replica-0 ")
-    assert model.stem in last_line
+    named = re.search(r"\(log: (.+)\)$", last_line)
+    assert named is not None, last_line
+    assert model.stem in Path(named[1]).read_text()
     assert processes_of(fleet.data_dir) == []

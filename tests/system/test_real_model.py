@@ -245,5 +245,17 @@ def test_a_killed_replica_is_loaded_again(fleet: RealFleet) -> None:
 
 def test_sigterm_leaves_no_process(fleet: RealFleet) -> None:
     """Last: the fleet is gone after it."""
+    assert any("engine" in command for command in processes_of(fleet.process.data_dir))
     assert fleet.process.terminate() == 0
     assert processes_of(fleet.process.data_dir) == []
+
+
+def test_a_killed_launcher_leaves_no_engine(tmp_path: Path) -> None:
+    fleet = FleetProcess.start(tmp_path / "data")
+    try:
+        fleet.wait_until_serving()
+        fleet.process.kill()
+        fleet.process.wait()
+        eventually(lambda: processes_of(fleet.data_dir) == [], "orphans are left")
+    finally:
+        fleet.end()
