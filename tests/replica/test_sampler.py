@@ -1,0 +1,74 @@
+import math
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replica.engine.messages import SamplingParams
+from replica.engine.sampler import sample, uniform
+
+LOGITS = torch.tensor([1.0, 3.0, 2.0, 0.0, -1.0])
+
+
+def params(**fields: object) -> SamplingParams:
+    return SamplingParams(max_tokens=1, **fields)
+
+
+def draws(num: int, **fields: object) -> Counter[int]:
+    return Counter(sample(LOGITS, params(seed=seed, **fields), position=3) for seed in range(num))
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 0.0}, {"top_p": 0.0}, {"top_k": 1}], ids=str)
+def test_no_freedom_is_the_likeliest_token(fields: dict[str, float]) -> None:
+    assert draws(20, **fields) == {1: 20}
+
+
+@pytest.mark.parametrize("temperature", [1e-8, 1e-300])
+def test_tiny_temperature_is_greedy_and_finite(temperature: float) -> None:
+    assert draws(20, temperature=temperature) == {1: 20}
+
+
+def test_draws_follow_the_distribution() -> None:
+    num = 4000
+    counts = draws(num)
+    expected = torch.softmax(LOGITS, -1) * num
+    chi_square = sum((counts[i] - float(e)) ** 2 / float(e) for i, e in enumerate(expected))
+    assert chi_square < 18.5  # 99.9th percentile at 4 degrees of freedom; seeds are fixed
+
+
+def test_top_k_keeps_the_k_likeliest() -> None:
+    assert set(draws(300, top_k=2, temperature=2.0)) == {1, 2}
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
+    probabilities = torch.softmax(LOGITS, -1)
+    just_one = float(probabilities[1])
+    assert set(draws(300, top_p=just_one - 0.01)) == {1}
+    assert set(draws(300, top_p=just_one + 0.01)) == {1, 2}
+
+
+def test_top_p_beyond_the_first_candidates_still_reaches_it() -> None:
+    flat = torch.zeros(5000)
+    seen = {sample(flat, params(seed=s, top_p=0.99), 0) for s in range(300)}
+    assert len(seen) > 200
+    assert max(seen) > 1024
+
+
+def test_min_p_drops_what_is_far_below_the_likeliest() -> None:
+    assert set(draws(300, min_p=0.3, temperature=1.0)) == {1, 2}
+
+
+def test_banned_tokens_are_never_drawn() -> None:
+    logits = LOGITS.clone()
+    logits[1] = -math.inf
+    assert all(sample(logits, params(seed=s, temperature=2.0), 0) != 1 for s in range(200))
+
+
+@given(st.integers(-(1 << 63), (1 << 63) - 1), st.integers(0, 100_000))
+def test_uniform_is_stateless_and_below_one(seed: int, position: int) -> None:
+    value = uniform(seed, position)
+    assert 0.0 <= value < 1.0
+    assert value == uniform(seed, position)
+    assert value != uniform(seed, position + 1)
