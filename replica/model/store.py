@@ -77,7 +77,7 @@ def resolve(name_or_path: str, cache_dir: Path, report_progress: ReportProgress)
     """
     packaged = _PACKAGED.get(name_or_path.lower())
     if packaged is not None:
-        return _resolve_packaged(packaged, cache_dir, report_progress)
+        return resolve_packaged(packaged, cache_dir, report_progress)
     path = Path(name_or_path).expanduser()
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path
@@ -100,9 +100,10 @@ def revision(path: Path) -> str:
     return f"stat:{hasher.hexdigest()}"
 
 
-def _resolve_packaged(
+def resolve_packaged(
     model: PackagedModel, cache_dir: Path, report_progress: ReportProgress
 ) -> Path:
+    """Like ``resolve``, for a model whose package is known.  Raises ModelDownloadFailed."""
     installed = _installed_file(model)
     if installed is not None:
         return installed

