@@ -9,7 +9,7 @@ from kernels.linear import cpu
 from kernels.linear.formats import GROUP_SIZE, TILE_COLUMNS, LinearSpecialization
 from kernels.linear.packing import PackedWeight
 from kernels.threads.team import ThreadTeam
-from kernels.vector_ir.function import compiled_entry
+from kernels.vector_ir.function import compile_for, compiled_entry
 from kernels.vector_ir.levels import FeatureLevel, detect_level
 
 
@@ -41,8 +41,7 @@ def linear(
         padded.data_ptr(),
         scratch.ctypes.data,
     )
-    # One thread over no tiles: whatever there is to compile is compiled before a team enters.
-    _shared_linear(0, 1, 0, spec, 0, 0, 0, 0, 0, 0, 0)
+    compile_for(_shared_linear, 0, 0, 0, *arguments)
     team.run(_shared_linear, *arguments)
     return padded[:, : weight.out_features]
 

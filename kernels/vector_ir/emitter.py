@@ -63,6 +63,10 @@ class Emitter:
     def scalar(self, value: float) -> Value:
         return ir.Constant(F32, float(np.float32(value)))
 
+    def smaller(self, a: Value, b: Value) -> Value:
+        """Of two signed integers."""
+        return self.builder.select(self.builder.icmp_signed("<", a, b), a, b)
+
     def sqrt(self, value: Value) -> Value:
         return self.call("llvm.sqrt.f32", F32, [value])
 
@@ -84,6 +88,12 @@ class Emitter:
         index.add_incoming(builder.add(index, self.i64(1)), builder.block)
         builder.branch(test)
         builder.position_at_end(end)
+
+    @contextmanager
+    def offsets(self, size: Value, element_bytes: int) -> Iterator[Value]:
+        """Yields the byte offset of each whole vector in ``size`` elements."""
+        with self.loop(self.builder.sdiv(size, self.i64(self.lanes))) as index:
+            yield self.times(index, self.lanes * element_bytes)
 
     def variables(self, initial: Sequence[Value]) -> list[Value]:
         """Storage that LLVM turns into registers; read with ``get``, written with ``set``."""
@@ -150,13 +160,15 @@ class Emitter:
         self.builder.store(vector, self._pointer(address, offset, vector.type), align=4)
 
     def store_bf16(self, vector: Value, address: Value, offset: Offset = 0) -> None:
-        """Rounded to the nearest, ties to even; finite values only."""
+        half = self.to_bf16(vector)
+        self.builder.store(half, self._pointer(address, offset, half.type), align=2)
+
+    def to_bf16(self, vector: Value) -> Value:
+        """int16 lanes, rounded to the nearest, ties to even; finite values only."""
         bits = self.as_i32(vector)
         odd = self.and_(self.shift_right(bits, 16), 1)
         rounded = self.builder.add(bits, self.builder.add(odd, self.constant_i32(0x7FFF)))
-        narrow = ir.VectorType(I16, self.lanes)
-        half = self.builder.trunc(self.shift_right(rounded, 16), narrow)
-        self.builder.store(half, self._pointer(address, offset, narrow), align=2)
+        return self.builder.trunc(self.shift_right(rounded, 16), ir.VectorType(I16, self.lanes))
 
     def as_f32(self, vector: Value) -> Value:
         return self.builder.bitcast(vector, self.vector_f32)
@@ -187,6 +199,10 @@ class Emitter:
     def maximum(self, a: Value, b: Value) -> Value:
         """b where either is not a number."""
         return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
+
+    def larger(self, a: Value, b: Value) -> Value:
+        """``maximum`` of any two values of one type, scalars too."""
+        return self.maximum(a, b)
 
     def absolute(self, vector: Value) -> Value:
         return self.call(f"llvm.fabs.v{self.lanes}f32", self.vector_f32, [vector])

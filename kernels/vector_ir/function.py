@@ -29,6 +29,14 @@ def compiled_entry(function: _Function) -> _Function:
     return numba.njit(cache=True, **_OPTIONS)(function)  # type: ignore[no-any-return]
 
 
+def compile_for(function: Any, *arguments: Any) -> None:
+    """Compile, or load from the cache, what a call with these arguments will run.
+
+    To be done before several threads enter: one that compiles would keep the others waiting.
+    """
+    function.compile(tuple(numba.typeof(argument) for argument in arguments))
+
+
 def emitted(name: str, emit: Emit) -> Any:  # a Numba intrinsic, which has no type
     """A compiled function ``(specialization, *int64 or float32)`` whose body ``emit`` writes.
 

@@ -1,7 +1,5 @@
 """Every weight format against float32 math on its dequantized weights."""
 
-from collections.abc import Iterator
-
 import gguf
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +19,6 @@ GGUF_TYPES = {
     WeightFormat.Q8_0: gguf.GGMLQuantizationType.Q8_0,
 }
 ALL_FORMATS = pytest.mark.parametrize("weight_format", list(WeightFormat), ids=str)
-
-
-@pytest.fixture(scope="module")
-def team() -> Iterator[ThreadTeam]:
-    with ThreadTeam(2) as threads:
-        yield threads
 
 
 def make_weight(

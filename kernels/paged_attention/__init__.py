@@ -1,0 +1,1 @@
+"""Causal attention over a context that lies scattered in blocks."""

@@ -1,0 +1,35 @@
+"""The definition, in plain PyTorch: gather one sequence's context, then softmax attention."""
+
+from collections.abc import Sequence
+
+import torch
+
+
+def paged_attention_reference(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    block_table: Sequence[int],
+    start: int,
+) -> torch.Tensor:
+    """softmax(q k^T / sqrt(head_dim)) v over each query's own and all earlier positions.
+
+    q:      [num_tokens, heads, head_dim] float32: positions from ``start`` on
+    keys:   [num_blocks, kv_heads, head_dim, block_size]
+    values: [num_blocks, kv_heads, block_size, head_dim]
+    return: [num_tokens, heads, head_dim] float32
+
+    Source: Vaswani et al. 2017; Kwon et al. 2023, "PagedAttention".
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    table = torch.tensor(block_table)
+    end = start + num_tokens
+    k = keys[table].permute(1, 0, 3, 2).flatten(1, 2)[:, :end].float()  # [kv_heads, end, head_dim]
+    v = values[table].transpose(0, 1).flatten(1, 2)[:, :end].float()
+    group_size = num_heads // len(k)
+    k, v = k.repeat_interleave(group_size, 0), v.repeat_interleave(group_size, 0)
+    scores = torch.einsum("thd,hkd->htk", q, k) / head_dim**0.5
+    positions = torch.arange(start, end)
+    is_future = torch.arange(end)[None, :] > positions[:, None]
+    weights = torch.softmax(scores.masked_fill(is_future, float("-inf")), dim=-1)
+    return torch.einsum("htk,hkd->thd", weights, v)

@@ -1,0 +1,97 @@
+"""Queries turn in place; keys and values go to their blocks, in the blocks' format."""
+
+from typing import Any
+
+from kernels.paged_attention.formats import AttentionSpecialization, KvFormat
+from kernels.vector_ir.emitter import Emitter, Value
+from kernels.vector_ir.function import compiled, constant_of, emitted
+
+
+def _emit_turned(
+    e: Emitter, spec: AttentionSpecialization, x: Value, cos: Value, sin: Value, v: int
+) -> tuple[Value, Value]:
+    """Vector ``v`` of the lower half and its partner in the upper half."""
+    offset = 4 * e.lanes * v
+    low, high = e.load_f32(x, offset), e.load_f32(x, offset + 2 * spec.head_dim)
+    c, s = e.load_f32(cos, offset), e.load_f32(sin, offset)
+    return e.sub(e.mul(low, c), e.mul(high, s)), e.add(e.mul(high, c), e.mul(low, s))
+
+
+def _emit_turn_query(
+    e: Emitter, spec: AttentionSpecialization, x: Value, cos: Value, sin: Value
+) -> None:
+    for v in range(spec.head_dim // 2 // e.lanes):
+        low, high = _emit_turned(e, spec, x, cos, sin, v)
+        e.store_f32(low, x, 4 * e.lanes * v)
+        e.store_f32(high, x, 4 * e.lanes * v + 2 * spec.head_dim)
+
+
+def _emit_store_key(
+    e: Emitter, spec: AttentionSpecialization, x: Value, cos: Value, sin: Value, target: Value
+) -> None:
+    """target: dimension 0 of the token; its dimensions are a block apart."""
+    stride = spec.block_size * spec.kv_format.element_bytes
+    for v in range(spec.head_dim // 2 // e.lanes):
+        for half, vector in enumerate(_emit_turned(e, spec, x, cos, sin, v)):
+            stored = vector if spec.kv_format is KvFormat.FLOAT32 else e.to_bf16(vector)
+            for lane in range(e.lanes):
+                dimension = half * spec.head_dim // 2 + v * e.lanes + lane
+                e.store_scalar(e.extract(stored, lane), target, dimension * stride)
+
+
+def _emit_store_value(e: Emitter, spec: AttentionSpecialization, x: Value, target: Value) -> None:
+    for v in range(spec.head_dim // e.lanes):
+        vector = e.load_f32(x, 4 * e.lanes * v)
+        offset = spec.kv_format.element_bytes * e.lanes * v
+        if spec.kv_format is KvFormat.FLOAT32:
+            e.store_f32(vector, target, offset)
+        else:
+            e.store_bf16(vector, target, offset)
+
+
+_turn_query = emitted("turn_query", _emit_turn_query)
+_store_key = emitted("store_key", _emit_store_key)
+_store_value = emitted("store_value", _emit_store_value)
+_head_dim = constant_of("head_dim", lambda spec: spec.head_dim)
+_group_size = constant_of("group_size", lambda spec: spec.group_size)
+_block_size = constant_of("block_size", lambda spec: spec.block_size)
+_element_bytes = constant_of("element_bytes", lambda spec: spec.kv_format.element_bytes)
+
+
+@compiled
+def rotary(
+    spec: Any,  # an AttentionSpecialization
+    thread: int,
+    num_threads: int,
+    qkv: int,  # address of float32 [num_rows, (heads + 2 * kv_heads) * head_dim]
+    num_rows: int,
+    num_kv_heads: int,
+    positions: Any,  # int64 [num_rows]
+    slots: Any,  # int64 [num_rows]: block * block_size + offset
+    cos: int,  # address of float32 [max_positions, head_dim / 2]
+    sin: int,
+    keys: int,  # address of one layer's keys
+    values: int,
+) -> None:
+    head_dim = _head_dim(spec)
+    head_bytes = head_dim * 4
+    num_heads = num_kv_heads * _group_size(spec)
+    row_bytes = (num_heads + 2 * num_kv_heads) * head_bytes
+    block_size = _block_size(spec)
+    block_head_bytes = head_dim * block_size * _element_bytes(spec)
+    first = thread * num_rows // num_threads
+    last = (thread + 1) * num_rows // num_threads
+    for row in range(first, last):
+        x = qkv + row * row_bytes
+        angle = positions[row] * head_bytes // 2
+        block = slots[row] // block_size
+        offset = slots[row] - block * block_size
+        for head in range(num_heads):
+            _turn_query(spec, x + head * head_bytes, cos + angle, sin + angle)
+        for head in range(num_kv_heads):
+            place = (block * num_kv_heads + head) * block_head_bytes
+            key = x + (num_heads + head) * head_bytes
+            value = key + num_kv_heads * head_bytes
+            element_bytes = _element_bytes(spec)
+            _store_key(spec, key, cos + angle, sin + angle, keys + place + offset * element_bytes)
+            _store_value(spec, value, values + place + offset * head_dim * element_bytes)

@@ -1,0 +1,1 @@
+"""The gate of a feed-forward layer: silu(gate) * up."""
