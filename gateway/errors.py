@@ -45,6 +45,12 @@ class RequestTooLarge(GatewayError):
     code = "request_too_large"
 
 
+class HeadersTooLarge(GatewayError):
+    status = 431
+    type = "invalid_request_error"
+    code = "headers_too_large"
+
+
 class UnknownPath(GatewayError):
     status = 404
     type = "invalid_request_error"

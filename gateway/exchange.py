@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from contracts.usage import Outcome
 from gateway.api.context import Endpoint
-from gateway.errors import Interrupted
+from gateway.errors import GatewayError, Interrupted
 
 T = TypeVar("T")
 
@@ -45,6 +45,8 @@ class Exchange:
         self.endpoint = endpoint
         self.headers = headers
         self.body = b""
+        self.is_closed_by_owner = False  # the connection's end is then not this answer's business
+        self.refusal: GatewayError | None = None  # known before its turn has come
         self.keep_alive = keep_alive
         self.response_complete = False
         self.disconnected = False
@@ -153,7 +155,7 @@ class Exchange:
 
     def _complete(self) -> None:
         self.response_complete = True
-        if not self.disconnected:
+        if not self.disconnected and not self.is_closed_by_owner:
             if not self.keep_alive:
                 self._transport.close()
             self._on_complete()

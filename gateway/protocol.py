@@ -12,15 +12,19 @@ from typing import Any, Final
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from gateway.api.context import Endpoint
 from gateway.api.errors import error_body
-from gateway.errors import GatewayError, InvalidRequest, RequestTooLarge
+from gateway.errors import GatewayError, HeadersTooLarge, InvalidRequest, RequestTooLarge
 from gateway.exchange import Exchange
 
 DATA_PLANE_PATHS: Final = {endpoint.path.encode(): endpoint for endpoint in Endpoint}
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_LINGER_S = 2.0  # for a client to notice the refusal and stop sending
+_MAX_HEAD_BYTES = 64 * 1024  # as nginx's four buffers of 8 KB, doubled
 
 Start = Callable[[Exchange], None]
 
@@ -39,6 +43,9 @@ class DataPlaneProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._start = start
         self._max_body_bytes = max_body_bytes
+        self._is_in_head = True
+        self._num_head_bytes = 0
+        self._is_discarding = False  # the message that is being parsed has been refused
         self._incoming: Exchange | None = None  # its message is being parsed
         self._incoming_parts: list[bytes] = []
         self._num_incoming_bytes = 0
@@ -49,12 +56,17 @@ class DataPlaneProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
+        if self._is_in_head:
+            self._num_head_bytes += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._unsupported_upgrade_warning()
         except httptools.HttpParserError:
-            self._refuse_garbage()
+            self._refuse_bytes(InvalidRequest("The bytes are not a valid HTTP/1.1 request."))
+        else:
+            if self._is_in_head and self._num_head_bytes > _MAX_HEAD_BYTES:
+                self._refuse_bytes(HeadersTooLarge("The headers are too large."))
 
     def on_message_begin(self) -> None:
         self.url = b""
@@ -63,6 +75,7 @@ class DataPlaneProtocol(HttpToolsProtocol):
         self._incoming = None
 
     def on_headers_complete(self) -> None:
+        self._is_in_head = False
         endpoint = DATA_PLANE_PATHS.get(self.url.partition(b"?")[0])
         if endpoint is None or self.parser.get_method() != b"POST":
             self._hand_to_uvicorn()
@@ -78,9 +91,14 @@ class DataPlaneProtocol(HttpToolsProtocol):
         )
         self._incoming, self._incoming_parts, self._num_incoming_bytes = exchange, [], 0
         self._take_place(exchange)
-        self._check_announced_length(exchange)
+        if self._is_announced_too_large(exchange):
+            self._refuse(exchange, self._too_large())
+        elif exchange is self._running and self.expect_100_continue:
+            self.transport.write(_CONTINUE)
 
     def on_body(self, body: bytes) -> None:
+        if self._is_discarding:
+            return
         if self._incoming is None:
             super().on_body(body)
             return
@@ -91,14 +109,19 @@ class DataPlaneProtocol(HttpToolsProtocol):
             self._refuse(self._incoming, self._too_large())
 
     def on_message_complete(self) -> None:
+        self._is_in_head, self._num_head_bytes = True, 0
         exchange, self._incoming = self._incoming, None
-        if exchange is None:
+        if self._is_discarding:
+            self._is_discarding = False
+            if self._running is not None and self._running.response_complete:
+                self.transport.close()  # all of the refused request is in: nothing to linger for
+        elif exchange is None:
             super().on_message_complete()
-        elif not exchange.response_complete:
+        else:
             exchange.body = b"".join(self._incoming_parts)
             exchange.message_event.set()
             if exchange is self._running:
-                self._start(exchange)
+                self._begin(exchange)
 
     def _hand_to_uvicorn(self) -> None:
         url, headers, expects = self.url, self.headers, self.expect_100_continue
@@ -116,8 +139,6 @@ class DataPlaneProtocol(HttpToolsProtocol):
         self.cycle = exchange  # type: ignore[assignment]
         if previous is None or previous.response_complete:
             self._running = exchange
-            if self.expect_100_continue:
-                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         else:
             self.flow.pause_reading()
             self._waiting.append(exchange)
@@ -127,31 +148,39 @@ class DataPlaneProtocol(HttpToolsProtocol):
     def _too_large(self) -> RequestTooLarge:
         return RequestTooLarge(f"The body may hold at most {self._max_body_bytes} bytes.")
 
-    def _check_announced_length(self, exchange: Exchange) -> None:
+    def _is_announced_too_large(self, exchange: Exchange) -> bool:
         length = exchange.header(b"content-length")
-        if length is not None and int(length) > self._max_body_bytes:
-            self._refuse(exchange, self._too_large())
+        return length is not None and int(length) > self._max_body_bytes
 
     def _refuse(self, exchange: Exchange, error: GatewayError) -> None:
-        """Answers without reading on: the rest of the body is not worth its bandwidth."""
+        """In its turn; the rest of its body is read and dropped."""
         self._incoming = None
+        self._is_discarding = True
         exchange.keep_alive = False
+        exchange.refusal = error
+        exchange.message_event.set()
         if exchange is self._running:
-            self.flow.pause_reading()
-            exchange.send(error.status, b"", error_body(error))
+            self._begin(exchange)
+
+    def _send_refusal(self, exchange: Exchange, error: GatewayError) -> None:
+        """Then lingers: closed with unread bytes, TCP would reset, and the answer be lost."""
+        exchange.is_closed_by_owner = True
+        exchange.send(error.status, b"", error_body(error))
+        if self._is_discarding:
+            self.loop.call_later(_LINGER_S, self.transport.close)
         else:
             self.transport.close()
 
-    def _refuse_garbage(self) -> None:
+    def _refuse_bytes(self, error: GatewayError) -> None:
+        """What came is no request, so the connection has no future."""
         if self._running is not None and not self._running.response_complete and self._started():
             self._running.keep_alive = False  # let the good request before the garbage finish
             self.flow.pause_reading()
             return
-        error = InvalidRequest("The bytes are not a valid HTTP/1.1 request.")
         body = error_body(error)
         self.transport.write(
-            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
+            b"%bcontent-type: application/json\r\ncontent-length: %d\r\n"
+            b"connection: close\r\n\r\n%b" % (STATUS_LINE[error.status], len(body), body)
         )
         self.transport.close()
 
@@ -182,9 +211,15 @@ class DataPlaneProtocol(HttpToolsProtocol):
             return
         self._running = exchange
         if exchange.message_event.is_set():
-            self._start(exchange)
+            self._begin(exchange)
         elif self.expect_100_continue:  # its body is still being waited for, so it parsed last
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.transport.write(_CONTINUE)
+
+    def _begin(self, exchange: Exchange) -> None:
+        if exchange.refusal is None:
+            self._start(exchange)
+        else:
+            self._send_refusal(exchange, exchange.refusal)
 
     # The connection
 

@@ -5,17 +5,17 @@ import asyncio
 import pytest
 
 from tests.gateway.conftest import Tenant
-from tests.gateway.http_client import chat, get, read_reply, request_bytes, send
+from tests.gateway.http_client import Reply, chat, get, hang_up, read_reply, request_bytes, send
 from tests.gateway.upstream_server import Upstream, words
 
 
-async def exchange(port: int, request: bytes, num_replies: int) -> list[object]:
+async def exchange(port: int, request: bytes, num_replies: int) -> list[Reply]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
     replies = [await read_reply(reader) for _ in range(num_replies)]
     writer.close()
     await writer.wait_closed()
-    return list(replies)
+    return replies
 
 
 async def test_pipelined_requests_are_answered_in_order(tenant: Tenant) -> None:
@@ -30,8 +30,8 @@ async def test_pipelined_requests_are_answered_in_order(tenant: Tenant) -> None:
         + request_bytes(chat(), tenant.key)
     )
     replies = await exchange(tenant.gateway.port, request, 7)
-    assert [r.status for r in replies] == [200, 200, 200, 401, 200, 200, 200]  # type: ignore[attr-defined]
-    kinds = [r.headers["content-type"].split(";")[0] for r in replies]  # type: ignore[attr-defined]
+    assert [r.status for r in replies] == [200, 200, 200, 401, 200, 200, 200]
+    kinds = [r.headers["content-type"].split(";")[0] for r in replies]
     assert kinds[2] == "text/event-stream"
     assert len(tenant.events()) == 3
 
@@ -66,6 +66,26 @@ async def test_expect_100_continue_is_answered(tenant: Tenant, is_behind_another
     assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
     writer.write(body)
     assert (await read_reply(reader)).status == 200
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_a_client_that_asks_first_is_refused_before_it_sends(tenant: Tenant) -> None:
+    request = request_bytes(chat("x" * 250_000), tenant.key, expect="100-continue")
+    head = request.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", tenant.gateway.port)
+    writer.write(head)
+    assert (await reader.readline()).startswith(b"HTTP/1.1 413")
+    await hang_up(writer)
+
+
+async def test_a_client_that_sends_before_it_reads_gets_its_413(tenant: Tenant) -> None:
+    request = request_bytes(b"x" * 20_000_000, tenant.key)
+    reader, writer = await asyncio.open_connection("127.0.0.1", tenant.gateway.port)
+    writer.write(request)
+    await writer.drain()
+    assert (await read_reply(reader)).status == 413
+    assert await reader.read() == b""
     writer.close()
     await writer.wait_closed()
 
@@ -133,6 +153,23 @@ async def test_garbage_behind_a_good_request_does_not_spoil_it(
     assert b"[DONE]" in await reader.read()
     writer.close()
     await writer.wait_closed()
+
+
+@pytest.mark.parametrize("num_lines", [1, 500], ids=["one-long-line", "many-lines"])
+async def test_endless_headers_are_refused(tenant: Tenant, num_lines: int) -> None:
+    line = b"x-padding: " + b"x" * (200_000 // num_lines) + b"\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\n" + line * num_lines
+    reply = await send(tenant.gateway.port, head)
+    assert (reply.status, reply.error["code"]) == (431, "headers_too_large")
+
+
+async def test_a_body_too_large_waits_for_its_turn_to_be_refused(
+    tenant: Tenant, upstream: Upstream
+) -> None:
+    upstream.behaviour = words(5, pause_s=0.02)
+    big = request_bytes(chat("x" * 250_000), tenant.key)
+    replies = await exchange(tenant.gateway.port, request_bytes(chat(), tenant.key) + big, 2)
+    assert [reply.status for reply in replies] == [200, 413]
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS"])
