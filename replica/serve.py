@@ -81,7 +81,9 @@ async def _until_over(engine: Engine, running: asyncio.Task[None], settings: Set
         return 1
     await draining
     engine.stop()
-    await running
+    # A process that is still starting has no ear yet: cancelling ends it, too.
+    await asyncio.wait({running}, timeout=_CLOSE_TIMEOUT_S)
+    running.cancel()
     return 0
 
 

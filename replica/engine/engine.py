@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -33,7 +34,14 @@ from replica.engine.messages import (
     encode_frame,
 )
 from replica.engine.request_log import RequestLog
-from replica.errors import EngineDied, NotReady, Overloaded, RequestAborted, UnknownRequest
+from replica.errors import (
+    EngineDied,
+    ModelError,
+    NotReady,
+    Overloaded,
+    RequestAborted,
+    UnknownRequest,
+)
 from replica.model.tokenizer import Tokenizer
 from replica.model.tokenizer_loader import load_tokenizer
 from replica.telemetry import Telemetry
@@ -220,7 +228,7 @@ class Engine:
             case Loading():
                 self._enter(Phase(message.phase), message.progress_ratio, message.detail)
             case Located(path=path):
-                self.tokenizer = await asyncio.to_thread(load_tokenizer, Path(path), _now)
+                await self._load_tokenizer(Path(path))
             case Ready():
                 self.ready = message
                 self._enter(Phase.READY, 1.0, "")
@@ -228,6 +236,14 @@ class Engine:
             case LoadFailed(detail=detail):
                 self._enter(Phase.FAILED, 0.0, detail)
                 logger.error("model load failed", extra={"error": detail})
+
+    async def _load_tokenizer(self, path: Path) -> None:
+        """Before any later message is taken: whoever sees READY finds a tokenizer."""
+        try:
+            self.tokenizer = await asyncio.to_thread(load_tokenizer, path, _now)
+        except ModelError:
+            # The engine loads the same files and reports what is wrong with them.
+            logger.debug("tokenizer not loaded", exc_info=True)
 
     def _take_step(self, report: StepReport) -> None:
         self.stats = report.stats
@@ -263,15 +279,21 @@ class Engine:
             self._became_idle.set()
 
     async def _reap(self, process: asyncio.subprocess.Process) -> None:
+        """Whatever happens, the process is gone afterwards and no request waits for it."""
         try:
-            async with asyncio.timeout(_STOP_TIMEOUT_S):
-                exit_code = await process.wait()
-        except (TimeoutError, asyncio.CancelledError):
-            process.kill()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_TIMEOUT_S):
+                    await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
             exit_code = await process.wait()
-        if self._phase is not Phase.FAILED:
-            self._enter(Phase.FAILED, 0.0, f"the engine process ended with {exit_code}")
-        logger.info("engine ended", extra={"exit_code": exit_code, "pid": process.pid})
+            logger.info("engine ended", extra={"exit_code": exit_code, "pid": process.pid})
+            self._fail_all(f"the engine process ended with {exit_code}")
+
+    def _fail_all(self, detail: str) -> None:
+        if not self.has_failed:
+            self._enter(Phase.FAILED, 0.0, detail)
         for request in self._by_sequence.values():
             request.fail(EngineDied("the engine died while it worked on the request"))
             self._forget(request)

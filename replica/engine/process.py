@@ -41,8 +41,8 @@ def main() -> int:
         _serve(channel, config)
     except ChannelClosed:
         return 0
-    except ModelError as exc:
-        channel.send(LoadFailed(detail=exc.message))
+    except (ModelError, OSError) as exc:  # OSError: files that cannot be read
+        channel.send(LoadFailed(detail=str(exc)))
         return 1
     return 0
 

@@ -67,6 +67,26 @@ def test_drain_that_takes_too_long_aborts(
         assert replica.process.wait() == 0
 
 
+def test_sigterm_while_loading_ends_at_once(
+    replica_settings: dict[str, object], tmp_path: Path
+) -> None:
+    with ReplicaProcess(tmp_path / "log", **replica_settings) as replica:
+        while "Started server process" not in replica.log:
+            time.sleep(POLL_INTERVAL_S)
+        replica.terminate()
+        assert replica.process.wait() == 0
+        assert "Traceback" not in replica.log
+
+
+def test_port_in_use_is_said_and_ends_the_replica(
+    replica: ReplicaProcess, replica_settings: dict[str, object], tmp_path: Path
+) -> None:
+    settings = replica_settings | {"port": replica.port}
+    with ReplicaProcess(tmp_path / "log", **settings) as second:
+        assert second.process.wait() == 1
+        assert "cannot listen" in second.log
+
+
 def test_death_of_the_engine_fails_requests_and_ends_the_replica(
     replica_settings: dict[str, object], tmp_path: Path
 ) -> None:
@@ -109,11 +129,12 @@ def test_engine_dies_with_its_parent(replica_settings: dict[str, object], tmp_pa
     ("settings", "message"),
     [
         ({"model": "no-such-model"}, "neither a .gguf file"),
+        ({"model": "/dev"}, "tokenizer.json is missing"),
         ({"max_model_len": 100_000}, "the model has 8192"),
         ({"kv_cache_bytes": 4096}, "at least 2 are needed"),
         ({"kv_cache_bytes": 8 << 20, "max_model_len": 4096}, "holds"),
     ],
-    ids=["unknown model", "long context", "no cache", "small cache"],
+    ids=["unknown model", "no model", "long context", "no cache", "small cache"],
 )
 def test_what_cannot_be_loaded_is_said_and_ends_the_replica(
     replica_settings: dict[str, object],

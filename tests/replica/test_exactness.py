@@ -1,0 +1,187 @@
+"""Greedy decoding gives the tokens that transformers gives, in float32, however it is scheduled."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from replica.engine.messages import SamplingParams
+from replica.engine.runner import TorchRunner
+from replica.engine.scheduler import SchedulerLimits
+from replica.model.llama import LlamaModel
+from replica.model.loader import open_model
+from replica.model.tokenizer import Tokenizer
+from tests.replica.engine_harness import EngineHarness
+
+pytestmark = pytest.mark.timeout(300)  # a minute of arithmetic, more where cores are shared
+
+NUM_NEW_TOKENS = 6
+NUM_BLOCKS = 600  # enough for every prompt to stay cached under its own salt
+BLOCK_SIZE = 16
+TOPICS = [
+    "The capital of France is", "def fibonacci(n):", "Once upon a time,", "2 + 2 =",
+    "Water boils at", "Dear Sir or Madam,", "import numpy as np\n", "The three laws of robotics",
+    "In 1969, the", "SELECT name FROM", "Ingredients: flour,", "The mitochondria",
+    "To be, or not to be,", "日本の首都は", "Le chat est", "Roses are red,", "<div class=",
+    "Q: Why is the sky blue?\nA:", "The stock market", "🦜 parrots", "A", "1, 1, 2, 3, 5, 8,",
+    "Chapter 1\n\n", "git commit -m", "She opened the door and",
+]  # fmt: skip
+SHARED_PREFIX = "You are a careful assistant who answers in one short sentence. " * 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Threads that spin for each other take ten times as long where tests share the cores."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="module")
+def reference(model_path: Path) -> LlamaForCausalLM:
+    """transformers' model with the weights as transformers reads them: none of our code.
+
+    ``from_pretrained`` would do the same, but asks for accelerate.
+    """
+    parsed = load_gguf_checkpoint(model_path, return_tensors=False)
+    model = LlamaForCausalLM(LlamaConfig(**parsed["config"])).float()
+    tensors = load_gguf_checkpoint(
+        model_path, return_tensors=True, model_to_load=model, torch_dtype=torch.float32
+    )["tensors"]
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    assert (missing, unexpected) == (["lm_head.weight"], [])  # tied to the embedding
+    model.tie_weights()
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def model(model_path: Path) -> LlamaModel:
+    return open_model(model_path).load(lambda ratio: None)
+
+
+@pytest.fixture(scope="module")
+def prompts(tokenizer: Tokenizer) -> list[list[int]]:
+    """50 of mixed lengths: bare, and behind a prefix that all of the second half share."""
+    bare = [tokenizer.encode(topic * (1 + index % 4)) for index, topic in enumerate(TOPICS)]
+    prefixed = [tokenizer.encode(SHARED_PREFIX + topic) for topic in TOPICS]
+    return bare + prefixed
+
+
+@pytest.fixture(scope="module")
+def alone(model: LlamaModel, tokenizer: Tokenizer) -> EngineHarness:
+    return engine(model, tokenizer, SchedulerLimits(BLOCK_SIZE, 16, 512))
+
+
+@pytest.fixture(scope="module")
+def expected(alone: EngineHarness, prompts: list[list[int]]) -> list[list[int]]:
+    """Each prompt by itself, in one chunk, without a prefix hit."""
+    tokens: list[list[int]] = []
+    for index, prompt in enumerate(prompts):
+        tokens += generated(alone, [alone.submit(prompt, GREEDY, cache_salt=str(index))])
+    return tokens
+
+
+GREEDY = SamplingParams(max_tokens=NUM_NEW_TOKENS, temperature=0.0)
+
+
+def engine(model: LlamaModel, tokenizer: Tokenizer, limits: SchedulerLimits) -> EngineHarness:
+    runner = TorchRunner(
+        model,
+        num_blocks=NUM_BLOCKS,
+        block_size=limits.block_size,
+        eos_token_ids=tokenizer.eos_token_ids,
+    )
+    # The text is each token's number: comparing it compares tokens.
+    names = [b"%d " % i for i in range(tokenizer.vocab_size)]
+    return EngineHarness(runner, names, tokenizer.eos_token_ids, limits, NUM_BLOCKS)
+
+
+def generated(engine: EngineHarness, sequence_ids: list[int]) -> list[list[int]]:
+    engine.run()
+    return [[int(t) for t in engine.outcomes[i].text.split()] for i in sequence_ids]
+
+
+def test_alone_is_what_the_reference_chooses(
+    reference: LlamaForCausalLM, prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    """One pass over prompt and answer shows every choice the reference would have made on the way:
+
+    if its choice after each prefix is our next token, its own greedy run is ours.
+    """
+    for prompt, tokens in zip(prompts, expected, strict=True):
+        with torch.inference_mode():
+            logits = reference(torch.tensor([prompt + tokens])).logits[0]
+        choices = logits.argmax(-1)[len(prompt) - 1 : -1].tolist()
+        assert choices == tokens
+
+
+def test_generate_of_the_reference_gives_the_same(
+    reference: LlamaForCausalLM,
+    tokenizer: Tokenizer,
+    prompts: list[list[int]],
+    expected: list[list[int]],
+) -> None:
+    """Its own decoding loop over its own cache, on a sample: it takes a second a prompt."""
+    eos = tokenizer.eos_token_ids[0]
+    for prompt, tokens in list(zip(prompts, expected, strict=True))[::10]:
+        ids = torch.tensor([prompt])
+        output = reference.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NUM_NEW_TOKENS,
+            do_sample=False,
+            eos_token_id=eos,
+            pad_token_id=eos,
+        )
+        assert output[0, len(prompt) :].tolist() == tokens
+
+
+def test_prefix_hits_change_nothing(
+    alone: EngineHarness, prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    ids = [
+        alone.submit(prompt, GREEDY, cache_salt=str(index)) for index, prompt in enumerate(prompts)
+    ]
+    assert generated(alone, ids) == expected
+    num_full_blocks = sum((len(prompt) - 1) // BLOCK_SIZE for prompt in prompts)
+    hits = [alone.outcomes[i].usage.cached_prompt_tokens for i in ids]
+    assert sum(hits) == num_full_blocks * BLOCK_SIZE > 500
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [24, 512], ids=["small chunks", "large chunks"])
+def test_company_and_chunking_change_nothing(
+    model: LlamaModel,
+    tokenizer: Tokenizer,
+    prompts: list[list[int]],
+    expected: list[list[int]],
+    max_num_batched_tokens: int,
+) -> None:
+    together = engine(model, tokenizer, SchedulerLimits(BLOCK_SIZE, 16, max_num_batched_tokens))
+    assert generated(together, together.submit_together(prompts, GREEDY)) == expected
+
+
+def test_logits_equal_those_of_the_reference(
+    model: LlamaModel, reference: LlamaForCausalLM, prompts: list[list[int]]
+) -> None:
+    """The whole distribution, at the end of a prompt computed in one chunk."""
+    from replica.engine.batch import FlatBatch, Segment
+    from replica.engine.paged_attention import KvCache, PagedAttention
+
+    prompt = prompts[-1]
+    num_blocks = -(-len(prompt) // BLOCK_SIZE)
+    table = tuple(range(1, num_blocks + 1))
+    positions = range(len(prompt))
+    slots = [table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in positions]
+    batch = FlatBatch(prompt, positions, slots, [Segment(0, len(prompt), 0, table)], [])
+    cache = KvCache(model.config, num_blocks + 1, BLOCK_SIZE)
+    with torch.inference_mode():
+        hidden = model.hidden_states(
+            torch.tensor(prompt), torch.tensor(positions), PagedAttention(cache, batch, BLOCK_SIZE)
+        )
+        ours = model.logits(hidden)
+        theirs = reference(torch.tensor([prompt])).logits[0]
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-4)
