@@ -52,15 +52,19 @@ class Pipeline:
     def __init__(self, stages: Stages) -> None:
         self._stages = stages
         self._tasks: dict[asyncio.Task[None], Exchange] = {}
+        self._is_interrupted = False
 
     def start(self, exchange: Exchange) -> None:
         """Serves the exchange in a task of its own."""
+        if self._is_interrupted:
+            exchange.interrupt(Outcome.CANCELLED)
         task = asyncio.get_running_loop().create_task(self.serve(exchange))
         self._tasks[task] = exchange
         task.add_done_callback(self._tasks.pop)
 
     def interrupt_all(self) -> None:
-        """The gateway stops: running requests end now, settled and recorded."""
+        """The gateway stops: running requests end now, settled and recorded; so do later ones."""
+        self._is_interrupted = True
         for exchange in list(self._tasks.values()):
             exchange.interrupt(Outcome.CANCELLED)
 

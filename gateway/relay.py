@@ -85,6 +85,7 @@ class Relay:
         self._head = head  # header lines of the answer
         self._attempt: _Attempt | None = None
         self._is_stream = False
+        self._is_answered = False
         self._is_usage_final = False
 
     async def answer(self) -> bytes:
@@ -96,9 +97,10 @@ class Relay:
         if response.status != 200:
             raise refusal(response.status, await self._read(response, _MAX_ERROR_BYTES))
         self._is_stream = response.is_event_stream
-        if self._is_stream:
-            return await self._relay_stream(response)
-        return await self._relay_document(response)
+        relay = self._relay_stream if self._is_stream else self._relay_document
+        end = await relay(response)
+        self._is_answered = True
+        return end
 
     def send_end(self, end: bytes) -> None:
         """What ``answer`` returned."""
@@ -134,11 +136,14 @@ class Relay:
         return usage if self._exchange.is_started or self._meter.engine_usage else NOTHING_USED
 
     def close(self) -> None:
-        """Gives the connection up, or back; idempotent."""
+        """Gives the connection back after a whole answer, and up after any other; idempotent."""
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
             attempt.replica.num_in_flight -= 1
-            attempt.response.discard()
+            if self._is_answered:
+                attempt.response.discard()
+            else:
+                attempt.response.cancel()
 
     # Opening
 

@@ -39,7 +39,7 @@ class SettlementDesk:
         """Until committed and settled, within bounds.  Raises SpoolUnavailable."""
         if not await _done_within(closing.committed, self.commit_hold_s):
             raise SpoolUnavailable("The usage of this request could not be recorded in time.")
-        await _done_within(closing.settled, self.settle_hold_s)
+        await _done_within(closing.settled, self.settle_hold_s)  # as a rule it came first
 
 
 class Settlement:

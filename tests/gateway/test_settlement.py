@@ -119,6 +119,7 @@ async def test_a_cancelled_task_settles_once(scene: Scene, upstream: Upstream) -
     event = await scene.only_event()
     assert event.outcome is Outcome.CANCELLED
     assert event.output_text_tokens > 0
+    await asyncio.to_thread(eventually, lambda: upstream.num_hung_up == 1, "the hanging up")
 
 
 async def test_a_task_cancelled_while_it_asks_for_the_count_settles_once(
