@@ -93,10 +93,8 @@ class Child:
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """The whole session: a service may have processes of its own."""
         if self._process is not None and self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            _kill_session(self._process.pid)
 
     async def _run_once(self) -> ChildExit:
         started_monotonic_s = self._monotonic_s()
@@ -119,7 +117,9 @@ class Child:
         self._reports.started(self.spec.name, process.pid)
         if self._stopping.is_set():  # asked for while the process was being made
             self._send(signal.SIGTERM)
-        return await process.wait()
+        exit_code = await process.wait()
+        _kill_session(process.pid)  # such as a download that its parent has not taken along
+        return exit_code
 
     def _send(self, signal_: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -136,6 +136,12 @@ class Child:
             sleeping.cancel()
             stopping.cancel()
             await asyncio.gather(sleeping, stopping, return_exceptions=True)
+
+
+def _kill_session(leader_pid: int) -> None:
+    """A service may have processes of its own.  None left: there is no such group any more."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader_pid, signal.SIGKILL)
 
 
 def _how_it_ended(exit_code: int) -> str:

@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import socket
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -31,6 +32,7 @@ def check_surroundings(options: UpOptions) -> FleetPlan:
     dev_replicas, dev_model = _find_dev_replicas(options)
     choice = _own_model(options) if dev_model is None else ModelChoice(options.model, dev_model)
     num_own = 0 if dev_replicas else options.num_replicas
+    ports = free_ports(num_own, after=options.port)
     return FleetPlan(
         data_dir=options.data_dir,
         gateway=Endpoint(HOST, options.port),
@@ -39,7 +41,7 @@ def check_surroundings(options: UpOptions) -> FleetPlan:
         model_cache=options.model_cache,
         served_model=choice.served_name,
         own_replicas=tuple(
-            OwnReplica(f"replica-{index}", port) for index, port in enumerate(free_ports(num_own))
+            OwnReplica(f"replica-{index}", port) for index, port in enumerate(ports)
         ),
         dev_replicas=dev_replicas,
         threads_per_replica=max(1, len(os.sched_getaffinity(0)) // options.num_replicas),
@@ -82,16 +84,26 @@ def check_disk(folder: Path) -> None:
         probe.unlink(missing_ok=True)
 
 
-def free_ports(count: int) -> tuple[int, ...]:
-    """All bound at once before the first is let go, so that they differ."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind((HOST, 0))
-        return tuple(each.getsockname()[1] for each in sockets)
-    finally:
-        for each in sockets:
-            each.close()
+def free_ports(count: int, *, after: int) -> tuple[int, ...]:
+    """The next ones behind ``after`` that can be bound.
+
+    Not the kernel's choice: its range is also where outgoing connections get theirs, and a
+    replica binds its port only seconds from now.  Raises PreflightFailed.
+    """
+    found = tuple(islice(filter(_is_free, range(after + 1, 65_536)), count))
+    if len(found) < count:
+        raise PreflightFailed(f"no {count} free ports above {after}; choose a lower --port")
+    return found
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
 
 
 class _Model(msgspec.Struct):

@@ -154,6 +154,24 @@ async def test_a_child_deaf_to_sigterm_is_killed(
         assert reports.processes() == []
 
 
+async def test_what_a_child_leaves_behind_ends_with_it(
+    reports, clock: Clock, python_child: MakeChild
+) -> None:
+    source = (
+        "import subprocess, sys, signal; "
+        f"child = subprocess.Popen((sys.executable, '-I', '-c', {WAIT_FOREVER!r})); "
+        "print('pid', child.pid, 'up', flush=True); signal.pause()"
+    )
+    supervisor = Supervisor(reports, monotonic_s=clock.monotonic_s, sleep=clock.sleep)
+    spec = python_child(source)
+    async with running(supervisor, spec):
+        await until(lambda: spec.log_path.exists() and "pid" in spec.log_path.read_text())
+        grandchild = int(spec.log_path.read_text().split("pid ")[1].split()[0])
+        assert identify(grandchild) is not None
+        await stop(supervisor, "child")
+        await until(lambda: identify(grandchild) is None)
+
+
 async def test_hurry_ends_a_patient_stop(reports, clock: Clock, python_child: MakeChild) -> None:
     supervisor = Supervisor(reports, monotonic_s=clock.monotonic_s, sleep=clock.sleep)
     spec = python_child(DEAF)

@@ -2,8 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,6 +59,18 @@ def test_a_tenant_with_a_key_and_no_request_has_an_empty_bill(fleet: FleetProces
     result = run_pandal("bill", "idle", data_dir=fleet.data_dir)
     assert result.returncode == 0
     assert "0 requests" in result.stdout
+
+
+def test_what_is_printed_works_as_pasted(fleet: FleetProcess) -> None:
+    printed = fleet.screen.split("try it\n")[1].split("serving on")[0]
+    curl, sdk = printed.split("from openai", maxsplit=1)
+    commands = [(sys.executable, "-c", "from openai" + sdk)]
+    if shutil.which("curl") is not None:
+        commands.append(("sh", "-c", curl))
+    for command in commands:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr
+        assert "word0 word1" in result.stdout
 
 
 @pytest.mark.parametrize(
