@@ -236,7 +236,7 @@ class Upstream:
 
     async def _abort(self, control: Generation) -> None:
         request_id = control.received.path.split("/")[-2]
-        for generation in self.generations:
+        for generation in reversed(self.generations):  # a request sent again has its old id
             if generation.received.headers["x-request-id"] == request_id:
                 generation.is_stopped.set()
                 self.aborted.append(request_id)
