@@ -8,11 +8,15 @@ from kernels.vector_ir.specialization import Specialization
 
 
 def _emit_row(e: Emitter, _spec: Specialization, logits: Value, size: Value, index: Value) -> None:
-    """``size`` counts whole vectors' worth; index: address of an int64."""
+    """index: address of an int64."""
     (largest,) = e.variables([e.constant(float("-inf"))])
     with e.offsets(size, 4) as offset:
         e.set(largest, e.maximum(e.load_f32(logits, offset), e.get(largest)))
-    value = e.reduce(e.larger, e.get(largest))
+    (tail,) = e.variables([e.reduce(e.larger, e.get(largest))])
+    num_whole = e.times(e.builder.sdiv(size, e.i64(e.lanes)), e.lanes)
+    with e.loop(size, start=num_whole) as place:
+        e.set(tail, e.larger(e.load_scalar(logits, e.times(place, 4)), e.get(tail)))
+    value = e.get(tail)
     (position,) = e.variables([e.i64(0)])
     builder = e.builder
     test = builder.append_basic_block("find.test")
@@ -42,7 +46,7 @@ def argmax(
     num_threads: int,
     logits: int,  # address of float32 [num_rows, row_stride]
     row_stride: int,  # elements
-    vocab_size: int,  # a whole number of vectors
+    vocab_size: int,
     num_rows: int,
     indices: int,  # address of int64 [num_rows]
 ) -> None:

@@ -45,7 +45,18 @@ def _emit_sum_of_squares(e: Emitter, row: Value, size: Value) -> Value:
     return e.reduce(e.add, totals[0])
 
 
+def _emit_row_sum(
+    e: Emitter, _spec: Specialization, row: Value, size: Value, target: Value
+) -> None:
+    """Finite if and only if every element is, short of an overflow."""
+    (total,) = e.variables([e.zero])
+    with e.offsets(size, 4) as offset:
+        e.set(total, e.add(e.load_f32(row, offset), e.get(total)))
+    e.store_scalar(e.reduce(e.add, e.get(total)), target)
+
+
 norm_row = emitted("norm_row", _emit_row)
+row_sum = emitted("row_sum", _emit_row_sum)
 
 
 @compiled

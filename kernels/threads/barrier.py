@@ -67,5 +67,11 @@ def _emit_take(e: Emitter, _spec: Specialization, counter: Value) -> Any:
     return e.builder.atomic_rmw("add", pointer, e.i64(1), "monotonic")
 
 
+def _emit_reset(e: Emitter, _spec: Specialization, counter: Value) -> None:
+    pointer = e.builder.inttoptr(counter, I64.as_pointer())
+    e.builder.store_atomic(e.i64(0), pointer, "monotonic", 8)
+
+
+reset = emitted("reset", _emit_reset)  # (spec, counter)
 wait = emitted("wait", _emit_wait)  # (spec, barrier, num_threads)
 take = emitted_value("take", _emit_take)  # (spec, counter) -> its value before one was added

@@ -1,0 +1,244 @@
+"""The step itself: every thread runs it, and all meet at a barrier after each stage.
+
+Names of arguments: ``layers`` holds a row of addresses per layer (``LAYER_COLUMNS``), ``tables``
+and ``buffers`` hold addresses of what all layers share.
+"""
+
+from typing import Any, Final, NamedTuple
+
+from kernels.argmax.cpu import argmax
+from kernels.decoder_step.batch import BatchArrays
+from kernels.decoder_step.model import DecoderShape
+from kernels.linear.cpu import linear
+from kernels.linear.formats import GROUP_SIZE, TILE_COLUMNS
+from kernels.linear.lookup import lookup
+from kernels.paged_attention.cpu import paged_attention
+from kernels.rms_norm.cpu import add_rms_norm, row_sum
+from kernels.rotary.cpu import rotary
+from kernels.silu_mul.cpu import silu_mul
+from kernels.threads.barrier import reset, wait
+from kernels.vector_ir.copying import copy_row
+from kernels.vector_ir.function import compiled, compiled_entry
+from kernels.vector_ir.rounding import flush_denormals, restore_denormals
+
+LAYER_COLUMNS: Final = (
+    "input_norm", "qkv", "output", "post_norm", "gate_up", "down", "keys", "values",
+)  # fmt: skip
+_INPUT_NORM, _QKV, _OUTPUT, _POST_NORM, _GATE_UP, _DOWN, _KEYS, _VALUES = range(8)
+
+
+class Tables(NamedTuple):
+    """Addresses."""
+
+    embedding: int
+    final_norm: int
+    lm_head: int
+    cos: int
+    sin: int
+
+
+class Buffers(NamedTuple):
+    """Addresses; rows of float32 where not said otherwise."""
+
+    residual: int  # [max_rows, hidden]
+    normed: int  # [max_rows, hidden]
+    qkv: int  # [max_rows, (heads + 2 * kv_heads) * head_dim]
+    attended: int  # [max_rows, heads * head_dim]
+    delta: int  # [max_rows, hidden]
+    gate_up: int  # [max_rows, 2 * intermediate]
+    activated: int  # [max_rows, intermediate]
+    row_sums: int  # [max_rows] of the final norm: finite if and only if the row is
+    logits: int  # [max_sampled_rows, vocab, padded to tiles]
+    best: int  # int64 [max_sampled_rows] arg-max of the logits
+    counters: int  # int64 [num_layers]
+    scratch: int  # bytes [num_threads, scratch_bytes]; the first 64 of each keep its CPU state
+    scratch_bytes: int  # not an address
+
+
+class Specializations(NamedTuple):
+    layers: Any  # LinearSpecialization of all layers' matrices
+    embedding: Any
+    lm_head: Any
+    attention: Any  # AttentionSpecialization
+
+
+@compiled_entry
+def decoder_step(
+    thread: int,
+    num_threads: int,
+    barrier: int,
+    specs: Specializations,
+    shape: DecoderShape,
+    layers: Any,  # int64 [num_layers, len(LAYER_COLUMNS)]
+    tables: Tables,
+    buffers: Buffers,
+    batch: BatchArrays,
+) -> None:
+    own = buffers.scratch + thread * buffers.scratch_bytes
+    scratch = own + 64
+    flush_denormals(specs.layers, own)
+    num_rows = len(batch.token_ids)
+    _embed(specs, thread, num_threads, shape, tables, buffers, batch)
+    if thread == 0:
+        for layer in range(shape.num_layers):
+            reset(specs.layers, buffers.counters + layer * 8)
+    for layer in range(shape.num_layers):
+        row = layers[layer]
+        delta = buffers.delta if layer > 0 else 0
+        _norm(specs, thread, num_threads, shape, buffers, row[_INPUT_NORM], delta, num_rows)
+        wait(specs.layers, barrier, num_threads)
+        _attention(
+            specs, thread, num_threads, barrier, shape, row, layer, tables, buffers, batch, scratch
+        )  # fmt: skip
+        wait(specs.layers, barrier, num_threads)
+        _norm(
+            specs, thread, num_threads, shape, buffers, row[_POST_NORM], buffers.delta, num_rows
+        )  # fmt: skip
+        wait(specs.layers, barrier, num_threads)
+        _feed_forward(
+            specs, thread, num_threads, barrier, shape, row, buffers, num_rows, scratch
+        )  # fmt: skip
+        wait(specs.layers, barrier, num_threads)
+    _norm(
+        specs, thread, num_threads, shape, buffers, tables.final_norm, buffers.delta, num_rows
+    )  # fmt: skip
+    wait(specs.layers, barrier, num_threads)
+    _head(specs, thread, num_threads, barrier, shape, tables, buffers, batch, scratch)
+    restore_denormals(specs.layers, own)
+
+
+@compiled
+def _embed(
+    specs: Specializations,
+    thread: int,
+    num_threads: int,
+    shape: DecoderShape,
+    tables: Tables,
+    buffers: Buffers,
+    batch: BatchArrays,
+) -> None:
+    """Threads take the rows that they norm next: no barrier between."""
+    num_rows = len(batch.token_ids)
+    num_groups = shape.hidden_size // GROUP_SIZE
+    for row in range(thread * num_rows // num_threads, (thread + 1) * num_rows // num_threads):
+        target = buffers.residual + row * shape.hidden_size * 4
+        lookup(specs.embedding, tables.embedding, num_groups, batch.token_ids[row], target)
+
+
+@compiled
+def _norm(
+    specs: Specializations,
+    thread: int,
+    num_threads: int,
+    shape: DecoderShape,
+    buffers: Buffers,
+    weight: int,
+    delta: int,
+    num_rows: int,
+) -> None:
+    add_rms_norm(
+        specs.layers, thread, num_threads, buffers.residual, delta, weight, buffers.normed,
+        num_rows, shape.hidden_size, shape.rms_norm_eps,
+    )  # fmt: skip
+
+
+@compiled
+def _attention(
+    specs: Specializations,
+    thread: int,
+    num_threads: int,
+    barrier: int,
+    shape: DecoderShape,
+    row: Any,
+    layer: int,
+    tables: Tables,
+    buffers: Buffers,
+    batch: BatchArrays,
+    scratch: int,
+) -> None:
+    num_rows = len(batch.token_ids)
+    attended_size = shape.num_heads * shape.head_dim
+    qkv_size = attended_size + 2 * shape.num_kv_heads * shape.head_dim
+    linear(
+        specs.layers, thread, num_threads, row[_QKV], qkv_size // TILE_COLUMNS,
+        shape.hidden_size // GROUP_SIZE, buffers.normed, num_rows, buffers.qkv, scratch,
+    )  # fmt: skip
+    wait(specs.layers, barrier, num_threads)
+    rotary(
+        specs.attention, thread, num_threads, buffers.qkv, num_rows, shape.num_kv_heads,
+        batch.positions, batch.slots, tables.cos, tables.sin, row[_KEYS], row[_VALUES],
+    )  # fmt: skip
+    wait(specs.layers, barrier, num_threads)
+    paged_attention(
+        specs.attention, buffers.qkv, qkv_size * 4, buffers.attended, row[_KEYS], row[_VALUES],
+        shape.num_kv_heads, batch.pieces, batch.block_tables, buffers.counters + layer * 8,
+        scratch,
+    )  # fmt: skip
+    wait(specs.layers, barrier, num_threads)
+    linear(
+        specs.layers, thread, num_threads, row[_OUTPUT], shape.hidden_size // TILE_COLUMNS,
+        attended_size // GROUP_SIZE, buffers.attended, num_rows, buffers.delta, scratch,
+    )  # fmt: skip
+
+
+@compiled
+def _feed_forward(
+    specs: Specializations,
+    thread: int,
+    num_threads: int,
+    barrier: int,
+    shape: DecoderShape,
+    row: Any,
+    buffers: Buffers,
+    num_rows: int,
+    scratch: int,
+) -> None:
+    linear(
+        specs.layers, thread, num_threads, row[_GATE_UP],
+        2 * shape.intermediate_size // TILE_COLUMNS, shape.hidden_size // GROUP_SIZE,
+        buffers.normed, num_rows, buffers.gate_up, scratch,
+    )  # fmt: skip
+    wait(specs.layers, barrier, num_threads)
+    silu_mul(
+        specs.layers, thread, num_threads, buffers.gate_up, buffers.activated, num_rows,
+        shape.intermediate_size,
+    )  # fmt: skip
+    wait(specs.layers, barrier, num_threads)
+    linear(
+        specs.layers, thread, num_threads, row[_DOWN], shape.hidden_size // TILE_COLUMNS,
+        shape.intermediate_size // GROUP_SIZE, buffers.activated, num_rows, buffers.delta, scratch,
+    )  # fmt: skip
+
+
+@compiled
+def _head(
+    specs: Specializations,
+    thread: int,
+    num_threads: int,
+    barrier: int,
+    shape: DecoderShape,
+    tables: Tables,
+    buffers: Buffers,
+    batch: BatchArrays,
+    scratch: int,
+) -> None:
+    """Checks all rows; sampled rows, gathered where ``delta`` was, become logits."""
+    num_rows, num_sampled = len(batch.token_ids), len(batch.sampled_rows)
+    row_bytes = shape.hidden_size * 4
+    for row in range(thread * num_rows // num_threads, (thread + 1) * num_rows // num_threads):
+        source = buffers.normed + row * row_bytes
+        row_sum(specs.layers, source, shape.hidden_size, buffers.row_sums + row * 4)
+    for index in range(thread, num_sampled, num_threads):
+        source = buffers.normed + batch.sampled_rows[index] * row_bytes
+        copy_row(specs.layers, source, buffers.delta + index * row_bytes, shape.hidden_size)
+    wait(specs.layers, barrier, num_threads)
+    num_tiles = (shape.vocab_size + TILE_COLUMNS - 1) // TILE_COLUMNS
+    linear(
+        specs.lm_head, thread, num_threads, tables.lm_head, num_tiles,
+        shape.hidden_size // GROUP_SIZE, buffers.delta, num_sampled, buffers.logits, scratch,
+    )  # fmt: skip
+    wait(specs.layers, barrier, num_threads)
+    argmax(
+        specs.layers, thread, num_threads, buffers.logits, num_tiles * TILE_COLUMNS,
+        shape.vocab_size, num_sampled, buffers.best,
+    )  # fmt: skip

@@ -1,0 +1,188 @@
+"""The step as Python sees it: buffers allocated once, one call per batch."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.decoder_step.batch import BatchArrays, StepBatch, to_arrays
+from kernels.decoder_step.cpu import (
+    LAYER_COLUMNS,
+    Buffers,
+    Specializations,
+    Tables,
+    decoder_step,
+)
+from kernels.decoder_step.model import DecoderShape, DecoderWeights, KvCache, LayerWeights
+from kernels.linear.cpu import SCRATCH_BYTES
+from kernels.linear.formats import LinearSpecialization
+from kernels.paged_attention.cpu import scratch_bytes
+from kernels.paged_attention.formats import AttentionSpecialization
+from kernels.threads.team import ThreadTeam
+from kernels.vector_ir.function import compile_for
+from kernels.vector_ir.levels import FeatureLevel, detect_level
+
+_CACHE_LINE_BYTES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Views of the step's buffers: read or copy them before the next step."""
+
+    logits: npt.NDArray[np.float32]  # [num_sampled, vocab], of sampled_rows in their order
+    best: npt.NDArray[np.int64]  # [num_sampled] arg-max of each
+    is_finite: npt.NDArray[np.bool_]  # [num_rows]
+
+
+class DecoderStep:
+    """Not for two threads at once.  A row's logits have the same bits in any batch."""
+
+    def __init__(
+        self,
+        shape: DecoderShape,
+        weights: DecoderWeights,
+        cache: KvCache,
+        team: ThreadTeam,
+        *,
+        max_rows: int,
+        max_sampled_rows: int,
+        level: FeatureLevel | None = None,
+    ) -> None:
+        """Compiles, or loads from the cache: seconds, once per machine and weight format.
+
+        level: None for the best this CPU has.  Raises ValueError for weights of other shapes.
+        """
+        weights.check(shape)
+        self._shape = shape
+        self._weights = weights  # compiled code holds addresses only
+        self._cache = cache
+        self._team = team
+        self._max_rows = max_rows
+        self._max_sampled_rows = max_sampled_rows
+        self._specs = _specializations(
+            detect_level() if level is None else level, shape, weights, cache
+        )
+        self._layers = _layer_addresses(weights, cache)
+        self._tables = Tables(
+            embedding=weights.embedding.address,
+            final_norm=weights.final_norm.ctypes.data,
+            lm_head=weights.lm_head.address,
+            cos=weights.cos.ctypes.data,
+            sin=weights.sin.ctypes.data,
+        )
+        own_bytes = _CACHE_LINE_BYTES + max(SCRATCH_BYTES, scratch_bytes(self._specs.attention))
+        self._storage = _allocate(
+            shape, weights, max_rows, max_sampled_rows, team.num_threads * own_bytes
+        )
+        addresses = {name: array.ctypes.data for name, array in self._storage.items()}
+        self._buffers = Buffers(**addresses, scratch_bytes=own_bytes)
+        empty = to_arrays(StepBatch([], [], [], [], []), self._specs.attention)
+        compile_for(decoder_step, 0, 0, 0, *self._arguments(empty))
+
+    @property
+    def level(self) -> FeatureLevel:
+        return self._specs.attention.level  # type: ignore[no-any-return]
+
+    def run(self, batch: StepBatch) -> StepResult:
+        """Raises ValueError for what does not fit the buffers or the model."""
+        self._check(batch)
+        arrays = to_arrays(batch, self._specs.attention)
+        self._team.run(decoder_step, *self._arguments(arrays))
+        num_sampled = len(batch.sampled_rows)
+        return StepResult(
+            logits=self._storage["logits"][:num_sampled, : self._shape.vocab_size],
+            best=self._storage["best"][:num_sampled],
+            is_finite=np.isfinite(self._storage["row_sums"][: len(batch.token_ids)]),
+        )
+
+    def _arguments(self, arrays: BatchArrays) -> tuple[Any, ...]:
+        return (self._specs, self._shape, self._layers, self._tables, self._buffers, arrays)
+
+    def _check(self, batch: StepBatch) -> None:
+        """Compiled code checks nothing: an index out of range would be read all the same."""
+        num_rows = len(batch.token_ids)
+        if num_rows > self._max_rows or len(batch.sampled_rows) > self._max_sampled_rows:
+            raise ValueError(
+                f"expected at most {self._max_rows} rows and {self._max_sampled_rows} sampled, "
+                f"got {num_rows} and {len(batch.sampled_rows)}"
+            )
+        if len(batch.positions) != num_rows or len(batch.slots) != num_rows:
+            raise ValueError("expected a position and a slot for each token")
+        num_slots = self._cache.num_blocks * self._cache.block_size
+        _check_range("token", batch.token_ids, self._shape.vocab_size)
+        _check_range("position", batch.positions, len(self._weights.cos))
+        _check_range("slot", batch.slots, num_slots)
+        _check_range("sampled row", batch.sampled_rows, num_rows)
+        for segment in batch.segments:
+            end = segment.start + segment.num_tokens
+            _check_range("block", segment.block_table, self._cache.num_blocks)
+            if len(segment.block_table) * self._cache.block_size < end:
+                raise ValueError(f"a block table is too short for {end} tokens")
+            if segment.num_tokens < 1 or segment.first_row + segment.num_tokens > num_rows:
+                raise ValueError("a segment lies outside the rows")
+
+
+def _check_range(what: str, values: Any, end: int) -> None:
+    if len(values) and not (min(values) >= 0 and max(values) < end):
+        raise ValueError(f"{what}: expected 0 to {end - 1}, got {min(values)} to {max(values)}")
+
+
+def _specializations(
+    level: FeatureLevel, shape: DecoderShape, weights: DecoderWeights, cache: KvCache
+) -> Specializations:
+    layer_format = weights.layers[0].qkv.weight_format
+    return Specializations(
+        layers=LinearSpecialization(level, layer_format),
+        embedding=LinearSpecialization(level, weights.embedding.weight_format),
+        lm_head=LinearSpecialization(level, weights.lm_head.weight_format),
+        attention=AttentionSpecialization(
+            level, cache.kv_format, shape.head_dim, shape.group_size, cache.block_size
+        ),
+    )
+
+
+def _layer_addresses(weights: DecoderWeights, cache: KvCache) -> npt.NDArray[np.int64]:
+    rows = []
+    for index, layer in enumerate(weights.layers):
+        keys, values = cache.addresses(index)
+        addresses = {"keys": keys, "values": values} | _weight_addresses(layer)
+        rows.append([addresses[column] for column in LAYER_COLUMNS])
+    return np.array(rows, np.int64)
+
+
+def _weight_addresses(layer: LayerWeights) -> dict[str, int]:
+    return {
+        "input_norm": layer.input_norm.ctypes.data,
+        "qkv": layer.qkv.address,
+        "output": layer.output.address,
+        "post_norm": layer.post_norm.ctypes.data,
+        "gate_up": layer.gate_up.address,
+        "down": layer.down.address,
+    }
+
+
+def _allocate(
+    shape: DecoderShape,
+    weights: DecoderWeights,
+    max_rows: int,
+    max_sampled_rows: int,
+    scratch_bytes: int,
+) -> dict[str, npt.NDArray[Any]]:
+    """``delta`` also takes the sampled rows, of which there may be more than rows of a chunk."""
+    attended_size = shape.num_heads * shape.head_dim
+    most_rows = max(max_rows, max_sampled_rows)
+    return {
+        "residual": np.empty((max_rows, shape.hidden_size), np.float32),
+        "normed": np.empty((max_rows, shape.hidden_size), np.float32),
+        "qkv": np.empty((max_rows, shape.qkv_size), np.float32),
+        "attended": np.empty((max_rows, attended_size), np.float32),
+        "delta": np.empty((most_rows, shape.hidden_size), np.float32),
+        "gate_up": np.empty((max_rows, 2 * shape.intermediate_size), np.float32),
+        "activated": np.empty((max_rows, shape.intermediate_size), np.float32),
+        "row_sums": np.empty(max_rows, np.float32),
+        "logits": np.empty((max_sampled_rows, weights.lm_head.padded_out_features), np.float32),
+        "best": np.empty(max_sampled_rows, np.int64),
+        "counters": np.zeros(shape.num_layers, np.int64),
+        "scratch": np.empty(scratch_bytes, np.uint8),
+    }
