@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from contracts.names import HEADER_REQUEST_ID
+from contracts.replica_api import AbortedUsage
 from contracts.usage import UsageSource
 from gateway.api.context import RequestContext
 from gateway.api.event_stream import DONE, EventSplitter, EventTooLarge, event_payload
@@ -84,6 +85,7 @@ class Relay:
         self._meter = meter
         self._head = head  # header lines of the answer
         self._attempt: _Attempt | None = None
+        self._splitter = EventSplitter(fleet.limits.max_event_bytes)
         self._is_stream = False
         self._is_answered = False
         self._is_usage_final = False
@@ -114,7 +116,7 @@ class Relay:
     def usage(self) -> Usage:
         """The best count so far: the replica's, or ours."""
         attempt = self._attempt
-        if attempt is None or not attempt.response.is_sent:
+        if attempt is None or not attempt.response.is_sent or attempt.response.is_refusal:
             return NOTHING_USED
         return self._meter.best_known(self._context.request.estimated_prompt_tokens)
 
@@ -122,16 +124,14 @@ class Relay:
         """Ends the generation; the replica's final count if it can tell."""
         attempt = self._attempt
         if attempt is not None:
-            if attempt.response.is_sent and not self._is_usage_final:
+            response = attempt.response
+            if response.is_sent and not response.is_refusal and not self._is_usage_final:
                 await self._ask_final_usage(attempt)
             attempt.response.cancel()
         return self.usage()
 
     async def stop_after_failure(self) -> Usage:
         """As ``stop``; a replica that gave nothing and cannot be asked has used nothing."""
-        attempt = self._attempt
-        if attempt is None or attempt.response.status not in (0, 200):
-            return NOTHING_USED
         usage = await self.stop()
         return usage if self._exchange.is_started or self._meter.engine_usage else NOTHING_USED
 
@@ -208,7 +208,7 @@ class Relay:
         return body
 
     async def _relay_stream(self, response: UpstreamResponse) -> bytes:
-        splitter = EventSplitter(self._fleet.limits.max_event_bytes)
+        splitter = self._splitter
         while True:
             chunk = await self._exchange.watch(response.next_chunk())
             try:
@@ -273,11 +273,16 @@ class Relay:
     # Stopping
 
     async def _ask_final_usage(self, attempt: _Attempt) -> None:
-        aborted = await attempt.replica.client.abort(
-            attempt.request_id, self._fleet.limits.abort_timeout_s
-        )
+        """Asks twice: the first abort may overtake the request that it is to end."""
+        clock = self._fleet.clock
+        deadline_s = clock.monotonic_s() + self._fleet.limits.abort_timeout_s
+        aborted = await self._abort(attempt, deadline_s)
         if aborted is None:
             await self._drain(attempt.response)
+            if attempt.response.is_ended:
+                return
+            aborted = await self._abort(attempt, deadline_s)
+        if aborted is None:
             return
         self._is_usage_final = True
         self._meter.engine_usage = Usage(
@@ -287,9 +292,15 @@ class Relay:
             UsageSource.ENGINE,
         )
 
+    async def _abort(self, attempt: _Attempt, deadline_s: float) -> AbortedUsage | None:
+        timeout_s = deadline_s - self._fleet.clock.monotonic_s()
+        if timeout_s <= 0:
+            return None
+        return await attempt.replica.client.abort(attempt.request_id, timeout_s)
+
     async def _drain(self, response: UpstreamResponse) -> None:
         """Looks for a usage report among what has arrived already, or arrives in a moment."""
-        splitter = EventSplitter(self._fleet.limits.max_event_bytes)
+        splitter = self._splitter
         try:
             async with asyncio.timeout(_DRAIN_S):
                 while chunk := await response.next_chunk():

@@ -38,6 +38,11 @@ class UpstreamResponse:
     def is_event_stream(self) -> bool:
         return self.content_type.lower().startswith(b"text/event-stream")
 
+    @property
+    def is_refusal(self) -> bool:
+        """The replica has answered, and not with a generation."""
+        return self.status not in (0, 200)
+
     # For the consumer
 
     def next_chunk(self) -> "asyncio.Future[bytes]":

@@ -94,6 +94,26 @@ async def test_an_answer_that_ended_a_moment_before_is_used(
     assert event.output_text_tokens == 77
 
 
+async def test_an_abort_that_overtakes_its_request_is_sent_again(
+    tenant: Tenant, upstream: Upstream
+) -> None:
+    """The replica does not know the request yet when the first abort comes."""
+
+    async def slow_to_register(generation: Generation) -> None:
+        upstream.knows_abort = False
+        await generation.pause(0.05)
+        upstream.knows_abort = True
+        generation.completion_tokens = 1
+        await generation.is_stopped.wait()
+
+    upstream.behaviour = slow_to_register
+    request = request_bytes(chat(), tenant.key)
+    await leave_after(tenant, request, lambda: bool(upstream.generations))
+    event = tenant.only_event()
+    assert event.usage_source is UsageSource.ENGINE
+    assert event.output_text_tokens == 1
+
+
 async def test_a_client_that_leaves_with_requests_in_its_pipeline_gets_only_the_first(
     tenant: Tenant, upstream: Upstream
 ) -> None:
