@@ -45,6 +45,12 @@ class RequestTooLarge(GatewayError):
     code = "request_too_large"
 
 
+class RequestTimeout(GatewayError):
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
+
+
 class HeadersTooLarge(GatewayError):
     status = 431
     type = "invalid_request_error"

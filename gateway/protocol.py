@@ -17,7 +17,13 @@ from uvicorn.server import ServerState
 
 from gateway.api.context import Endpoint
 from gateway.api.errors import error_body
-from gateway.errors import GatewayError, HeadersTooLarge, InvalidRequest, RequestTooLarge
+from gateway.errors import (
+    GatewayError,
+    HeadersTooLarge,
+    InvalidRequest,
+    RequestTimeout,
+    RequestTooLarge,
+)
 from gateway.exchange import Exchange
 
 DATA_PLANE_PATHS: Final = {endpoint.path.encode(): endpoint for endpoint in Endpoint}
@@ -45,6 +51,7 @@ class DataPlaneProtocol(HttpToolsProtocol):
         self._max_body_bytes = max_body_bytes
         self._is_in_head = True
         self._num_head_bytes = 0
+        self._reading_since_s: float | None = self.loop.time()  # None: no message is incomplete
         self._is_discarding = False  # the message that is being parsed has been refused
         self._incoming: Exchange | None = None  # its message is being parsed
         self._incoming_parts: list[bytes] = []
@@ -69,6 +76,7 @@ class DataPlaneProtocol(HttpToolsProtocol):
                 self._refuse_bytes(HeadersTooLarge("The headers are too large."))
 
     def on_message_begin(self) -> None:
+        self._reading_since_s = self.loop.time()
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
@@ -110,6 +118,7 @@ class DataPlaneProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._is_in_head, self._num_head_bytes = True, 0
+        self._reading_since_s = None
         exchange, self._incoming = self._incoming, None
         if self._is_discarding:
             self._is_discarding = False
@@ -229,6 +238,14 @@ class DataPlaneProtocol(HttpToolsProtocol):
         self.pipeline.clear()
         if self._running is not None:
             self._running.client_lost()
+
+    def close_if_stalled(self, now_s: float, read_timeout_s: float) -> None:
+        """Ends a connection whose request does not come to its end.  Called every few seconds."""
+        since_s = self._reading_since_s
+        if since_s is None or now_s - since_s < read_timeout_s or self.flow.read_paused:
+            return
+        if self._running is None or not self._started():
+            self._refuse_bytes(RequestTimeout("The request did not arrive in time."))
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -46,6 +46,7 @@ class GatewayServer(uvicorn.Server):
         )
         self._gateway = gateway
         self._drain_timeout_s = settings.drain_timeout_s
+        self._read_timeout_s = settings.read_timeout_s
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -65,6 +66,15 @@ class GatewayServer(uvicorn.Server):
         for server in self.servers:
             for listener in server.sockets:
                 logger.info("listening", extra={"port": listener.getsockname()[1]})
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second."""
+        if counter % 10 == 0:
+            now_s = asyncio.get_running_loop().time()
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, DataPlaneProtocol):
+                    connection.close_if_stalled(now_s, self._read_timeout_s)
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Running requests may finish until the drain is over, then they are interrupted."""

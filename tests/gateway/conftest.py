@@ -58,6 +58,7 @@ def gateway(
         GATEWAY_HEAD_TIMEOUT_S="0.5",
         GATEWAY_IDLE_TIMEOUT_S="0.5",
         GATEWAY_MAX_BODY_BYTES="200000",
+        GATEWAY_READ_TIMEOUT_S="1.5",
     )
     gateway.start()
     yield gateway

@@ -155,6 +155,25 @@ async def test_garbage_behind_a_good_request_does_not_spoil_it(
     await writer.wait_closed()
 
 
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"POST /v1/chat/completions HTTP/1.1\r\nhost:", id="half-a-head"),
+        pytest.param(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 9\r\n\r\n{",
+            id="half-a-body",
+        ),
+        pytest.param(b"GET /health HTTP/1.1\r\nhost:", id="beside-the-data-plane"),
+    ],
+)
+async def test_a_request_that_does_not_arrive_is_given_up_on(
+    tenant: Tenant, beginning: bytes
+) -> None:
+    reply = await send(tenant.gateway.port, beginning)
+    assert (reply.status, reply.error["code"]) == (408, "request_timeout")
+
+
 @pytest.mark.parametrize("num_lines", [1, 500], ids=["one-long-line", "many-lines"])
 async def test_endless_headers_are_refused(tenant: Tenant, num_lines: int) -> None:
     line = b"x-padding: " + b"x" * (200_000 // num_lines) + b"\r\n"
