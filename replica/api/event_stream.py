@@ -6,7 +6,7 @@ What fails after it is an ``error`` event, and no ``[DONE]`` follows.
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from typing import Final
 
 from starlette.responses import Response
@@ -44,8 +44,7 @@ async def abort_on_disconnect(
         yield
     finally:
         watcher.cancel()
-        with suppress(asyncio.CancelledError):
-            await watcher
+        await asyncio.wait({watcher})  # unlike awaiting it, lets our own cancellation through
 
 
 async def events(live: LiveRequest, replies: Replies, *, has_usage: bool) -> AsyncGenerator[bytes]:

@@ -116,6 +116,7 @@ class Scheduler:
         self._release(sequence)
 
     def unowned(self, blocks: Iterable[int]) -> list[int]:
+        """Those that no live sequence refers to."""
         return [block for block in blocks if not self._blocks.is_owned(block)]
 
     def schedule(self) -> list[ScheduledChunk]:
