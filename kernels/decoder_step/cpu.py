@@ -24,6 +24,7 @@ from kernels.vector_ir.rounding import flush_denormals, restore_denormals
 LAYER_COLUMNS: Final = (
     "input_norm", "qkv", "output", "post_norm", "gate_up", "down", "keys", "values",
 )  # fmt: skip
+COUNTERS_PER_LAYER: Final = 5  # four linears and the attention; and one for the lm_head
 _INPUT_NORM, _QKV, _OUTPUT, _POST_NORM, _GATE_UP, _DOWN, _KEYS, _VALUES = range(8)
 
 
@@ -50,7 +51,7 @@ class Buffers(NamedTuple):
     row_sums: int  # [max_rows] of the final norm: finite if and only if the row is
     logits: int  # [max_sampled_rows, vocab, padded to tiles]
     best: int  # int64 [max_sampled_rows] arg-max of the logits
-    counters: int  # int64 [num_layers]
+    counters: int  # int64 [num_layers * COUNTERS_PER_LAYER + 1]
     scratch: int  # bytes [num_threads, scratch_bytes]; the first 64 of each keep its CPU state
     scratch_bytes: int  # not an address
 
@@ -80,15 +81,17 @@ def decoder_step(
     num_rows = len(batch.token_ids)
     _embed(specs, thread, num_threads, shape, tables, buffers, batch)
     if thread == 0:
-        for layer in range(shape.num_layers):
-            reset(specs.layers, buffers.counters + layer * 8)
+        for index in range(shape.num_layers * COUNTERS_PER_LAYER + 1):
+            reset(specs.layers, buffers.counters + index * 8)
     for layer in range(shape.num_layers):
         row = layers[layer]
+        counters = buffers.counters + layer * COUNTERS_PER_LAYER * 8
         delta = buffers.delta if layer > 0 else 0
         _norm(specs, thread, num_threads, shape, buffers, row[_INPUT_NORM], delta, num_rows)
         wait(specs.layers, barrier, num_threads)
         _attention(
-            specs, thread, num_threads, barrier, shape, row, layer, tables, buffers, batch, scratch
+            specs, thread, num_threads, barrier, shape, row, counters, tables, buffers, batch,
+            scratch,
         )  # fmt: skip
         wait(specs.layers, barrier, num_threads)
         _norm(
@@ -96,7 +99,7 @@ def decoder_step(
         )  # fmt: skip
         wait(specs.layers, barrier, num_threads)
         _feed_forward(
-            specs, thread, num_threads, barrier, shape, row, buffers, num_rows, scratch
+            specs, thread, num_threads, barrier, shape, row, counters, buffers, num_rows, scratch
         )  # fmt: skip
         wait(specs.layers, barrier, num_threads)
     _norm(
@@ -150,7 +153,7 @@ def _attention(
     barrier: int,
     shape: DecoderShape,
     row: Any,
-    layer: int,
+    counters: int,
     tables: Tables,
     buffers: Buffers,
     batch: BatchArrays,
@@ -160,8 +163,8 @@ def _attention(
     attended_size = shape.num_heads * shape.head_dim
     qkv_size = attended_size + 2 * shape.num_kv_heads * shape.head_dim
     linear(
-        specs.layers, thread, num_threads, row[_QKV], qkv_size // TILE_COLUMNS,
-        shape.hidden_size // GROUP_SIZE, buffers.normed, num_rows, buffers.qkv, scratch,
+        specs.layers, num_threads, row[_QKV], qkv_size // TILE_COLUMNS,
+        shape.hidden_size // GROUP_SIZE, buffers.normed, num_rows, buffers.qkv, counters, scratch,
     )  # fmt: skip
     wait(specs.layers, barrier, num_threads)
     rotary(
@@ -171,13 +174,14 @@ def _attention(
     wait(specs.layers, barrier, num_threads)
     paged_attention(
         specs.attention, buffers.qkv, qkv_size * 4, buffers.attended, row[_KEYS], row[_VALUES],
-        shape.num_kv_heads, batch.pieces, batch.block_tables, buffers.counters + layer * 8,
+        shape.num_kv_heads, batch.pieces, batch.block_tables, counters + 8,
         scratch,
     )  # fmt: skip
     wait(specs.layers, barrier, num_threads)
     linear(
-        specs.layers, thread, num_threads, row[_OUTPUT], shape.hidden_size // TILE_COLUMNS,
-        attended_size // GROUP_SIZE, buffers.attended, num_rows, buffers.delta, scratch,
+        specs.layers, num_threads, row[_OUTPUT], shape.hidden_size // TILE_COLUMNS,
+        attended_size // GROUP_SIZE, buffers.attended, num_rows, buffers.delta, counters + 16,
+        scratch,
     )  # fmt: skip
 
 
@@ -189,14 +193,15 @@ def _feed_forward(
     barrier: int,
     shape: DecoderShape,
     row: Any,
+    counters: int,
     buffers: Buffers,
     num_rows: int,
     scratch: int,
 ) -> None:
     linear(
-        specs.layers, thread, num_threads, row[_GATE_UP],
+        specs.layers, num_threads, row[_GATE_UP],
         2 * shape.intermediate_size // TILE_COLUMNS, shape.hidden_size // GROUP_SIZE,
-        buffers.normed, num_rows, buffers.gate_up, scratch,
+        buffers.normed, num_rows, buffers.gate_up, counters + 24, scratch,
     )  # fmt: skip
     wait(specs.layers, barrier, num_threads)
     silu_mul(
@@ -205,8 +210,9 @@ def _feed_forward(
     )  # fmt: skip
     wait(specs.layers, barrier, num_threads)
     linear(
-        specs.layers, thread, num_threads, row[_DOWN], shape.hidden_size // TILE_COLUMNS,
-        shape.intermediate_size // GROUP_SIZE, buffers.activated, num_rows, buffers.delta, scratch,
+        specs.layers, num_threads, row[_DOWN], shape.hidden_size // TILE_COLUMNS,
+        shape.intermediate_size // GROUP_SIZE, buffers.activated, num_rows, buffers.delta,
+        counters + 32, scratch,
     )  # fmt: skip
 
 
@@ -232,10 +238,12 @@ def _head(
         source = buffers.normed + batch.sampled_rows[index] * row_bytes
         copy_row(specs.layers, source, buffers.delta + index * row_bytes, shape.hidden_size)
     wait(specs.layers, barrier, num_threads)
+    counter = buffers.counters + shape.num_layers * COUNTERS_PER_LAYER * 8
     num_tiles = (shape.vocab_size + TILE_COLUMNS - 1) // TILE_COLUMNS
     linear(
-        specs.lm_head, thread, num_threads, tables.lm_head, num_tiles,
-        shape.hidden_size // GROUP_SIZE, buffers.delta, num_sampled, buffers.logits, scratch,
+        specs.lm_head, num_threads, tables.lm_head, num_tiles,
+        shape.hidden_size // GROUP_SIZE, buffers.delta, num_sampled, buffers.logits, counter,
+        scratch,
     )  # fmt: skip
     wait(specs.layers, barrier, num_threads)
     argmax(

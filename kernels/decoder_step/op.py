@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from kernels.decoder_step.batch import BatchArrays, StepBatch, to_arrays
 from kernels.decoder_step.cpu import (
+    COUNTERS_PER_LAYER,
     LAYER_COLUMNS,
     Buffers,
     Specializations,
@@ -183,6 +184,6 @@ def _allocate(
         "row_sums": np.empty(max_rows, np.float32),
         "logits": np.empty((max_sampled_rows, weights.lm_head.padded_out_features), np.float32),
         "best": np.empty(max_sampled_rows, np.int64),
-        "counters": np.zeros(shape.num_layers, np.int64),
+        "counters": np.zeros(shape.num_layers * COUNTERS_PER_LAYER + 1, np.int64),
         "scratch": np.empty(scratch_bytes, np.uint8),
     }

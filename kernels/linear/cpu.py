@@ -1,9 +1,13 @@
-"""The linear as every thread of a team runs it: each takes its own tiles of outputs."""
+"""The linear as every thread of a team runs it: each takes tiles of outputs as it can.
+
+Nothing is assigned before: a thread whose core also serves another process takes fewer.
+"""
 
 from typing import Any, Final
 
 from kernels.linear import tiles
 from kernels.linear.formats import GROUP_SIZE, TILE_COLUMNS, WeightFormat
+from kernels.threads.barrier import take
 from kernels.vector_ir.function import compiled, constant_of
 from kernels.vector_ir.levels import FeatureLevel
 
@@ -11,12 +15,14 @@ from kernels.vector_ir.levels import FeatureLevel
 _GROUPS_PER_BLOCK: Final = 4
 SCRATCH_BYTES: Final = _GROUPS_PER_BLOCK * WeightFormat.FLOAT32.group_bytes  # of each thread
 
+_SHARES_PER_THREAD: Final = 8  # of the tiles: how finely the threads divide them
+
 # From this many rows on, unpacking once for all rows beats unpacking in every tile of rows.
 _MIN_ROWS_TO_UNPACK: Final = {
     FeatureLevel.AVX512_VNNI: 33,
     FeatureLevel.AVX512: 33,
-    FeatureLevel.AVX2: 13,
-    FeatureLevel.PORTABLE: 13,
+    FeatureLevel.AVX2: 7,
+    FeatureLevel.PORTABLE: 7,
 }
 _min_rows_to_unpack = constant_of(
     "min_rows_to_unpack",
@@ -29,7 +35,6 @@ _min_rows_to_unpack = constant_of(
 @compiled
 def linear(
     spec: Any,  # a LinearSpecialization
-    thread: int,
     num_threads: int,
     weight: int,  # address of packed tiles
     num_tiles: int,
@@ -37,25 +42,40 @@ def linear(
     x: int,  # address of float32 [num_rows, num_groups * 32]
     num_rows: int,
     y: int,  # address of float32 [num_rows, num_tiles * 32]
+    counter: int,  # address of an int64, 0 at first, of this call alone
     scratch: int,  # address of this thread's SCRATCH_BYTES
 ) -> None:
     """y = x W^T; rows are contiguous."""
     tile_bytes = num_groups * tiles.group_bytes(spec)
     x_stride = num_groups * GROUP_SIZE * 4
     y_stride = num_tiles * TILE_COLUMNS * 4
-    first = thread * num_tiles // num_threads
-    last = (thread + 1) * num_tiles // num_threads
-    for tile in range(first, last):
-        weights = weight + tile * tile_bytes
-        y_tile = y + tile * TILE_COLUMNS * 4
-        if num_rows < _min_rows_to_unpack(spec):
-            tiles.direct_rows(
-                spec, weights, x, x_stride, num_groups, y_tile, y_stride, num_rows, 0
+    count = max(1, num_tiles // (num_threads * _SHARES_PER_THREAD))
+    first = take(spec, counter, count)
+    while first < num_tiles:
+        for tile in range(first, min(first + count, num_tiles)):
+            _one_tile(
+                spec, weight + tile * tile_bytes, x, x_stride, num_groups,
+                y + tile * TILE_COLUMNS * 4, y_stride, num_rows, scratch,
             )  # fmt: skip
-        else:
-            _unpacked_rows(
-                spec, weights, x, x_stride, num_groups, y_tile, y_stride, num_rows, scratch
-            )
+        first = take(spec, counter, count)
+
+
+@compiled
+def _one_tile(
+    spec: Any,
+    weights: int,
+    x: int,
+    x_stride: int,
+    num_groups: int,
+    y: int,
+    y_stride: int,
+    num_rows: int,
+    scratch: int,
+) -> None:
+    if num_rows < _min_rows_to_unpack(spec):
+        tiles.direct_rows(spec, weights, x, x_stride, num_groups, y, y_stride, num_rows, 0)
+    else:
+        _unpacked_rows(spec, weights, x, x_stride, num_groups, y, y_stride, num_rows, scratch)
 
 
 @compiled

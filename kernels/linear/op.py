@@ -30,6 +30,7 @@ def linear(
     x = x.contiguous()
     padded = torch.empty(len(x), weight.padded_out_features)
     scratch = np.empty(team.num_threads * cpu.SCRATCH_BYTES, np.uint8)
+    counter = np.zeros(1, np.int64)
     spec = LinearSpecialization(detect_level() if level is None else level, weight.weight_format)
     arguments = (
         spec,
@@ -39,6 +40,7 @@ def linear(
         x.data_ptr(),
         len(x),
         padded.data_ptr(),
+        counter.ctypes.data,
         scratch.ctypes.data,
     )
     compile_for(_shared_linear, 0, 0, 0, *arguments)
@@ -58,9 +60,10 @@ def _shared_linear(
     x: int,
     num_rows: int,
     y: int,
+    counter: int,
     scratch: int,
 ) -> None:
     own_scratch = scratch + thread * cpu.SCRATCH_BYTES
     cpu.linear(
-        spec, thread, num_threads, weight, num_tiles, num_groups, x, num_rows, y, own_scratch
+        spec, num_threads, weight, num_tiles, num_groups, x, num_rows, y, counter, own_scratch
     )

@@ -95,7 +95,7 @@ def _q4_vectors(
             )
 
 
-def _emit_rows(
+def emit_rows(
     e: Emitter,
     spec: LinearSpecialization,
     weights: Value,  # of the tile's first group
@@ -191,7 +191,7 @@ def _emit_unpack(
                     e.store_f32(vector, target, 128 * k + 4 * (column + e.lanes * v))
 
 
-direct_rows = emitted("direct_rows", partial(_emit_rows, is_unpacked=False))
-unpacked_rows = emitted("unpacked_rows", partial(_emit_rows, is_unpacked=True))
+direct_rows = emitted("direct_rows", partial(emit_rows, is_unpacked=False))
+unpacked_rows = emitted("unpacked_rows", partial(emit_rows, is_unpacked=True))
 unpack_groups = emitted("unpack_groups", _emit_unpack)
 group_bytes = constant_of("group_bytes", lambda spec: spec.weight_format.group_bytes)

@@ -64,14 +64,14 @@ def paged_attention(
     values: int,
     num_kv_heads: int,
     pieces: Any,  # int64 [num_pieces, 4]: first row, tokens, position of the first, segment
-    block_tables: Any,  # int32 [num_segments, max_blocks], rows contiguous
+    block_tables: Any,  # int32 [num_segments, max_blocks + 1], see pad_block_tables
     counter: int,  # address of an int64, 0 at first, of this call alone
     scratch: int,  # address of this thread's scratch_bytes
 ) -> None:
     block_head_bytes = _head_dim(spec) * _block_size(spec) * _element_bytes(spec)
     group_bytes = _group_size(spec) * _head_dim(spec) * 4
     block_stride = num_kv_heads * block_head_bytes
-    index = take(spec, counter)
+    index = take(spec, counter, 1)
     while index < len(pieces) * num_kv_heads:
         piece = index // num_kv_heads
         head = index % num_kv_heads
@@ -99,7 +99,7 @@ def paged_attention(
                 spec, source, q_stride, target, num_kv_heads * group_bytes, head_keys, head_values,
                 block_stride, blocks, position, num_tokens, scratch,
             )  # fmt: skip
-        index = take(spec, counter)
+        index = take(spec, counter, 1)
 
 
 @compiled

@@ -38,8 +38,11 @@ def plan_pieces(
 
 
 def pad_block_tables(segments: Sequence[Segment]) -> npt.NDArray[np.int32]:
-    """[num_segments, longest]; padding is never read."""
-    width = max((len(s.block_table) for s in segments), default=1)
+    """[num_segments, longest + 1]: each ends with at least one block 0, which exists.
+
+    Kernels fetch ahead from the block after the last, and use nothing of it.
+    """
+    width = 1 + max((len(s.block_table) for s in segments), default=0)
     tables = np.zeros((len(segments), width), np.int32)
     for row, segment in zip(tables, segments, strict=True):
         row[: len(segment.block_table)] = segment.block_table

@@ -79,7 +79,7 @@ class _Chunk:
     scores: Value  # work area
 
 
-def _emit_chunk(
+def emit_chunk(
     e: Emitter,
     spec: AttentionSpecialization,
     keys: Value,
@@ -106,13 +106,18 @@ def _emit_scores(e: Emitter, spec: AttentionSpecialization, at: Layout, chunk: _
     step = max(1, e.level.num_accumulators // num_vectors)
     with _blocks(e, spec, chunk) as (index, base):
         keys = e.at(chunk.keys, base)
+        after = _base_after(e, chunk, index)
+        soon = [e.at(chunk.values, after), e.at(chunk.keys, after)]
         target = e.at(chunk.scores, e.times(index, 4 * block_size))
         for first in range(0, at.num_rows, step):
             rows = range(first, min(first + step, at.num_rows))
             slots = [(row, v) for row in rows for v in range(num_vectors)]
             sums = e.variables([e.zero] * len(slots))
             with e.loop(e.i64(spec.head_dim)) as dimension:
-                place = e.at(keys, e.times(dimension, block_size * element_bytes))
+                offset = e.times(dimension, block_size * element_bytes)
+                place = e.at(keys, offset)
+                for address in soon if first == 0 else []:
+                    e.prefetch(address, offset)
                 vectors = [_load(e, spec, place, v) for v in range(num_vectors)]
                 query = e.at(chunk.state, e.times(dimension, 4 * at.num_rows))
                 scalars = {row: e.broadcast(query, 4 * row) for row in rows}
@@ -211,6 +216,15 @@ def _blocks(
         yield index, e.builder.mul(e.builder.sext(block, I64), chunk.block_stride)
 
 
+def _base_after(e: Emitter, chunk: _Chunk, index: Value) -> Value:
+    """Of the block after; each table ends with one entry more than it has blocks.
+
+    Blocks lie far apart, where no hardware would fetch ahead.
+    """
+    block = e.load_scalar(chunk.blocks, e.at(e.times(index, 4), 4), I32)
+    return e.builder.mul(e.builder.sext(block, I64), chunk.block_stride)
+
+
 def _load(e: Emitter, spec: AttentionSpecialization, address: Value, vector: int) -> Value:
     offset = spec.kv_format.element_bytes * e.lanes * vector
     if spec.kv_format is KvFormat.BFLOAT16:
@@ -280,7 +294,7 @@ def _emit_limits(e: Emitter, spec: AttentionSpecialization, limits: Value, limit
 
 
 set_limits = emitted("set_limits", _emit_limits)
-attend_decode_chunk = emitted("attend_decode_chunk", partial(_emit_chunk, is_decode=True))
-attend_tile_chunk = emitted("attend_tile_chunk", partial(_emit_chunk, is_decode=False))
+attend_decode_chunk = emitted("attend_decode_chunk", partial(emit_chunk, is_decode=True))
+attend_tile_chunk = emitted("attend_tile_chunk", partial(emit_chunk, is_decode=False))
 start_token = emitted("start_token", _emit_start)
 finish_token = emitted("finish_token", _emit_finish)

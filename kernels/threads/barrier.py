@@ -62,9 +62,9 @@ def _emit_pause(e: Emitter) -> None:
         e.call("llvm.x86.sse2.pause", ir.VoidType(), [])
 
 
-def _emit_take(e: Emitter, _spec: Specialization, counter: Value) -> Any:
+def _emit_take(e: Emitter, _spec: Specialization, counter: Value, count: Value) -> Any:
     pointer = e.builder.inttoptr(counter, I64.as_pointer())
-    return e.builder.atomic_rmw("add", pointer, e.i64(1), "monotonic")
+    return e.builder.atomic_rmw("add", pointer, count, "monotonic")
 
 
 def _emit_reset(e: Emitter, _spec: Specialization, counter: Value) -> None:
@@ -74,4 +74,4 @@ def _emit_reset(e: Emitter, _spec: Specialization, counter: Value) -> None:
 
 reset = emitted("reset", _emit_reset)  # (spec, counter)
 wait = emitted("wait", _emit_wait)  # (spec, barrier, num_threads)
-take = emitted_value("take", _emit_take)  # (spec, counter) -> its value before one was added
+take = emitted_value("take", _emit_take)  # (spec, counter, count) -> value before the addition

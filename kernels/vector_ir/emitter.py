@@ -208,7 +208,10 @@ class Emitter:
         return self.call(f"llvm.fabs.v{self.lanes}f32", self.vector_f32, [vector])
 
     def round(self, vector: Value) -> Value:
-        """To the nearest whole number, ties to even."""
+        """To the nearest whole number, ties to even; portable: within 2^22 of zero only."""
+        if self.level is FeatureLevel.PORTABLE:
+            shift = self.constant(1.5 * 2.0**23)  # beyond it, float32 has no fractions
+            return self.sub(self.add(vector, shift), shift)
         return self.call(f"llvm.rint.v{self.lanes}f32", self.vector_f32, [vector])
 
     def keep_below(self, count: Value, vector: Value, fill: float) -> Value:

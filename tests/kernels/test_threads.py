@@ -29,7 +29,7 @@ def take_in_rounds(
         if thread == 0:
             seen[index] = counter[0]
         wait(spec, barrier, num_threads)
-        take(spec, counter.ctypes.data)
+        take(spec, counter.ctypes.data, 1)
         wait(spec, barrier, num_threads)
 
 
