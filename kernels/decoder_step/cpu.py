@@ -18,7 +18,7 @@ from kernels.rotary.cpu import rotary
 from kernels.silu_mul.cpu import silu_mul
 from kernels.threads.barrier import reset, wait
 from kernels.vector_ir.copying import copy_row
-from kernels.vector_ir.function import compiled, compiled_entry
+from kernels.vector_ir.function import compiled_entry, inlined
 from kernels.vector_ir.rounding import flush_denormals, restore_denormals
 
 LAYER_COLUMNS: Final = (
@@ -110,7 +110,7 @@ def decoder_step(
     restore_denormals(specs.layers, own)
 
 
-@compiled
+@inlined
 def _embed(
     specs: Specializations,
     thread: int,
@@ -128,7 +128,7 @@ def _embed(
         lookup(specs.embedding, tables.embedding, num_groups, batch.token_ids[row], target)
 
 
-@compiled
+@inlined
 def _norm(
     specs: Specializations,
     thread: int,
@@ -145,7 +145,7 @@ def _norm(
     )  # fmt: skip
 
 
-@compiled
+@inlined
 def _attention(
     specs: Specializations,
     thread: int,
@@ -185,7 +185,7 @@ def _attention(
     )  # fmt: skip
 
 
-@compiled
+@inlined
 def _feed_forward(
     specs: Specializations,
     thread: int,
@@ -216,7 +216,7 @@ def _feed_forward(
     )  # fmt: skip
 
 
-@compiled
+@inlined
 def _head(
     specs: Specializations,
     thread: int,

@@ -8,7 +8,7 @@ from typing import Any, Final
 from kernels.linear import tiles
 from kernels.linear.formats import GROUP_SIZE, TILE_COLUMNS, WeightFormat
 from kernels.threads.barrier import take
-from kernels.vector_ir.function import compiled, constant_of
+from kernels.vector_ir.function import constant_of, inlined
 from kernels.vector_ir.levels import FeatureLevel
 
 # Groups of a tile unpacked at once: [4 * 32 k][32 columns] float32 stay in a 32 KiB cache.
@@ -32,7 +32,7 @@ _min_rows_to_unpack = constant_of(
 )
 
 
-@compiled
+@inlined
 def linear(
     spec: Any,  # a LinearSpecialization
     num_threads: int,
@@ -60,7 +60,7 @@ def linear(
         first = take(spec, counter, count)
 
 
-@compiled
+@inlined
 def _one_tile(
     spec: Any,
     weights: int,
@@ -78,7 +78,7 @@ def _one_tile(
         _unpacked_rows(spec, weights, x, x_stride, num_groups, y, y_stride, num_rows, scratch)
 
 
-@compiled
+@inlined
 def _unpacked_rows(
     spec: Any,
     weights: int,

@@ -19,7 +19,7 @@ from kernels.paged_attention.tiles import (
     tokens_of_tile,
 )
 from kernels.threads.barrier import take
-from kernels.vector_ir.function import compiled, constant_of
+from kernels.vector_ir.function import constant_of, inlined
 
 TILES_PER_PIECE: Final = 4  # keys and values of a chunk are used by all of them while they are near
 
@@ -54,7 +54,7 @@ _decode_work_bytes = constant_of("decode_work_bytes", lambda spec: _decode_layou
 _decode_limits = constant_of("decode_limits", lambda spec: _decode_layout(spec).limits)
 
 
-@compiled
+@inlined
 def paged_attention(
     spec: Any,  # an AttentionSpecialization
     q: int,  # address of float32 [num_rows, q_stride_bytes / 4], queries first in a row
@@ -102,7 +102,7 @@ def paged_attention(
         index = take(spec, counter, 1)
 
 
-@compiled
+@inlined
 def _attend_one(
     spec: Any,
     q: int,
@@ -127,7 +127,7 @@ def _attend_one(
     finish_token(spec, state, 0, num_rows, output)
 
 
-@compiled
+@inlined
 def _attend_many(
     spec: Any,
     q: int,

@@ -21,6 +21,15 @@ _OPTIONS: Final = {"nogil": True, "error_model": "numpy"}  # no exceptions: thre
 
 def compiled(function: _Function) -> _Function:
     """A function for other compiled functions to call; it is part of their cache entries."""
+    return numba.njit(**_OPTIONS)(function)  # type: ignore[no-any-return]
+
+
+def inlined(function: _Function) -> _Function:
+    """The same, written into each caller.
+
+    For functions over large tiles: LLVM would otherwise optimize the tiles once for the function
+    and once more for every caller.
+    """
     return numba.njit(inline="always", **_OPTIONS)(function)  # type: ignore[no-any-return]
 
 

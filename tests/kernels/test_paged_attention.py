@@ -60,12 +60,18 @@ def expected(q: torch.Tensor, cache: Cache, segments: list[Segment]) -> torch.Te
 MIXED = [(0, 1), (15, 1), (16, 1), (63, 1), (64, 1), (200, 1), (0, 17), (61, 40)]
 
 
-@pytest.mark.parametrize("kv_format", list(KvFormat), ids=str)
-@pytest.mark.parametrize(("head_dim", "group_size"), [(64, 3), (64, 1), (96, 4), (128, 8)], ids=str)
-def test_matches_reference(
-    head_dim: int, group_size: int, kv_format: KvFormat, level: FeatureLevel, team: ThreadTeam
-) -> None:
-    spec = AttentionSpecialization(level, kv_format, head_dim, group_size, 16)
+SHAPES = {
+    "64-of-3": (KvFormat.FLOAT32, 64, 3),
+    "64-of-1": (KvFormat.FLOAT32, 64, 1),
+    "96-of-4": (KvFormat.FLOAT32, 96, 4),
+    "128-of-8": (KvFormat.FLOAT32, 128, 8),
+    "64-of-3-bfloat16": (KvFormat.BFLOAT16, 64, 3),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_matches_reference(shape: str, level: FeatureLevel, team: ThreadTeam) -> None:
+    spec = AttentionSpecialization(level, *SHAPES[shape], block_size=16)
     cache, segments = random_cache(spec), segments_of(MIXED)
     q = queries(spec, segments)
     torch.testing.assert_close(
