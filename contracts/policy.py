@@ -10,18 +10,20 @@ from typing import Annotated
 
 import msgspec
 
-from contracts.errors import ContractError
+from contracts.errors import UNDECODABLE, ContractError
 from contracts.names import TenantId, tenant_id
 
-PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+# A bucket counts in 1/60000 of a unit: at the bound its numbers are still exact in a double.
+MAX_LIMIT = 1_000_000_000
+_Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_LIMIT)]
 _HASH_BYTES = 32
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="limits.v1"):
-    tokens_per_minute: PositiveInt  # also the burst: a full bucket holds one minute
-    requests_per_minute: PositiveInt
-    default_completion_tokens: PositiveInt  # for requests that name no max_tokens
-    max_completion_tokens: PositiveInt  # a request that asks for more is refused with 400
+    tokens_per_minute: _Limit  # also the burst: a full bucket holds one minute
+    requests_per_minute: _Limit
+    default_completion_tokens: _Limit  # for requests that name no max_tokens
+    max_completion_tokens: _Limit  # a request that asks for more is refused with 400
 
 
 TIERS: Mapping[str, Limits] = {
@@ -59,8 +61,8 @@ class TenantPolicy(
 
     tenant_id: TenantId
     tier: str
-    tokens_per_minute: PositiveInt | None = None
-    requests_per_minute: PositiveInt | None = None
+    tokens_per_minute: _Limit | None = None
+    requests_per_minute: _Limit | None = None
     keys: tuple[ApiKeyRecord, ...] = ()
 
     def limits(self) -> Limits:
@@ -105,7 +107,7 @@ def decode_policy_document(payload: bytes) -> PolicyDocument:
     """Raises ContractError, naming the path of the fault."""
     try:
         document = _decoder.decode(payload)
-    except msgspec.MsgspecError as exc:
+    except UNDECODABLE as exc:
         raise ContractError(f"policy document: {exc}") from exc
     _check(document)
     return document

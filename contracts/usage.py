@@ -17,7 +17,7 @@ from typing import Annotated
 
 import msgspec
 
-from contracts.errors import ContractError
+from contracts.errors import UNDECODABLE, ContractError
 
 Tokens = Annotated[int, msgspec.Meta(ge=0)]
 UtcDatetime = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -92,5 +92,5 @@ def decode_usage_event(payload: bytes) -> UsageEvent:
     """Raises ContractError; never returns a partially valid event."""
     try:
         return _decoder.decode(payload)
-    except msgspec.MsgspecError as exc:
+    except UNDECODABLE as exc:
         raise ContractError(f"usage event: {exc}") from exc

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import msgspec
 
+from contracts.errors import UNDECODABLE
 from contracts.usage import Outcome, UsageEvent, UsageSource
 from gateway.api.context import RequestContext
 from gateway.clock import Clock
@@ -63,7 +64,7 @@ def reported_usage(document: bytes) -> Usage | None:
     """The ``usage`` member of an OpenAI object, or ``None`` where there is no valid one."""
     try:
         usage = _usage_decoder.decode(document).usage
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return None
     if usage is None:
         return None

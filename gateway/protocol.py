@@ -6,6 +6,7 @@ this class were not there.  Both kinds may follow each other on one connection, 
 """
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -30,7 +31,7 @@ DATA_PLANE_PATHS: Final = {endpoint.path.encode(): endpoint for endpoint in Endp
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LINGER_S = 2.0  # for a client to notice the refusal and stop sending
-_MAX_HEAD_BYTES = 64 * 1024  # as nginx's four buffers of 8 KB, doubled
+_MAX_FRAMING_BYTES = 64 * 1024  # in a row; as nginx's four buffers of 8 KB, doubled
 
 Start = Callable[[Exchange], None]
 
@@ -45,12 +46,15 @@ class DataPlaneProtocol(HttpToolsProtocol):
         *,
         start: Start,
         max_body_bytes: int,
+        write_timeout_s: float,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._start = start
         self._max_body_bytes = max_body_bytes
+        self._write_timeout_s = write_timeout_s
         self._is_in_head = True
-        self._num_head_bytes = 0
+        self._num_framing_bytes = 0  # since the last byte of a body: head, chunk sizes, trailers
+        self._is_turn_due = False  # an answer has ended, but the client does not read
         self._reading_since_s: float | None = self.loop.time()  # None: no message is incomplete
         self._is_discarding = False  # the message that is being parsed has been refused
         self._incoming: Exchange | None = None  # its message is being parsed
@@ -63,8 +67,9 @@ class DataPlaneProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
-        if self._is_in_head:
-            self._num_head_bytes += len(data)
+        if self._reading_since_s is None:  # an empty line, maybe: a request should follow
+            self._reading_since_s = self.loop.time()
+        self._num_framing_bytes += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -72,7 +77,7 @@ class DataPlaneProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._refuse_bytes(InvalidRequest("The bytes are not a valid HTTP/1.1 request."))
         else:
-            if self._is_in_head and self._num_head_bytes > _MAX_HEAD_BYTES:
+            if self._num_framing_bytes > _MAX_FRAMING_BYTES:
                 self._refuse_bytes(HeadersTooLarge("The headers are too large."))
 
     def on_message_begin(self) -> None:
@@ -81,6 +86,11 @@ class DataPlaneProtocol(HttpToolsProtocol):
         self.headers = []
         self.expect_100_continue = False
         self._incoming = None
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Not a trailer: it came after the decisions that a header is for."""
+        if self._is_in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
@@ -99,12 +109,15 @@ class DataPlaneProtocol(HttpToolsProtocol):
         )
         self._incoming, self._incoming_parts, self._num_incoming_bytes = exchange, [], 0
         self._take_place(exchange)
-        if self._is_announced_too_large(exchange):
+        if self.parser.should_upgrade():  # the parser would take the body for another protocol's
+            self._refuse(exchange, InvalidRequest("Send the request without 'Upgrade'."))
+        elif self._is_announced_too_large(exchange):
             self._refuse(exchange, self._too_large())
         elif exchange is self._running and self.expect_100_continue:
             self.transport.write(_CONTINUE)
 
     def on_body(self, body: bytes) -> None:
+        self._num_framing_bytes = 0
         if self._is_discarding:
             return
         if self._incoming is None:
@@ -117,7 +130,7 @@ class DataPlaneProtocol(HttpToolsProtocol):
             self._refuse(self._incoming, self._too_large())
 
     def on_message_complete(self) -> None:
-        self._is_in_head, self._num_head_bytes = True, 0
+        self._is_in_head, self._num_framing_bytes = True, 0
         self._reading_since_s = None
         exchange, self._incoming = self._incoming, None
         if self._is_discarding:
@@ -204,13 +217,23 @@ class DataPlaneProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._unset_keepalive_if_required()
-        self.flow.resume_reading()
+        if self.flow.write_paused:
+            self._is_turn_due = True
+            self.flow.pause_reading()
+        else:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Reads on only when nothing waits: what one client can make us keep is bounded."""
+        self._is_turn_due = False
         if self._waiting:
             self._next_turn()
         else:
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
+        if not self._waiting:
+            self.flow.resume_reading()
 
     def _next_turn(self) -> None:
         exchange = self._waiting.popleft()
@@ -231,6 +254,13 @@ class DataPlaneProtocol(HttpToolsProtocol):
             self._send_refusal(exchange, exchange.refusal)
 
     # The connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # The kernel's clock: it alone knows whether a client has taken a byte, or is still there.
+        transport.get_extra_info("socket").setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self._write_timeout_s * 1e3)
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -256,6 +286,8 @@ class DataPlaneProtocol(HttpToolsProtocol):
         super().resume_writing()
         if self._running is not None:
             self._running.resume_writing()
+        elif self._is_turn_due:
+            self._go_on()
 
     def shutdown(self) -> None:
         """The server stops: idle connections close now, busy ones after their answer."""

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from contracts.errors import UNDECODABLE
 from contracts.names import HEADER_REQUEST_ID
 from contracts.replica_api import AbortedUsage
 from contracts.usage import UsageSource
@@ -235,7 +236,7 @@ class Relay:
             return True
         try:
             chunk = _chunk_decoder.decode(payload)
-        except msgspec.MsgspecError:
+        except UNDECODABLE:
             return True  # not ours to judge
         if bytes(chunk.error) != b"null":
             self._write(before)

@@ -25,6 +25,7 @@ class GatewayServer(uvicorn.Server):
             DataPlaneProtocol,
             start=gateway.pipeline.start,
             max_body_bytes=settings.max_body_bytes,
+            write_timeout_s=settings.write_timeout_s,
         )
         super().__init__(
             uvicorn.Config(

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from contracts.errors import UNDECODABLE
+
 _TAIL_BYTES = 32_768
 _LONGEST_LINE_CHARS = 300
 _FAILURE_LEVELS = frozenset({"error", "critical"})
@@ -41,7 +43,7 @@ def _failure_message(line: str) -> str | None:
     """Services log JSON lines (contracts.logs): message, and the error in a field of that name."""
     try:
         record = msgspec.json.decode(line, type=dict[str, Any])  # a log line may hold anything
-    except (msgspec.MsgspecError, UnicodeEncodeError):
+    except (*UNDECODABLE, UnicodeEncodeError):
         return None
     if record.get("level") not in _FAILURE_LEVELS:
         return None

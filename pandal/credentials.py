@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from contracts.errors import UNDECODABLE
 from pandal.datadir import DataDir
 from pandal.errors import StateUnreadable
 from pandal.private_file import replace_private
@@ -61,7 +62,7 @@ def _read(data_dir: DataDir) -> Credentials | None:
         return None
     try:
         return _decoder.decode(payload)
-    except msgspec.MsgspecError as exc:
+    except UNDECODABLE as exc:
         raise StateUnreadable(f"{data_dir.credentials}: {exc}") from exc
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from contracts.errors import UNDECODABLE
 from contracts.names import HEADER_REQUEST_ID
 from pandal.errors import FleetFailed, Unreachable
 from pandal.http_client import Endpoint, Stream, post_streamed
@@ -153,7 +154,7 @@ def _chunk(line: bytes) -> _Chunk:
         return _Chunk()
     try:
         return _chunk_decoder.decode(line[len(b"data:") :])
-    except msgspec.MsgspecError as exc:
+    except UNDECODABLE as exc:
         raise FleetFailed(f"the demo's answer is not a chat completion: {exc}") from exc
 
 
@@ -161,6 +162,6 @@ def _refusal(stream: Stream) -> str:
     body = b"".join(stream.lines)
     try:
         chunk = _chunk_decoder.decode(body)
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return body[:300].decode("utf-8", "replace")
     return "" if chunk.error is None else chunk.error.message

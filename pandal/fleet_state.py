@@ -2,6 +2,7 @@
 
 import msgspec
 
+from contracts.errors import UNDECODABLE
 from pandal.datadir import DataDir
 from pandal.errors import StateUnreadable
 from pandal.private_file import replace_private
@@ -35,7 +36,7 @@ def read_fleet_state(data_dir: DataDir) -> FleetState | None:
         return None
     try:
         return _decoder.decode(payload)
-    except msgspec.MsgspecError as exc:
+    except UNDECODABLE as exc:
         raise StateUnreadable(f"{data_dir.fleet}: {exc}") from exc
 
 

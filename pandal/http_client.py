@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from contracts.errors import UNDECODABLE
 from pandal.errors import BadOption, Unreachable
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ class Answer:
         """Raises Unreachable when the body is not the JSON that was expected."""
         try:
             return msgspec.json.decode(self.body, type=type_)
-        except msgspec.MsgspecError as exc:
+        except UNDECODABLE as exc:
             raise Unreachable(f"unexpected answer: {exc}") from exc
 
 

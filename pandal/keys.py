@@ -7,7 +7,14 @@ import msgspec
 
 from contracts.errors import ContractError
 from contracts.names import TenantId, tenant_id
-from contracts.policy import TIERS, ApiKeyRecord, PolicyDocument, TenantPolicy, hash_api_key
+from contracts.policy import (
+    MAX_LIMIT,
+    TIERS,
+    ApiKeyRecord,
+    PolicyDocument,
+    TenantPolicy,
+    hash_api_key,
+)
 from pandal.credentials import Credentials, RandomBytes, load_or_create_credentials, new_api_key
 from pandal.datadir import DataDir
 from pandal.errors import BadOption
@@ -55,8 +62,8 @@ def parse_key_request(
     if tier is not None and tier not in TIERS:
         raise BadOption(f"--tier: expected one of {', '.join(sorted(TIERS))}, got {tier!r}")
     for option, limit in (("--tpm", tokens_per_minute), ("--rpm", requests_per_minute)):
-        if limit is not None and limit < 1:
-            raise BadOption(f"{option}: expected at least 1, got {limit}")
+        if limit is not None and not 1 <= limit <= MAX_LIMIT:
+            raise BadOption(f"{option}: expected 1 to {MAX_LIMIT}, got {limit}")
     return KeyRequest(name, tier, tokens_per_minute, requests_per_minute)
 
 

@@ -4,6 +4,7 @@ import asyncio
 
 import msgspec
 
+from contracts.errors import UNDECODABLE
 from contracts.replica_api import Phase, ReplicaState
 from pandal.errors import FleetFailed, Unreachable
 from pandal.http_client import Answer, Endpoint, get
@@ -56,7 +57,7 @@ async def _replica_state(replica: OwnReplica) -> ReplicaState:
         return _STARTING
     try:
         return msgspec.json.decode(answer.body, type=ReplicaState)
-    except msgspec.MsgspecError as exc:
+    except UNDECODABLE as exc:
         raise FleetFailed(f"{replica.name}: unexpected answer on /ready: {exc}") from exc
 
 

@@ -6,6 +6,8 @@ prompt.  So the turns of one conversation share a key, and two users of one syst
 
 import msgspec
 
+from contracts.errors import UNDECODABLE
+
 _MAX_BYTES = 4_096  # what differs beyond it hardly matters to a prefix cache
 _COMPLETION_BYTES = 1_024
 
@@ -46,5 +48,5 @@ def _opening(messages: bytes) -> bytes:
 def _is_users(message: bytes) -> bool:
     try:
         return _role_decoder.decode(message).role == "user"
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return False  # the replica will refuse it

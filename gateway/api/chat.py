@@ -38,6 +38,15 @@ def parse_request(
     endpoint: Endpoint, raw_body: bytes, grant: Grant, resolve_model: Callable[[str], str]
 ) -> InferenceRequest:
     """Raises InvalidRequest, and whatever ``resolve_model`` raises for an unknown model."""
+    try:
+        return _parse(endpoint, raw_body, grant, resolve_model)
+    except RecursionError as exc:  # which any of the decoders may find first
+        raise InvalidRequest("The body is nested too deeply.") from exc
+
+
+def _parse(
+    endpoint: Endpoint, raw_body: bytes, grant: Grant, resolve_model: Callable[[str], str]
+) -> InferenceRequest:
     body = _decode(endpoint, raw_body)
     prompt = _prompt_of(body)
     model = resolve_model(body.model)

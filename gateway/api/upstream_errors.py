@@ -2,6 +2,7 @@
 
 import msgspec
 
+from contracts.errors import UNDECODABLE
 from gateway.api.errors import encode_error
 from gateway.api.schemas import ErrorBody
 from gateway.errors import GatewayError, UpstreamError, UpstreamRefused
@@ -44,11 +45,11 @@ def error_in_event(payload: bytes) -> GatewayError:
 def _detail(body: bytes) -> _Detail | None:
     try:
         return msgspec.json.decode(body, type=_Wrapped).error
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         pass  # older servers put the members at the top
     try:
         return msgspec.json.decode(body, type=_Detail)
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return None
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from contracts.errors import UNDECODABLE
 from gateway.errors import ModelNotFound, NoReplicaAvailable, UpstreamError
 from gateway.routing.endpoint import Endpoint
 from gateway.upstream.replica_client import ReplicaClient
@@ -105,7 +106,7 @@ class ReplicaPool:
             if is_ready or replica.models is None:
                 await self._ask_models(replica)
             self._set_ready(replica, is_ready=is_ready and bool(replica.models))
-        except (UpstreamError, msgspec.MsgspecError):
+        except (UpstreamError, *UNDECODABLE):
             self._set_ready(replica, is_ready=False)
 
     async def _ask_ready(self, replica: Replica) -> bool:

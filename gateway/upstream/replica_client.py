@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from contracts.errors import UNDECODABLE
 from contracts.names import HEADER_REQUEST_ID
 from contracts.replica_api import AbortedUsage, abort_path
 from gateway.errors import UpstreamError, UpstreamTimeout, UpstreamUnreachable
@@ -74,7 +75,7 @@ class ReplicaClient:
             if answer.status != 200:
                 return None
             return msgspec.json.decode(answer.body, type=AbortedUsage)
-        except (UpstreamError, msgspec.MsgspecError):
+        except (UpstreamError, *UNDECODABLE):
             return None
 
     async def close(self) -> None:

@@ -67,6 +67,10 @@ def test_a_tenants_own_limit_wins_over_its_tier() -> None:
         pytest.param(b'"acme"', b'"Acme Inc"', "$.tenants[0].tenant_id", id="tenant-id"),
         pytest.param(b'"standard"', b'"platinum"', "$.tenants[0].tier", id="tier"),
         pytest.param(b": 5000", b": 0", "$.tenants[0].tokens_per_minute", id="zero-limit"),
+        pytest.param(
+            b": 5000", b": 1000000001", "$.tenants[0].tokens_per_minute", id="limit-out-of-range"
+        ),
+        pytest.param(b'"version"', b'"x": ' + b"[" * 100_000, "recursion", id="nested"),
         pytest.param(b'"version": 3', b'"version": "3"', "$.version", id="type"),
     ],
 )

@@ -69,6 +69,7 @@ def test_unknown_fields_are_ignored() -> None:
     [
         pytest.param(b"not json", id="not-json"),
         pytest.param(b"\xff", id="not-utf8"),
+        pytest.param(GOLDEN[:-1] + b',"x":' + b"[" * 100_000, id="nested"),
         pytest.param(GOLDEN.replace(b".v1", b".v2"), id="other-version"),
         pytest.param(GOLDEN.replace(b'_text_tokens":5', b'_text_tokens":-5'), id="negative"),
         pytest.param(GOLDEN.replace(b"00:00:01Z", b"00:00:01"), id="no-time-zone"),

@@ -80,6 +80,7 @@ def test_what_is_printed_works_as_pasted(fleet: FleetProcess) -> None:
         (("bill", "No Body"), 2, "tenant id"),
         (("bill", "demo", "--month", "2026-13"), 2, "2026-13"),
         (("keys", "create", "--tenant", "acme", "--tpm", "0"), 2, "--tpm"),
+        (("keys", "create", "--tenant", "acme", "--rpm", "10000000000"), 2, "--rpm"),
     ],
     ids=str,
 )
