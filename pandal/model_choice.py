@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pandal.errors import PreflightFailed
-from pandal.plan import DEFAULT_MODEL
 from replica.errors import ModelError
-from replica.model.store import default_cache_dir, model_name, resolve
+from replica.model.store import default_cache_dir, is_known, model_name, resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +21,8 @@ def model_cache_dir(chosen: Path | None) -> Path:
 def choose_model(model: str, cache_dir: Path) -> ModelChoice:
     """Raises PreflightFailed unless ``model`` is a known name, a .gguf file or a model folder."""
     name = model_name(model)
-    if name == DEFAULT_MODEL:
-        return ModelChoice(DEFAULT_MODEL, name)  # the replica fetches it, and shows its progress
+    if is_known(model):
+        return ModelChoice(name, name)  # the replica fetches it, and shows its progress
     try:
         path = resolve(model, cache_dir, lambda ratio: None)
     except ModelError as exc:

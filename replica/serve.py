@@ -12,6 +12,7 @@ import uvicorn
 
 from replica.app import create_app
 from replica.engine.engine import Engine
+from replica.engine.watchdog import Watchdog
 from replica.settings import Settings
 
 _KEEP_ALIVE_S = 75  # longer than a gateway's pool keeps a connection idle
@@ -42,6 +43,11 @@ async def serve(settings: Settings) -> int:
             max_num_live=settings.max_num_seqs + settings.max_num_waiting,
             # OpenMP reads it when the process starts.
             launcher=("/usr/bin/env", f"OMP_WAIT_POLICY={settings.omp_wait_policy}"),
+            watchdog=Watchdog(
+                step_timeout_s=settings.step_timeout_s,
+                exit_timeout_s=settings.hang_exit_timeout_s,
+                monotonic_s=time.monotonic,
+            ),
             monotonic_s=time.monotonic,
         )
         app = create_app(engine, max_body_bytes=settings.max_body_bytes)
@@ -63,6 +69,9 @@ async def serve(settings: Settings) -> int:
             running = group.create_task(engine.run(), name="engine")
             exit_code = await _until_over(engine, running, settings)
             server.should_exit = True
+    if exit_code != 0:
+        # The log's last line: what a supervisor shows of it.
+        logger.error("replica failed", extra={"error": engine.state.detail})
     return exit_code
 
 
@@ -79,12 +88,12 @@ async def _until_over(engine: Engine, running: asyncio.Task[None], settings: Set
     if running.done():
         draining.cancel()
         return 1
-    await draining
+    is_drained = await draining
     engine.stop()
     # A process that is still starting has no ear yet: cancelling ends it, too.
     await asyncio.wait({running}, timeout=_CLOSE_TIMEOUT_S)
     running.cancel()
-    return 0
+    return 0 if is_drained else 1
 
 
 async def _stop_signal() -> str:

@@ -40,6 +40,12 @@ class Settings(BaseSettings):
     )  # requests; beyond, waiting takes minutes: refuse at once
     max_body_bytes: int = Field(4 << 20, ge=1)  # a full context is about 40 KiB; vocabularies vary
     drain_timeout_s: float = Field(30.0, ge=0)  # Kubernetes' default grace period
+    step_timeout_s: float = Field(
+        30.0, gt=0
+    )  # a step takes a second or two; by then a router should look elsewhere
+    hang_exit_timeout_s: float = Field(
+        60.0, gt=0
+    )  # no step for so long: nothing will come; a supervisor starts anew
     failure_linger_s: float = Field(1.0, ge=0)  # after the engine died: for errors to reach clients
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -49,6 +55,15 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
                 f"max_num_seqs ({self.max_num_seqs}): each decodes one token a step"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _unready_before_gone(self) -> Self:
+        if self.hang_exit_timeout_s < self.step_timeout_s:
+            raise ValueError(
+                f"hang_exit_timeout_s ({self.hang_exit_timeout_s}) must be at least "
+                f"step_timeout_s ({self.step_timeout_s})"
             )
         return self
 

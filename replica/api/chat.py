@@ -15,19 +15,19 @@ async def create_chat_completion(request: Request) -> Response:
     return await serve_generation(request, _CHAT)
 
 
-def encode_messages(messages: list[Message], tokenizer: Tokenizer) -> list[int]:
+def render_messages(messages: list[Message], tokenizer: Tokenizer) -> str:
     """Raises InvalidRequest."""
     if not tokenizer.has_chat_template:
         raise InvalidRequest("the model has no chat template", param="messages")
-    return tokenizer.encode(tokenizer.render_chat(template_messages(messages)))
+    return tokenizer.render_chat(template_messages(messages))
 
 
-def _encode_prompt(body: ChatCompletionBody, tokenizer: Tokenizer) -> list[int]:
+def _prompt(body: ChatCompletionBody, tokenizer: Tokenizer) -> str:
     if body.add_generation_prompt is False:
         raise InvalidRequest(
             "add_generation_prompt=false is not supported", param="add_generation_prompt"
         )
-    return encode_messages(body.messages, tokenizer)
+    return render_messages(body.messages, tokenizer)
 
 
 def _max_tokens(body: ChatCompletionBody) -> tuple[int | None, str]:
@@ -41,7 +41,7 @@ _CHAT = Endpoint(
     name="chat.completions",
     body_type=ChatCompletionBody,
     prompt_param="messages",
-    encode_prompt=_encode_prompt,
+    prompt=_prompt,
     max_tokens=_max_tokens,
     replies=ChatReplies,
 )

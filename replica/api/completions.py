@@ -16,12 +16,11 @@ async def create_completion(request: Request) -> Response:
     return await serve_generation(request, _COMPLETIONS)
 
 
-def _encode_prompt(body: CompletionBody, tokenizer: Tokenizer) -> list[int]:
+def _prompt(body: CompletionBody, tokenizer: Tokenizer) -> str | list[int]:
     prompt = _only_prompt(body.prompt)
-    if isinstance(prompt, str):
-        return tokenizer.encode(prompt)
-    check_token_ids(prompt, tokenizer, "prompt")
-    return list(prompt)
+    if not isinstance(prompt, str):
+        check_token_ids(prompt, tokenizer, "prompt")
+    return prompt
 
 
 def check_token_ids(token_ids: Sequence[int], tokenizer: Tokenizer, param: str) -> None:
@@ -54,7 +53,7 @@ _COMPLETIONS = Endpoint(
     name="completions",
     body_type=CompletionBody,
     prompt_param="prompt",
-    encode_prompt=_encode_prompt,
+    prompt=_prompt,
     max_tokens=lambda body: (body.max_tokens, "max_tokens"),
     replies=CompletionReplies,
 )

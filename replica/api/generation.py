@@ -15,7 +15,13 @@ from contracts.names import HEADER_REQUEST_ID
 from replica.api.body import read_body
 from replica.api.context import ReplicaContext, context_of
 from replica.api.event_stream import EventStream, abort_on_disconnect, events
-from replica.api.parameters import cache_salt, completion_budget, requested_tokens, sampling_params
+from replica.api.parameters import (
+    cache_salt,
+    check_prompt_fits,
+    completion_budget,
+    requested_tokens,
+    sampling_params,
+)
 from replica.api.replies import Replies
 from replica.api.schemas import GenerationBody, decode_body, refuse_unsupported
 from replica.engine.engine import Engine
@@ -37,7 +43,7 @@ class Endpoint(Generic[Body]):
     name: str
     body_type: type[Body]
     prompt_param: str  # the field to blame for a prompt that does not fit
-    encode_prompt: Callable[[Body, Tokenizer], list[int]]  # raises InvalidRequest
+    prompt: Callable[[Body, Tokenizer], str | list[int]]  # or token ids; raises InvalidRequest
     max_tokens: Callable[[Body], tuple[int | None, str]]  # and the field it came from
     replies: Callable[..., Replies]  # keywords: id_, model, created, has_usage
 
@@ -92,13 +98,23 @@ async def _submit(
     tokenizer = tokenizer_of(engine)
     wanted, param = endpoint.max_tokens(body)
     max_tokens = requested_tokens(wanted, param)
-    prompt = await asyncio.to_thread(endpoint.encode_prompt, body, tokenizer)
     assert engine.ready is not None
-    budget = completion_budget(
-        len(prompt), max_tokens, engine.ready.max_model_len, endpoint.prompt_param
-    )
+    max_model_len = engine.ready.max_model_len
+    prompt = await asyncio.to_thread(_encode, body, endpoint, tokenizer, max_model_len)
+    budget = completion_budget(len(prompt), max_tokens, max_model_len, endpoint.prompt_param)
     params = sampling_params(body, budget, context.new_seed())
     engine.submit(live, prompt, params, cache_salt(body))
+
+
+def _encode(
+    body: Body, endpoint: Endpoint[Body], tokenizer: Tokenizer, max_model_len: int
+) -> list[int]:
+    """Raises InvalidRequest, before tokenizing what cannot fit: a megabyte takes a second."""
+    prompt = endpoint.prompt(body, tokenizer)
+    if not isinstance(prompt, str):
+        return prompt
+    check_prompt_fits(tokenizer.min_num_tokens(prompt), max_model_len, endpoint.prompt_param)
+    return tokenizer.encode(prompt)
 
 
 async def _whole(request: Request, engine: Engine, live: LiveRequest, replies: Replies) -> Response:

@@ -23,13 +23,8 @@ def completion_budget(
     """
     if num_prompt_tokens < 1:
         raise InvalidRequest("the prompt is empty", param=param)
+    check_prompt_fits(num_prompt_tokens, max_model_len, param)
     room = max_model_len - num_prompt_tokens
-    if room < 1:
-        raise ContextLengthExceeded(
-            f"the prompt has {num_prompt_tokens} tokens, the context holds {max_model_len} and "
-            "at least 1 must be left for the completion",
-            param=param,
-        )
     if max_tokens is None:
         return room
     if max_tokens > room:
@@ -39,6 +34,16 @@ def completion_budget(
             param="max_tokens",
         )
     return max_tokens
+
+
+def check_prompt_fits(min_prompt_tokens: int, max_model_len: int, param: str) -> None:
+    """Raises ContextLengthExceeded.  ``min_prompt_tokens``: as far as it has been counted."""
+    if min_prompt_tokens >= max_model_len:
+        raise ContextLengthExceeded(
+            f"the prompt has at least {min_prompt_tokens} tokens, the context holds "
+            f"{max_model_len} and at least 1 must be left for the completion",
+            param=param,
+        )
 
 
 def sampling_params(body: GenerationBody, max_tokens: int, random_seed: int) -> SamplingParams:

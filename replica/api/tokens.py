@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from replica.api.body import read_body
-from replica.api.chat import encode_messages
+from replica.api.chat import render_messages
 from replica.api.completions import check_token_ids
 from replica.api.context import context_of
 from replica.api.generation import check_model, tokenizer_of
@@ -50,7 +50,7 @@ def _encode(body: TokenizeBody, tokenizer: Tokenizer) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("expected either prompt or messages", param="prompt")
     if body.messages is not None:
-        return encode_messages(body.messages, tokenizer)
+        return tokenizer.encode(render_messages(body.messages, tokenizer))
     assert body.prompt is not None
     return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
 

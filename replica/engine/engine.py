@@ -34,6 +34,7 @@ from replica.engine.messages import (
     encode_frame,
 )
 from replica.engine.request_log import RequestLog
+from replica.engine.watchdog import Watchdog
 from replica.errors import (
     EngineDied,
     ModelError,
@@ -47,6 +48,7 @@ from replica.model.tokenizer_loader import load_tokenizer
 from replica.telemetry import Telemetry
 
 _STOP_TIMEOUT_S: Final = 5.0
+_TOMBSTONE_S: Final = 30.0  # longer than any request is on its way
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +63,7 @@ class Engine:
         model_name: str,
         max_num_live: int,
         launcher: Sequence[str],
+        watchdog: Watchdog,
         monotonic_s: Callable[[], float],
     ) -> None:
         """``launcher`` stands before the engine's command line and must exec it."""
@@ -72,6 +75,7 @@ class Engine:
         self._config = config
         self._max_num_live = max_num_live
         self._launcher = launcher
+        self._watchdog = watchdog
         self._monotonic_s = monotonic_s
         self._phase = Phase.STARTING
         self._progress_ratio = 0.0
@@ -84,6 +88,13 @@ class Engine:
 
     @property
     def state(self) -> ReplicaState:
+        if self.is_hung and not self.has_failed:
+            return ReplicaState(
+                phase=Phase.FAILED,
+                progress_ratio=0.0,
+                model=self.model_name,
+                detail=self._hang_detail(),
+            )
         return ReplicaState(
             phase=self._phase,
             progress_ratio=self._progress_ratio,
@@ -93,11 +104,16 @@ class Engine:
 
     @property
     def is_ready(self) -> bool:
-        return self._phase is Phase.READY
+        return self._phase is Phase.READY and not self.is_hung
 
     @property
     def has_failed(self) -> bool:
         return self._phase is Phase.FAILED
+
+    @property
+    def is_hung(self) -> bool:
+        """It has work and has not stepped for too long.  It may yet come back."""
+        return bool(self._by_sequence) and self._watchdog.is_hungry
 
     async def run(self) -> None:
         """Start the process and read from it until it ends.
@@ -112,16 +128,20 @@ class Engine:
                 stdin=asyncio.subprocess.DEVNULL, pass_fds=(theirs.fileno(),),
             )  # fmt: skip
         reader, self._writer = await asyncio.open_connection(sock=ours)
+        watch = asyncio.create_task(self._watch(process), name="watchdog")
         try:
             self._send(self._config)
             await self._read(reader)
         finally:
+            watch.cancel()
             self._writer.close()
             await self._reap(process)
 
     def open(self, request_id: str) -> LiveRequest:
         """From here on the request can be aborted.  The caller closes it."""
-        request = LiveRequest(request_id, self._monotonic_s())
+        now_s = self._monotonic_s()
+        request = LiveRequest(request_id, now_s)
+        request.is_abort_wanted = self._log.exhume(request_id, now_s)
         self._log.open(request)
         return request
 
@@ -138,6 +158,8 @@ class Engine:
             raise RequestAborted("the request was aborted before it began")
         if len(self._by_sequence) >= self._max_num_live:
             raise Overloaded(f"{len(self._by_sequence)} requests are running or waiting already")
+        if not self._by_sequence:
+            self._watchdog.feed()  # an idle engine owes nobody a step
         self._num_submitted += 1
         request.sequence_id = self._num_submitted
         self._by_sequence[request.sequence_id] = request
@@ -154,6 +176,8 @@ class Engine:
         """Raises NotReady or EngineDied."""
         if self.has_failed:
             raise EngineDied("the engine is not running")
+        if self.is_hung:
+            raise NotReady(self._hang_detail())
         if not self.is_ready:
             raise NotReady(f"the replica is {self._phase}")
 
@@ -187,11 +211,16 @@ class Engine:
             raise EngineDied("the engine died before it could count the request")
         usage = self._log.finished_usage(request_id)
         if usage is None:
+            # It may have overtaken its request, which then must not begin.
+            self._log.bury(request_id, self._monotonic_s() + _TOMBSTONE_S)
             raise UnknownRequest(f"no request {request_id!r} is known here")
         return usage
 
-    async def drain(self, timeout_s: float) -> None:
-        """Take nothing new; let what is live finish, for so long; abort the rest."""
+    async def drain(self, timeout_s: float) -> bool:
+        """Take nothing new; let what is live finish, for so long; abort the rest.
+
+        False: the engine did not even answer the aborts.
+        """
         self._enter(Phase.DRAINING, 0.0, "")
         try:
             async with asyncio.timeout(timeout_s):
@@ -200,8 +229,10 @@ class Engine:
             logger.warning("drain timed out", extra={"num_running": self._log.num_live})
             for request in self._log.live:
                 self.request_abort(request)
-            async with asyncio.timeout(_STOP_TIMEOUT_S):
-                await self._wait_until_idle()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_TIMEOUT_S):
+                    await self._wait_until_idle()
+        return not self._log.num_live
 
     def stop(self) -> None:
         """``run`` returns soon after."""
@@ -215,7 +246,7 @@ class Engine:
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
-            while True:
+            while not self.has_failed:
                 length = int.from_bytes(await reader.readexactly(LENGTH_PREFIX_BYTES), "big")
                 await self._take(decode_from_engine(await reader.readexactly(length)))
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -234,18 +265,37 @@ class Engine:
                 self._enter(Phase.READY, 1.0, "")
                 logger.info("engine ready", extra={"num_blocks": message.num_blocks})
             case LoadFailed(detail=detail):
-                self._enter(Phase.FAILED, 0.0, detail)
-                logger.error("model load failed", extra={"error": detail})
+                self._fail(detail)
 
     async def _load_tokenizer(self, path: Path) -> None:
         """Before any later message is taken: whoever sees READY finds a tokenizer."""
         try:
             self.tokenizer = await asyncio.to_thread(load_tokenizer, path, _now)
-        except ModelError:
-            # The engine loads the same files and reports what is wrong with them.
-            logger.debug("tokenizer not loaded", exc_info=True)
+        except ModelError as exc:
+            self._fail(str(exc))
+
+    def _fail(self, detail: str) -> None:
+        """No message is read after it: the engine process ends."""
+        self._enter(Phase.FAILED, 0.0, detail)
+        logger.error("model load failed", extra={"error": detail})
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """Ends a process that has hung for good: ``run`` then ends as if it had died."""
+        while not (self._by_sequence and self._watchdog.is_starved):  # noqa: ASYNC110 - time passes
+            await asyncio.sleep(self._watchdog.poll_interval_s)
+        detail = self._hang_detail()
+        self._enter(Phase.FAILED, 0.0, detail)
+        logger.error("engine hung", extra={"error": detail, "pid": process.pid})
+        process.kill()
+
+    def _hang_detail(self) -> str:
+        return (
+            f"the engine has not stepped for {self._watchdog.silence_s:.0f} s "
+            f"with {len(self._by_sequence)} requests to work on"
+        )
 
     def _take_step(self, report: StepReport) -> None:
+        self._watchdog.feed()
         self.stats = report.stats
         if report.num_batched_tokens:
             self.telemetry.iteration_tokens.observe(report.num_batched_tokens)
@@ -292,16 +342,15 @@ class Engine:
             self._fail_all(f"the engine process ended with {exit_code}")
 
     def _fail_all(self, detail: str) -> None:
-        if not self.has_failed:
-            self._enter(Phase.FAILED, 0.0, detail)
+        self._enter(Phase.FAILED, 0.0, detail)
         for request in self._by_sequence.values():
             request.fail(EngineDied("the engine died while it worked on the request"))
             self._forget(request)
         self._by_sequence.clear()
 
     def _enter(self, phase: Phase, progress_ratio: float, detail: str) -> None:
-        """Draining is left only by failing."""
-        if self._phase is Phase.DRAINING and phase is not Phase.FAILED:
+        """Draining is left only by failing, and failing never."""
+        if self.has_failed or (self._phase is Phase.DRAINING and phase is not Phase.FAILED):
             return
         self._phase = phase
         self._progress_ratio = progress_ratio

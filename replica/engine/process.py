@@ -4,7 +4,6 @@ Started by ``replica.engine.engine`` and by nothing else.  It has an interpreter
 that no request handling ever waits for a step, and it never outlives its parent.
 """
 
-import ctypes
 import logging
 import os
 import signal
@@ -12,7 +11,6 @@ import socket
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
 from contracts.logs import configure_logging
 from contracts.replica_api import Phase
@@ -21,15 +19,14 @@ from replica.engine.messages import EngineConfig, LoadFailed, Loading, Located
 from replica.errors import ModelError
 from replica.model import store
 from replica.model.tokenizer_loader import load_tokenizer
-
-_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+from replica.parent_death import die_with_parent
 
 logger = logging.getLogger(__name__)
 
 
 def main() -> int:
     channel_fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
-    _die_with_parent(parent_pid)
+    die_with_parent(parent_pid)
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # a terminal signals the whole group: the parent decides
@@ -60,15 +57,6 @@ def _serve(channel: Channel, config: EngineConfig) -> None:
     from replica.engine.worker import serve
 
     serve(channel, config, path, tokenizer)
-
-
-def _die_with_parent(parent_pid: int) -> None:
-    """Killed by the kernel with the parent, or right now if that has happened already."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent_pid:
-        sys.exit("the parent process is gone")
 
 
 if __name__ == "__main__":

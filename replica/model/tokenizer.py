@@ -32,6 +32,11 @@ class Tokenizer:
         self._special = special
         self._chat_template = chat_template
         self.token_bytes = _token_bytes(fast)
+        # Canonical composition, the only normalizer we meet, shrinks text threefold at most: nine
+        # bytes of Korean letters become a syllable of three.
+        shrinkage = 1 if fast.normalizer is None else 3
+        added = (t.content.encode() for t in fast.get_added_tokens_decoder().values())
+        self._max_bytes_per_token = shrinkage * max(map(len, (*self.token_bytes, *added)))
 
     @property
     def vocab_size(self) -> int:
@@ -44,6 +49,10 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
+
+    def min_num_tokens(self, text: str) -> int:
+        """What ``encode`` gives at least, at the cost of a division."""
+        return -(-len(text.encode()) // self._max_bytes_per_token)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """With the BOS token in front if the model wants one and the text does not have it."""

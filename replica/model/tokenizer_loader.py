@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from replica.errors import ModelInvalid, ModelUnsupported
 from replica.model.chat_template import ChatTemplate
 from replica.model.config import Metadata
+from replica.model.damage import blaming
 from replica.model.gguf_file import GgufFile
 from replica.model.tokenizer import SpecialTokens, Tokenizer
 
@@ -27,10 +28,11 @@ _LLAMA3_NAMES: Final = ("llama-bpe", "llama3", "llama-v3")
 
 
 def load_tokenizer(path: Path, now: Callable[[], datetime]) -> Tokenizer:
-    """Raises ModelError."""
-    if path.is_dir():
-        return tokenizer_from_hf(path, now)
-    return tokenizer_from_gguf(GgufFile(path).metadata, now)
+    """Raises ModelError, and nothing else for whatever stands in the files."""
+    with blaming(path):
+        if path.is_dir():
+            return tokenizer_from_hf(path, now)
+        return tokenizer_from_gguf(GgufFile(path).metadata, now)
 
 
 def tokenizer_from_gguf(metadata: Metadata, now: Callable[[], datetime]) -> Tokenizer:

@@ -122,7 +122,7 @@ def test_each_prompt_alone(
 ) -> None:
     """In one chunk each, without a prefix hit."""
     for index, prompt in enumerate(prompts):
-        sequence_id = alone.submit(prompt, GREEDY, cache_salt=str(index))
+        sequence_id = alone.submit(prompt, GREEDY, cache_salt=f"alone {index}")
         assert generated(alone, [sequence_id]) == [expected[index]]
         assert alone.outcomes[sequence_id].usage.cached_prompt_tokens == 0
 
@@ -131,7 +131,7 @@ def test_prefix_hits_change_nothing(
     alone: EngineHarness, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
     def run() -> list[int]:
-        ids = [alone.submit(p, GREEDY, cache_salt=str(i)) for i, p in enumerate(prompts)]
+        ids = [alone.submit(p, GREEDY, cache_salt=f"hit {i}") for i, p in enumerate(prompts)]
         assert generated(alone, ids) == expected
         return ids
 

@@ -72,6 +72,20 @@ def test_abort_of_an_unknown_request_is_not_found(replica: ReplicaProcess) -> No
     assert answer.json["error"]["code"] == "request_not_found"
 
 
+def test_abort_that_overtakes_its_request_stops_it_on_arrival(replica: ReplicaProcess) -> None:
+    before = counters(replica)
+    headers = {"x-request-id": "overtaken"}
+    assert replica.request("POST", abort_path("overtaken")).status == 404
+    refused = replica.post("/v1/completions", LONG, headers)
+    assert refused.status == 499
+    assert refused.json["error"]["code"] == "request_aborted"
+    usage = abort(replica, "overtaken")
+    assert usage["prompt_tokens"] == usage["completion_tokens"] == 0
+    assert counters(replica) == before
+    again = replica.post("/v1/completions", {"prompt": "Hello", "max_tokens": 1}, headers)
+    assert again.status == 200
+
+
 @pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "whole"])
 def test_disconnect_stops_the_generation(replica: ReplicaProcess, is_stream: bool) -> None:
     prompt, generated = counters(replica)

