@@ -29,6 +29,9 @@ class Settings(BaseSettings):
     max_model_len: int | None = Field(
         None, ge=2
     )  # tokens; None: the model's, if the cache holds it
+    memory_bytes: int | None = Field(
+        None, ge=1
+    )  # for weights, work and cache; None: what the machine or the container has left
     kv_cache_bytes: int = Field(
         1 << 30, ge=1
     )  # 22,000 tokens of SmolLM2; untouched pages cost nothing
@@ -79,6 +82,7 @@ class Settings(BaseSettings):
             model_cache_dir=os.fspath(self.model_cache_dir),
             num_threads=self.num_threads,
             max_model_len=self.max_model_len,
+            memory_bytes=self.memory_bytes,
             kv_cache_bytes=self.kv_cache_bytes,
             block_size=self.block_size,
             max_num_seqs=self.max_num_seqs,

@@ -44,6 +44,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, array_like=True, t
     model_cache_dir: str
     num_threads: int | None
     max_model_len: int | None
+    memory_bytes: int | None
     kv_cache_bytes: int
     block_size: int
     max_num_seqs: int

@@ -8,13 +8,13 @@ import torch
 from contracts.replica_api import Phase
 from replica.engine.block_manager import BlockManager
 from replica.engine.channel import Channel
+from replica.engine.free_memory import free_memory_bytes
 from replica.engine.loop import EngineLoop, PrefixIdentity
+from replica.engine.memory_plan import plan_memory
 from replica.engine.messages import EngineConfig, Loading, Ready
 from replica.engine.runner import TorchRunner
 from replica.engine.scheduler import Scheduler, SchedulerLimits
-from replica.errors import ModelUnsupported
 from replica.model import store
-from replica.model.config import LlamaConfig
 from replica.model.loader import open_model
 from replica.model.tokenizer import Tokenizer
 
@@ -29,11 +29,15 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
 
     opened = open_model(path)
     # Before the weights: a limit that cannot be kept is said at once.
-    num_blocks = _num_blocks(config, opened.config)
-    max_model_len = _max_model_len(config, opened.config, num_blocks)
+    plan = plan_memory(
+        config,
+        opened.config,
+        weights_bytes=opened.weights_bytes,
+        available_bytes=_available_bytes(config),
+    )
     runner = TorchRunner(
         opened.load(report),
-        num_blocks=num_blocks,
+        num_blocks=plan.num_blocks,
         block_size=config.block_size,
         eos_token_ids=tokenizer.eos_token_ids,
     )
@@ -43,43 +47,22 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
         max_num_batched_tokens=config.max_num_batched_tokens,
     )
     loop = EngineLoop(
-        scheduler=Scheduler(limits, BlockManager(num_blocks), tokenizer.eos_token_ids),
+        scheduler=Scheduler(limits, BlockManager(plan.num_blocks), tokenizer.eos_token_ids),
         runner=runner,
         token_bytes=tokenizer.token_bytes,
         identity=PrefixIdentity(model_revision=store.revision(path), kv_dtype="float32"),
         monotonic_s=time.monotonic,
     )
     channel.send(
-        Ready(max_model_len=max_model_len, num_blocks=num_blocks, block_size=config.block_size)
+        Ready(
+            max_model_len=plan.max_model_len,
+            num_blocks=plan.num_blocks,
+            block_size=config.block_size,
+        )
     )
     loop.run(channel)
 
 
-def _num_blocks(config: EngineConfig, model: LlamaConfig) -> int:
-    """Includes the null block."""
-    block_bytes = model.kv_bytes_per_token * config.block_size
-    num_blocks = config.kv_cache_bytes // block_bytes
-    if num_blocks < 2:
-        raise ModelUnsupported(
-            f"a KV cache of {config.kv_cache_bytes} bytes holds {num_blocks} blocks "
-            f"of {block_bytes} bytes, at least 2 are needed"
-        )
-    return num_blocks
-
-
-def _max_model_len(config: EngineConfig, model: LlamaConfig, num_blocks: int) -> int:
-    """Any request within it fits the cache alone, so everything admitted can finish."""
-    capacity = (num_blocks - 1) * config.block_size
-    if config.max_model_len is None:
-        return min(model.max_positions, capacity)
-    if config.max_model_len > model.max_positions:
-        raise ModelUnsupported(
-            f"a context of {config.max_model_len} tokens was asked for, "
-            f"the model has {model.max_positions}"
-        )
-    if config.max_model_len > capacity:
-        raise ModelUnsupported(
-            f"a context of {config.max_model_len} tokens was asked for, the KV cache of "
-            f"{config.kv_cache_bytes} bytes holds {capacity}"
-        )
-    return config.max_model_len
+def _available_bytes(config: EngineConfig) -> int:
+    """After torch has been imported: what it takes for itself is gone already."""
+    return free_memory_bytes() if config.memory_bytes is None else config.memory_bytes

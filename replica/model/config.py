@@ -1,11 +1,13 @@
-"""The shape of a Llama-architecture model, and the refusal of everything this engine does not run.
+"""The shape of a model of the Llama family, and the refusal of everything this engine does not run.
 
-A setting that would change the numbers is either honoured or named in an error; none is ignored.
+Qwen2 is Llama with biases on q, k and v; Qwen3 is Llama with norms on the heads of q and k; Mistral
+is Llama.  A setting that would change the numbers is either honoured or named in an error; none is
+ignored.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from replica.errors import ModelInvalid, ModelUnsupported
 
@@ -25,6 +27,9 @@ class LlamaConfig:
     max_positions: int  # tokens
     rope_theta: float
     rms_norm_eps: float
+    has_qkv_bias: bool = False
+    has_qk_norm: bool = False
+    is_tied: bool | None = None  # the output matrix is the embedding; None: if it has no own
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads or self.head_dim % 2:
@@ -37,6 +42,15 @@ class LlamaConfig:
     def kv_bytes_per_token(self) -> int:
         """Keys and values, all layers, float32."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * 4
+
+    def num_weights(self, *, is_tied: bool) -> int:
+        """Numbers in all matrices and vectors."""
+        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        qkv_size = q_size + 2 * kv_size
+        layer = self.hidden_size * (qkv_size + q_size + 3 * self.intermediate_size + 2)
+        layer += qkv_size * self.has_qkv_bias + 2 * self.head_dim * self.has_qk_norm
+        embeddings = self.vocab_size * self.hidden_size * (1 if is_tied else 2)
+        return embeddings + self.num_layers * layer + self.hidden_size
 
 
 def config_from_gguf(metadata: Metadata) -> LlamaConfig:
@@ -69,13 +83,13 @@ def config_from_gguf(metadata: Metadata) -> LlamaConfig:
 
 def config_from_hf(config: Metadata) -> LlamaConfig:
     """``config`` is a Hugging Face ``config.json``, as written by transformers 4 or 5."""
-    model_type = _text(config, "model_type")
-    if model_type != "llama":
-        raise ModelUnsupported(f"expected model_type 'llama', got {model_type!r}")
-    _refuse_unless(config, "hidden_act", (None, "silu"))
-    _refuse_unless(config, "attention_bias", (None, False))
-    _refuse_unless(config, "mlp_bias", (None, False))
-    _refuse_unless(config, "quantization_config", (None,))
+    family = _text(config, "model_type")
+    if family not in HF_FAMILIES:
+        raise ModelUnsupported(f"expected model_type one of {list(HF_FAMILIES)}, got {family!r}")
+    for key, accepted in _HF_NEUTRAL.items():
+        _refuse_unless(config, key, accepted)
+    max_positions = _positive(config, "max_position_embeddings")
+    _refuse_sliding_window(config, family, max_positions)
     num_heads = _positive(config, "num_attention_heads")
     hidden_size = _positive(config, "hidden_size")
     return LlamaConfig(
@@ -85,11 +99,59 @@ def config_from_hf(config: Metadata) -> LlamaConfig:
         num_layers=_positive(config, "num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=_positive(config, "num_key_value_heads", num_heads),
-        head_dim=_positive(config, "head_dim", hidden_size // num_heads),
-        max_positions=_positive(config, "max_position_embeddings"),
+        head_dim=_positive(
+            config, "head_dim", _QWEN3_HEAD_DIM if family == "qwen3" else hidden_size // num_heads
+        ),
+        max_positions=max_positions,
         rope_theta=_hf_rope_theta(config),
-        rms_norm_eps=_number(config, "rms_norm_eps"),
+        rms_norm_eps=_number(config, "rms_norm_eps", _HF_RMS_NORM_EPS),
+        has_qkv_bias=family == "qwen2",
+        has_qk_norm=family == "qwen3",
+        is_tied=config.get("tie_word_embeddings") is True,
     )
+
+
+HF_FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
+_QWEN3_HEAD_DIM: Final = 128  # transformers' default, as is the next one
+_HF_RMS_NORM_EPS: Final = 1e-6
+
+# What related architectures put into config.json and what would change the numbers.
+_HF_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
+    "attention_bias": (None, False),
+    "attention_multiplier": (None,),
+    "attn_logit_softcapping": (None,),
+    "clip_qkv": (None,),
+    "embedding_multiplier": (None, 1),
+    "final_logit_softcapping": (None,),
+    "hidden_act": (None, "silu"),
+    "is_causal": (None, True),
+    "logit_scale": (None, 1),
+    "logits_scaling": (None, 1),
+    "mlp_bias": (None, False),
+    "moe_intermediate_size": (None,),
+    "no_rope_layers": (None, []),
+    "num_experts": (None, 0),
+    "num_local_experts": (None, 0),
+    "partial_rotary_factor": (None, 1),
+    "pretraining_tp": (None, 1),
+    "quantization_config": (None,),
+    "query_pre_attn_scalar": (None,),
+    "residual_multiplier": (None, 1),
+    "rope_interleaved": (None, False),
+    "use_qk_norm": (None, False),
+}
+
+
+def _refuse_sliding_window(config: Metadata, family: str, max_positions: int) -> None:
+    """A window no context can leave changes nothing."""
+    for kind in config.get("layer_types") or ():
+        if kind != "full_attention":
+            raise ModelUnsupported(f"layer_types: {kind!r} is not supported")
+    if family.startswith("qwen") and not config.get("use_sliding_window"):
+        return  # Qwen states a window and a switch
+    window = config.get("sliding_window")
+    if window is not None and not (type(window) is int and window >= max_positions):
+        raise ModelUnsupported(f"sliding_window={window!r} is not supported")
 
 
 def _hf_rope_theta(config: Metadata) -> float:
@@ -98,6 +160,9 @@ def _hf_rope_theta(config: Metadata) -> float:
         rope = config.get(key)
         if rope is None:
             continue
+        if not isinstance(rope, Mapping):
+            raise ModelInvalid(f"model metadata: {key}={rope!r} is wrong")
+        _refuse_unless(rope, "partial_rotary_factor", (None, 1))
         rope_type = rope.get("rope_type", rope.get("type", "default"))
         if rope_type != "default":
             raise ModelUnsupported(f"{key}: rope type {rope_type!r} is not supported")

@@ -1,4 +1,4 @@
-"""The Llama forward pass over a flat batch, float32, with attention handed in.
+"""The forward pass of the Llama family over a flat batch, float32, with attention handed in.
 
 Source: Touvron et al. 2023, "LLaMA"; operation order follows the Hugging Face implementation, so
 that greedy decoding gives the same tokens.
@@ -52,9 +52,17 @@ class LlamaModel:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         config = self.config
         num_rotated = config.num_heads + config.num_kv_heads
-        qkv = F.linear(normed, layer.qkv).view(len(normed), -1, config.head_dim)
-        q_and_k = _rotate(qkv[:, :num_rotated], cos, sin)
+        qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(len(normed), -1, config.head_dim)
+        q_and_k = _rotate(self._norm_heads(layer, qkv[:, :num_rotated]), cos, sin)
         return q_and_k[:, : config.num_heads], q_and_k[:, config.num_heads :], qkv[:, num_rotated:]
+
+    def _norm_heads(self, layer: LayerWeights, q_and_k: torch.Tensor) -> torch.Tensor:
+        """Qwen3: each head by itself, before it is rotated.  [num_tokens, heads, head_dim]."""
+        if layer.q_norm is None or layer.k_norm is None:
+            return q_and_k
+        num_heads = self.config.num_heads
+        q = self._norm(q_and_k[:, :num_heads], layer.q_norm)
+        return torch.cat((q, self._norm(q_and_k[:, num_heads:], layer.k_norm)), dim=1)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """y = x / sqrt(mean(x^2) + eps) * weight."""

@@ -13,7 +13,7 @@ from replica.model.gguf_file import GgufFile
 from replica.model.gguf_loader import GgufTensors
 from replica.model.llama import LlamaModel
 from replica.model.safetensors_loader import SafetensorsDirectory
-from replica.model.weights import TensorSource, assemble
+from replica.model.weights import TensorSource, assemble, assembles_tied
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,12 @@ class OpenedModel:
     path: Path
     config: LlamaConfig
     source: TensorSource
+
+    @property
+    def weights_bytes(self) -> int:
+        """In memory, as float32."""
+        is_tied = assembles_tied(self.config, self.source.names())
+        return 4 * self.config.num_weights(is_tied=is_tied)
 
     def load(self, report_progress: Callable[[float], None]) -> LlamaModel:
         """Raises ModelError."""

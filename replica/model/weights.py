@@ -35,6 +35,9 @@ class LayerWeights:
     post_norm: torch.Tensor  # [hidden]
     gate_up: torch.Tensor  # [2 * intermediate, hidden]: gate, then up
     down: torch.Tensor  # [hidden, intermediate]
+    qkv_bias: torch.Tensor | None = None  # [(heads + 2 * kv_heads) * head_dim]
+    q_norm: torch.Tensor | None = None  # [head_dim], as is the next one
+    k_norm: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ def assemble(
         for layer in pool.map(lambda i: _layer(source, config, i), range(config.num_layers)):
             layers.append(layer)
             report_progress(len(layers) / config.num_layers)
-    is_tied = "lm_head.weight" not in names
+    is_tied = assembles_tied(config, names)
     return LlamaWeights(
         embedding=embedding,
         layers=tuple(layers),
@@ -67,13 +70,25 @@ def assemble(
     )
 
 
+def assembles_tied(config: LlamaConfig, names: Collection[str]) -> bool:
+    """Whether the embedding serves as the output matrix, too.
+
+    A checkpoint may hold both and say so: then its own output matrix is not used.
+    """
+    return config.is_tied or (config.is_tied is None and "lm_head.weight" not in names)
+
+
 def _layer(source: TensorSource, config: LlamaConfig, index: int) -> LayerWeights:
     hidden, intermediate = config.hidden_size, config.intermediate_size
     q_size = config.num_heads * config.head_dim
     kv_size = config.num_kv_heads * config.head_dim
 
-    def load(name: str, *shape: int) -> torch.Tensor:
-        return _load(source, f"model.layers.{index}.{name}.weight", shape)
+    def load(name: str, *shape: int, kind: str = "weight") -> torch.Tensor:
+        return _load(source, f"model.layers.{index}.{name}.{kind}", shape)
+
+    def qkv_bias() -> torch.Tensor:
+        sizes = (("q", q_size), ("k", kv_size), ("v", kv_size))
+        return torch.cat([load(f"self_attn.{x}_proj", size, kind="bias") for x, size in sizes])
 
     return LayerWeights(
         input_norm=load("input_layernorm", hidden),
@@ -90,6 +105,9 @@ def _layer(source: TensorSource, config: LlamaConfig, index: int) -> LayerWeight
             [load("mlp.gate_proj", intermediate, hidden), load("mlp.up_proj", intermediate, hidden)]
         ),
         down=load("mlp.down_proj", hidden, intermediate),
+        qkv_bias=qkv_bias() if config.has_qkv_bias else None,
+        q_norm=load("self_attn.q_norm", config.head_dim) if config.has_qk_norm else None,
+        k_norm=load("self_attn.k_norm", config.head_dim) if config.has_qk_norm else None,
     )
 
 
@@ -100,19 +118,25 @@ def _load(source: TensorSource, name: str, shape: tuple[int, ...]) -> torch.Tens
     return tensor
 
 
-_LAYER_PARTS: Final = (
-    "input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-    "self_attn.o_proj", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+_LAYER_TENSORS: Final = (
+    "input_layernorm.weight", "self_attn.q_proj.weight", "self_attn.k_proj.weight",
+    "self_attn.v_proj.weight", "self_attn.o_proj.weight", "post_attention_layernorm.weight",
+    "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight",
 )  # fmt: skip
+_BIAS_TENSORS: Final = ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias")
+_NORM_TENSORS: Final = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 
 
 def _refuse_unknown(names: Collection[str], config: LlamaConfig) -> None:
     """A tensor nobody reads would mean an architecture we only believe to know."""
     known = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
+    tensors = [*_LAYER_TENSORS]
+    tensors += _BIAS_TENSORS if config.has_qkv_bias else ()
+    tensors += _NORM_TENSORS if config.has_qk_norm else ()
     for index in range(config.num_layers):
-        known.update(f"model.layers.{index}.{part}.weight" for part in _LAYER_PARTS)
+        known.update(f"model.layers.{index}.{tensor}" for tensor in tensors)
     unknown = sorted(n for n in names if n not in known and not n.endswith("rotary_emb.inv_freq"))
     if unknown:
         raise ModelUnsupported(
-            f"{len(unknown)} tensors are not of a plain Llama, first {unknown[0]!r}"
+            f"{len(unknown)} tensors are not of this architecture, first {unknown[0]!r}"
         )

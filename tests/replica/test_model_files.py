@@ -102,7 +102,16 @@ def test_tied_embeddings_are_shared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mistral"}, "model_type 'llama', got 'mistral'"),
+        ({"model_type": "gemma2"}, "model_type one of .* got 'gemma2'"),
+        ({"model_type": "mistral", "sliding_window": 32}, "sliding_window=32"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8}, "window=8"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "'sliding_attention'"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+        ({"rope_parameters": "yarn"}, "rope_parameters='yarn'"),
+        ({"num_local_experts": 8}, "num_local_experts=8"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"attention_bias": True}, "attention_bias=True"),
         ({"mlp_bias": True}, "mlp_bias=True"),

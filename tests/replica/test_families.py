@@ -1,0 +1,98 @@
+"""Every family gives the tokens that transformers gives, from a checkpoint made on the spot."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from replica.engine.messages import SamplingParams
+from replica.engine.runner import TorchRunner
+from replica.engine.scheduler import SchedulerLimits
+from replica.model.loader import open_model
+from tests.replica.engine_harness import EngineHarness
+
+VOCAB_SIZE = 64
+NUM_NEW_TOKENS = 12
+SHAPE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    # Wide enough for choices that differ from token to token.
+    "initializer_range": 0.5,
+}
+FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "llama tied": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": True}),
+    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None, "head_dim": 16}),
+    "mistral wide window": (MistralConfig, MistralForCausalLM, {"sliding_window": 4096}),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
+    "qwen2 tied": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16}),
+    "qwen3 narrow heads": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 8}),
+}
+PROMPTS = [[5], [1, 2, 3], list(range(1, 40)), [7, 7, 7, 7, 7, 7, 7, 7], list(range(60, 20, -1))]
+
+
+@pytest.fixture(params=FAMILIES, ids=str)
+def reference(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """Saved to ``tmp_path``.  Norms and biases are not left at their neutral ones and zeros."""
+    config_type, model_type, changes = FAMILIES[request.param]
+    torch.manual_seed(7)
+    model = model_type(config_type(**(SHAPE | changes))).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    model.save_pretrained(tmp_path)
+    return model
+
+
+def greedy(reference: Any, prompt: list[int]) -> list[int]:
+    ids = torch.tensor([prompt])
+    output = reference.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=NUM_NEW_TOKENS,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return output[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [6, 256], ids=["small chunks", "large chunks"])
+def test_greedy_tokens_equal_those_of_transformers(
+    reference: Any, tmp_path: Path, max_num_batched_tokens: int
+) -> None:
+    expected = [greedy(reference, prompt) for prompt in PROMPTS]
+    assert len({token for tokens in expected for token in tokens}) > 10, "the model says too little"
+    runner = TorchRunner(
+        open_model(tmp_path).load(lambda ratio: None), num_blocks=64, block_size=8, eos_token_ids=[]
+    )
+    names = [b"%d " % i for i in range(VOCAB_SIZE)]
+    limits = SchedulerLimits(8, 6, max_num_batched_tokens)
+    engine = EngineHarness(runner, names, [], limits, num_blocks=64)
+    params = SamplingParams(max_tokens=NUM_NEW_TOKENS, temperature=0.0)
+    ids = engine.submit_together(PROMPTS, params)
+    engine.run()
+    assert [[int(t) for t in engine.outcomes[i].text.split()] for i in ids] == expected
+
+
+def test_weights_take_what_was_announced(reference: Any, tmp_path: Path) -> None:
+    numbers = sum(p.numel() for p in reference.parameters())  # tied ones are listed once
+    assert open_model(tmp_path).weights_bytes == 4 * numbers
