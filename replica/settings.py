@@ -38,6 +38,7 @@ class Settings(BaseSettings):
     block_size: int = Field(16, ge=1, le=1024)  # tokens; vLLM's: little waste, fine-grained sharing
     max_num_seqs: int = Field(32, ge=1, le=1024)  # throughput on 2 cores is flat beyond
     max_num_batched_tokens: int = Field(512, ge=1)  # a longer step would stall every stream
+    is_prefix_caching: bool = True  # costs under 1 % when nothing is ever shared
     max_num_waiting: int = Field(
         256, ge=0
     )  # requests; beyond, waiting takes minutes: refuse at once
@@ -87,5 +88,6 @@ class Settings(BaseSettings):
             block_size=self.block_size,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
+            is_prefix_caching=self.is_prefix_caching,
             log_level=self.log_level,
         )

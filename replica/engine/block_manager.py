@@ -1,13 +1,15 @@
 """Blocks of KV cache: who owns them, which are free, and which can be shared by content.
 
 A block is **owned** (referenced by at least one block table), **cached** (free, but its content is
-known by hash and can be revived) or **free**.  Only full blocks are ever shared, so nothing is ever
+known and can be revived) or **free**.  Only full blocks are ever shared, so nothing is ever
 copied on write.  Block 0 is the null block: padding reads and writes go there and it belongs to
 nobody.
 """
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
+
+from replica.engine.prefix import Prefix
 
 NULL_BLOCK = 0
 
@@ -22,10 +24,10 @@ class BlockManager:
                 f"expected at least 2 blocks (one is the null block), got {num_blocks}"
             )
         self._ref_counts = [0] * num_blocks
-        self._hashes: list[bytes | None] = [None] * num_blocks
-        self._block_by_hash: dict[bytes, int] = {}
-        # In order of reuse: blocks without a hash first, then cached ones, least recently used
-        # first.
+        self._contents: list[Prefix | None] = [None] * num_blocks
+        self._block_by_digest: dict[bytes, int] = {}
+        # In order of reuse: blocks without known content first, then cached ones, least recently
+        # used first.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
 
     @property
@@ -37,14 +39,22 @@ class BlockManager:
         """Free or cached: what can be handed out."""
         return len(self._free)
 
-    def match(self, hashes: Iterable[bytes]) -> list[int]:
+    @property
+    def contents(self) -> dict[Prefix, int]:
+        """Every findable prefix and its block."""
+        return {p: block for block, p in enumerate(self._contents) if p is not None}
+
+    def match(self, prefixes: Iterable[Prefix]) -> list[int]:
         """Blocks of the longest known chain.  They are not yet held: ``acquire`` them at once."""
         blocks: list[int] = []
-        for digest in hashes:
-            block = self._block_by_hash.get(digest)
-            if block is None:
+        parent: Prefix | None = None
+        for prefix in prefixes:
+            block = self._block_by_digest.get(prefix.digest)
+            content = None if block is None else self._contents[block]
+            if block is None or content is None or not _holds(content, prefix, parent):
                 break
             blocks.append(block)
+            parent = content
         return blocks
 
     def num_unreferenced(self, blocks: Iterable[int]) -> int:
@@ -64,21 +74,21 @@ class BlockManager:
         self._ref_counts[block] = 1
         return block
 
-    def publish(self, block: int, digest: bytes) -> None:
+    def publish(self, block: int, prefix: Prefix) -> None:
         """Make a full block findable.
 
         If equal content is known already, that copy stays the known one.
         """
-        if self._hashes[block] is None and digest not in self._block_by_hash:
-            self._hashes[block] = digest
-            self._block_by_hash[digest] = block
+        if self._contents[block] is None and prefix.digest not in self._block_by_digest:
+            self._contents[block] = prefix
+            self._block_by_digest[prefix.digest] = block
 
     def forget(self, block: int) -> None:
         """Make a block's content unfindable."""
-        digest = self._hashes[block]
-        if digest is not None:
-            del self._block_by_hash[digest]
-            self._hashes[block] = None
+        content = self._contents[block]
+        if content is not None:
+            del self._block_by_digest[content.digest]
+            self._contents[block] = None
 
     def release(self, block_table: Sequence[int]) -> None:
         """Give up one reference to each block.
@@ -90,7 +100,7 @@ class BlockManager:
             if self._ref_counts[block] > 0:
                 continue
             self._free[block] = None
-            if self._hashes[block] is None:
+            if self._contents[block] is None:
                 self._free.move_to_end(block, last=False)
 
     def is_owned(self, block: int) -> bool:
@@ -107,7 +117,15 @@ class BlockManager:
             )
             if block != NULL_BLOCK:
                 assert (count == 0) == (block in self._free), f"block {block} is free and owned"
-        for digest, block in self._block_by_hash.items():
-            assert self._hashes[block] == digest, f"block {block} is known by another hash"
-        num_hashed = sum(digest is not None for digest in self._hashes)
-        assert num_hashed == len(self._block_by_hash), "a block's hash is not in the index"
+        for digest, block in self._block_by_digest.items():
+            content = self._contents[block]
+            assert content is not None, f"block {block} is known and holds nothing"
+            assert content.digest == digest, f"block {block} is known by another hash"
+        assert len(self.contents) == len(self._block_by_digest), "a block's hash is not indexed"
+
+
+def _holds(content: Prefix, prefix: Prefix, matched_parent: Prefix | None) -> bool:
+    """Whether ``content`` is ``prefix``, whose parent has been found equal already."""
+    if matched_parent is not None and content.parent is matched_parent:
+        return content.token_ids == prefix.token_ids
+    return content.is_same(prefix)

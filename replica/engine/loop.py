@@ -1,10 +1,8 @@
 """The engine's only thread: take what arrived, schedule, execute, account, report.  No awaits."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from contracts.prefix import root_hash
 from replica.engine.batch import FlatBatch, flatten
 from replica.engine.channel import Channel
 from replica.engine.detokenizer import Detokenizer
@@ -17,6 +15,7 @@ from replica.engine.messages import (
     Submit,
     ToEngine,
 )
+from replica.engine.prefix import PrefixIdentity
 from replica.engine.scheduler import SampledToken, ScheduledChunk, Scheduler
 from replica.engine.sequence import Sequence as EngineSequence
 
@@ -29,19 +28,6 @@ class ModelRunner(Protocol):
     def clear_blocks(self, blocks: Sequence[int]) -> None:
         """Overwrite blocks that may hold non-finite numbers."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixIdentity:
-    """What decides a token's KV besides the tokens before it."""
-
-    model_revision: str
-    kv_dtype: str
-
-    def root_hash(self, cache_salt: str) -> bytes:
-        return root_hash(
-            model_revision=self.model_revision, cache_salt=cache_salt, kv_dtype=self.kv_dtype
-        )
 
 
 class _LiveSequence:
@@ -122,7 +108,7 @@ class EngineLoop:
                 arrival=self._num_arrivals,
                 prompt_token_ids=message.prompt_token_ids,
                 params=message.params,
-                root_hash=self._identity.root_hash(message.cache_salt),
+                root=self._identity.root(message.cache_salt),
             )
         )
 

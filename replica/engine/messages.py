@@ -49,6 +49,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, array_like=True, t
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    is_prefix_caching: bool
     log_level: str
 
 

@@ -22,6 +22,7 @@ class SchedulerLimits:
     block_size: int  # tokens
     max_num_seqs: int
     max_num_batched_tokens: int
+    is_prefix_caching: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,15 @@ class Scheduler:
         queue.remove(sequence)
         self._release(sequence)
 
+    def preempt(self, sequence: Sequence) -> None:
+        """Take a running sequence's blocks away; it recomputes later, in its old place."""
+        self._running.remove(sequence)
+        self._release(sequence)
+        sequence.is_running = False
+        sequence.num_computed_tokens = 0
+        _insert(self._waiting, sequence)
+        self._num_preemptions += 1
+
     def unowned(self, blocks: Iterable[int]) -> list[int]:
         """Those that no live sequence refers to."""
         return [block for block in blocks if not self._blocks.is_owned(block)]
@@ -195,7 +205,7 @@ class Scheduler:
         """
         size = self._limits.block_size
         full_blocks = (sequence.num_known_tokens - 1) // size
-        cached = self._blocks.match(sequence.hashes(full_blocks, size))
+        cached = self._match(sequence, full_blocks)
         missing = self._num_blocks(sequence.num_known_tokens) - len(cached)
         if missing + self._blocks.num_unreferenced(cached) > self._blocks.num_free:
             return False
@@ -209,13 +219,18 @@ class Scheduler:
         self._num_hit_tokens += len(cached) * size
         return True
 
+    def _match(self, sequence: Sequence, num_blocks: int) -> list[int]:
+        if not self._limits.is_prefix_caching:
+            return []
+        return self._blocks.match(sequence.block_prefixes(num_blocks, self._limits.block_size))
+
     def _make_room(self, sequence: Sequence, num_tokens: int, step: _Step) -> bool:
         """Preempt later arrivals until the chunk fits.  False: the sequence itself was the last."""
         wanted = self._num_blocks(sequence.num_computed_tokens + num_tokens)
         while wanted - len(sequence.block_table) > self._blocks.num_free:
             victim = self._running[-1]
             step.drop(victim)
-            self._preempt(victim)
+            self.preempt(victim)
             if victim is sequence:
                 return False
         self._grow(sequence, num_tokens)
@@ -226,24 +241,18 @@ class Scheduler:
         while len(sequence.block_table) < wanted:
             sequence.block_table.append(self._blocks.allocate())
 
-    def _preempt(self, sequence: Sequence) -> None:
-        self._running.remove(sequence)
-        self._release(sequence)
-        sequence.is_running = False
-        sequence.num_computed_tokens = 0
-        _insert(self._waiting, sequence)
-        self._num_preemptions += 1
-
     def _release(self, sequence: Sequence) -> None:
         self._blocks.release(sequence.block_table)
         sequence.block_table = []
 
     def _publish_full_blocks(self, sequence: Sequence) -> None:
+        if not self._limits.is_prefix_caching:
+            return
         size = self._limits.block_size
         num_full = sequence.num_computed_tokens // size
-        digests = sequence.hashes(num_full, size)
+        prefixes = sequence.block_prefixes(num_full, size)
         for index in range(sequence.num_published_blocks, num_full):
-            self._blocks.publish(sequence.block_table[index], digests[index])
+            self._blocks.publish(sequence.block_table[index], prefixes[index])
         sequence.num_published_blocks = num_full
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:

@@ -6,17 +6,15 @@ resumed preemption and a prefix hit differ only in the gap between the two.
 
 from collections.abc import Sequence as SequenceOf
 
-from contracts.prefix import block_hash
 from replica.engine.messages import FinishReason, SamplingParams, Usage
+from replica.engine.prefix import Prefix
 
 
 class Sequence:
     """Owned by the scheduler; nobody else changes it."""
 
     __slots__ = (
-        "_root_hash",
         "arrival",
-        "block_hashes",
         "block_table",
         "finish_reason",
         "is_running",
@@ -26,6 +24,7 @@ class Sequence:
         "num_prompt_tokens",
         "num_published_blocks",
         "params",
+        "prefixes",
         "sequence_id",
         "token_ids",
     )
@@ -37,7 +36,7 @@ class Sequence:
         arrival: int,
         prompt_token_ids: SequenceOf[int],
         params: SamplingParams,
-        root_hash: bytes,
+        root: Prefix,
     ) -> None:
         self.sequence_id = sequence_id
         self.arrival = arrival  # unique, rising: the order of service and, reversed, of preemption
@@ -48,11 +47,10 @@ class Sequence:
         self.num_computed_tokens = 0
         self.num_published_blocks = 0
         self.block_table: list[int] = []
-        self.block_hashes: list[bytes] = []  # of the full blocks of token_ids, lazily extended
+        self.prefixes: list[Prefix] = [root]  # then one per full block, lazily extended
         self.num_counted_prompt_tokens = 0  # highest ever computed: a recompute counts nothing
         self.num_cached_prompt_tokens = 0
         self.finish_reason: FinishReason | None = None
-        self._root_hash = root_hash
 
     @property
     def num_known_tokens(self) -> int:
@@ -74,13 +72,13 @@ class Sequence:
             completion_tokens=self.num_completion_tokens,
         )
 
-    def hashes(self, num_blocks: int, block_size: int) -> list[bytes]:
-        """Chained hashes of the first ``num_blocks`` blocks, all of which must be full."""
-        while len(self.block_hashes) < num_blocks:
-            start = len(self.block_hashes) * block_size
-            parent = self.block_hashes[-1] if self.block_hashes else self._root_hash
-            self.block_hashes.append(block_hash(parent, self.token_ids[start : start + block_size]))
-        return self.block_hashes[:num_blocks]
+    def block_prefixes(self, num_blocks: int, block_size: int) -> SequenceOf[Prefix]:
+        """Of the first ``num_blocks`` blocks, all of which must be full."""
+        while len(self.prefixes) <= num_blocks:
+            start = (len(self.prefixes) - 1) * block_size
+            tokens = self.token_ids[start : start + block_size]
+            self.prefixes.append(self.prefixes[-1].child(tokens))
+        return self.prefixes[1 : num_blocks + 1]
 
     def advance(self, num_tokens: int) -> int:
         """Move the computed mark;

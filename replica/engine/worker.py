@@ -9,9 +9,10 @@ from contracts.replica_api import Phase
 from replica.engine.block_manager import BlockManager
 from replica.engine.channel import Channel
 from replica.engine.free_memory import free_memory_bytes
-from replica.engine.loop import EngineLoop, PrefixIdentity
+from replica.engine.loop import EngineLoop
 from replica.engine.memory_plan import plan_memory
 from replica.engine.messages import EngineConfig, Loading, Ready
+from replica.engine.prefix import PrefixIdentity
 from replica.engine.runner import TorchRunner
 from replica.engine.scheduler import Scheduler, SchedulerLimits
 from replica.model import store
@@ -45,6 +46,7 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        is_prefix_caching=config.is_prefix_caching,
     )
     loop = EngineLoop(
         scheduler=Scheduler(limits, BlockManager(plan.num_blocks), tokenizer.eos_token_ids),

@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from contracts.prefix import block_hash
 from replica.engine.block_manager import BlockManager
-from replica.engine.loop import EngineLoop, ModelRunner, PrefixIdentity
+from replica.engine.loop import EngineLoop, ModelRunner
 from replica.engine.messages import (
     Abort,
     Delta,
@@ -15,6 +16,7 @@ from replica.engine.messages import (
     ToEngine,
     Usage,
 )
+from replica.engine.prefix import HashBlock, PrefixIdentity
 from replica.engine.scheduler import Scheduler, SchedulerLimits
 
 
@@ -36,13 +38,15 @@ class EngineHarness:
         eos_token_ids: Sequence[int],
         limits: SchedulerLimits,
         num_blocks: int,
+        hash_block: HashBlock = block_hash,
     ) -> None:
-        self._scheduler = Scheduler(limits, BlockManager(num_blocks), eos_token_ids)
+        self.blocks = BlockManager(num_blocks)
+        self._scheduler = Scheduler(limits, self.blocks, eos_token_ids)
         self._loop = EngineLoop(
             scheduler=self._scheduler,
             runner=runner,
             token_bytes=token_bytes,
-            identity=PrefixIdentity(model_revision="test", kv_dtype="float32"),
+            identity=PrefixIdentity("test", "float32", hash_block),
             monotonic_s=lambda: 0.0,
         )
         self.outcomes: dict[int, Outcome] = {}
@@ -79,6 +83,13 @@ class EngineHarness:
 
     def abort(self, sequence_id: int) -> None:
         self.step([Abort(sequence_id=sequence_id)])
+
+    def preempt(self, sequence_id: int) -> None:
+        """If it is running."""
+        sequence = self._scheduler.get(sequence_id)
+        if sequence is not None and sequence.is_running:
+            self._scheduler.preempt(sequence)
+            self._scheduler.check_invariants()
 
     def step(self, messages: Iterable[ToEngine] = ()) -> StepReport | None:
         report = self._loop.step(messages)

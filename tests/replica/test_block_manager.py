@@ -3,6 +3,19 @@ import random
 import pytest
 
 from replica.engine.block_manager import NULL_BLOCK, BlockManager
+from replica.engine.prefix import Prefix, PrefixIdentity
+
+ROOT = PrefixIdentity(model_revision="m", kv_dtype="float32").root("")
+A = ROOT.child([1])
+FIRST = ROOT.child([1])
+SECOND = FIRST.child([2])
+THIRD = SECOND.child([3])
+
+
+def constant_hash_root(salt: str = "") -> Prefix:
+    """Everything collides."""
+    identity = PrefixIdentity("m", "float32", hash_block=lambda parent, tokens: b"same")
+    return identity.root(salt)
 
 
 def test_null_block_is_never_handed_out() -> None:
@@ -13,9 +26,9 @@ def test_null_block_is_never_handed_out() -> None:
 def test_freed_block_with_content_is_revived_by_its_hash() -> None:
     blocks = BlockManager(4)
     block = blocks.allocate()
-    blocks.publish(block, b"a")
+    blocks.publish(block, A)
     blocks.release([block])
-    assert blocks.match([b"a", b"b"]) == [block]
+    assert blocks.match([A, A.child([9])]) == [block]
     blocks.acquire([block])
     blocks.check_invariants([[block]])
 
@@ -23,24 +36,24 @@ def test_freed_block_with_content_is_revived_by_its_hash() -> None:
 def test_reused_block_is_no_longer_found() -> None:
     blocks = BlockManager(2)
     block = blocks.allocate()
-    blocks.publish(block, b"a")
+    blocks.publish(block, A)
     blocks.release([block])
     assert blocks.allocate() == block
-    assert blocks.match([b"a"]) == []
+    assert blocks.match([A]) == []
 
 
 def test_match_ends_at_the_first_unknown_block() -> None:
     blocks = BlockManager(4)
     first, third = blocks.allocate(), blocks.allocate()
-    blocks.publish(first, b"1")
-    blocks.publish(third, b"3")
-    assert blocks.match([b"1", b"2", b"3"]) == [first]
+    blocks.publish(first, FIRST)
+    blocks.publish(third, THIRD)
+    assert blocks.match([FIRST, SECOND, THIRD]) == [first]
 
 
 def test_blocks_without_content_are_reused_before_cached_ones() -> None:
     blocks = BlockManager(4)
     cached, plain = blocks.allocate(), blocks.allocate()
-    blocks.publish(cached, b"a")
+    blocks.publish(cached, A)
     blocks.release([cached])
     blocks.release([plain])
     assert [blocks.allocate() for _ in range(3)][-1] == cached
@@ -49,21 +62,41 @@ def test_blocks_without_content_are_reused_before_cached_ones() -> None:
 def test_tail_of_a_prefix_is_evicted_before_its_head() -> None:
     blocks = BlockManager(3)
     table = [blocks.allocate(), blocks.allocate()]
-    for block, digest in zip(table, (b"head", b"tail"), strict=True):
-        blocks.publish(block, digest)
+    for block, prefix in zip(table, (FIRST, SECOND), strict=True):
+        blocks.publish(block, prefix)
     blocks.release(table)
     blocks.allocate()
-    assert blocks.match([b"head", b"tail"]) == [table[0]]
+    assert blocks.match([FIRST, SECOND]) == [table[0]]
 
 
 def test_equal_content_keeps_one_known_copy() -> None:
     blocks = BlockManager(4)
     first, second = blocks.allocate(), blocks.allocate()
-    blocks.publish(first, b"same")
-    blocks.publish(second, b"same")
+    blocks.publish(first, ROOT.child([1]))
+    blocks.publish(second, ROOT.child([1]))
     blocks.release([first])
     blocks.check_invariants([[second]])
-    assert blocks.match([b"same"]) == [first]
+    assert blocks.match([ROOT.child([1])]) == [first]
+
+
+def test_colliding_hashes_find_only_what_is_the_same() -> None:
+    root = constant_hash_root()
+    mine, other = root.child([1, 2]), root.child([1, 3])
+    blocks = BlockManager(4)
+    block = blocks.allocate()
+    blocks.publish(block, mine)
+    assert blocks.match([root.child([1, 2])]) == [block]
+    assert blocks.match([other]) == []
+    assert blocks.match([constant_hash_root("other tenant").child([1, 2])]) == []
+    assert blocks.match([root.child([9, 9]).child([1, 2])]) == []
+
+
+def test_equal_tokens_behind_another_parent_are_another_prefix() -> None:
+    root = constant_hash_root()
+    chain = [root.child([1]), root.child([1]).child([2])]
+    assert chain[1].is_same(root.child([1]).child([2]))
+    assert not chain[1].is_same(root.child([3]).child([2]))
+    assert not chain[1].is_same(root.child([2]))
 
 
 def test_pool_without_a_usable_block_is_refused() -> None:
@@ -76,17 +109,17 @@ def test_invariants_hold_under_random_use(seed: int) -> None:
     rng = random.Random(seed)
     blocks = BlockManager(rng.randrange(2, 12))
     tables: list[list[int]] = []
-    digests = [bytes([i]) for i in range(6)]
+    prefixes = [ROOT.child([i]) for i in range(6)]
     for _ in range(300):
         match rng.randrange(4):
             case 0 if blocks.num_free:
                 tables.append([blocks.allocate()])
             case 1 if tables:
-                blocks.publish(rng.choice(tables)[-1], rng.choice(digests))
+                blocks.publish(rng.choice(tables)[-1], rng.choice(prefixes))
             case 2 if tables:
                 blocks.release(tables.pop(rng.randrange(len(tables))))
             case 3:
-                found = blocks.match([rng.choice(digests)])
+                found = blocks.match([rng.choice(prefixes)])
                 blocks.acquire(found)
                 if found:
                     tables.append(found)

@@ -1,13 +1,12 @@
 """The engine with a model that notices every wrong read."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from replica.engine.messages import FinishReason, SamplingParams, Usage
 from replica.engine.scheduler import SchedulerLimits
 from tests.replica.engine_harness import EngineHarness
-from tests.replica.hash_model import EOS, TOKEN_BYTES, VOCAB_SIZE, HashModel, reference_completion
+from tests.replica.hash_model import EOS, TOKEN_BYTES, HashModel, reference_completion
+from tests.replica.workload import check_counters, text_of
 
 
 def harness(
@@ -27,81 +26,6 @@ def harness(
     )
 
 
-def text_of(token_ids: list[int]) -> str:
-    return b"".join(TOKEN_BYTES[t] for t in token_ids).decode()
-
-
-prompts = st.builds(
-    lambda shared, own: [1 + i % 7 for i in range(shared)] + own,
-    st.integers(0, 24),
-    st.lists(st.integers(1, VOCAB_SIZE - 1), min_size=1, max_size=12),
-)
-requests = st.tuples(prompts, st.integers(1, 24), st.booleans(), st.sampled_from(["", "s"]))
-operations = st.lists(
-    st.one_of(
-        requests.map(lambda r: ("submit", r)),
-        st.integers(0, 30).map(lambda i: ("abort", i)),
-        st.integers(1, 6).map(lambda n: ("step", n)),
-    ),
-    max_size=40,
-)
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    operations=operations,
-    block_size=st.sampled_from([1, 4, 16]),
-    spare_blocks=st.integers(0, 12),
-    max_num_seqs=st.integers(1, 6),
-    spare_budget=st.integers(0, 20),
-)
-def test_every_workload_generates_what_the_model_alone_would(
-    operations: list[tuple[str, object]],
-    block_size: int,
-    spare_blocks: int,
-    max_num_seqs: int,
-    spare_budget: int,
-) -> None:
-    largest = -(-60 // block_size)
-    engine = harness(
-        block_size=block_size,
-        num_blocks=1 + largest + spare_blocks,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_seqs + spare_budget,
-    )
-    submitted: dict[int, tuple[list[int], SamplingParams]] = {}
-    for name, argument in operations:
-        if name == "submit":
-            prompt, max_tokens, ignore_eos, salt = argument
-            params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)
-            submitted[engine.submit(prompt, params, salt)] = (prompt, params)
-        elif name == "abort" and argument in submitted:
-            engine.abort(argument)
-        elif name == "step":
-            for _ in range(argument):
-                engine.step()
-    engine.run()
-
-    for sequence_id, (prompt, params) in submitted.items():
-        outcome = engine.outcomes[sequence_id]
-        expected = reference_completion(prompt, params)
-        if outcome.finish_reason is FinishReason.ABORT:
-            expected = expected[: outcome.num_tokens]
-        else:
-            assert outcome.usage.prompt_tokens == len(prompt)
-        assert outcome.text == text_of(expected)
-        assert outcome.usage.completion_tokens == outcome.num_tokens == len(expected)
-    assert_counters_equal_usage(engine)
-
-
-def assert_counters_equal_usage(engine: EngineHarness) -> None:
-    usages = [o.usage for o in engine.outcomes.values()]
-    assert all(0 <= u.cached_prompt_tokens <= u.prompt_tokens for u in usages)
-    assert engine.stats.prompt_tokens == sum(u.prompt_tokens for u in usages)
-    assert engine.stats.generation_tokens == sum(u.completion_tokens for u in usages)
-    assert engine.stats.num_used_blocks == 0
-
-
 def test_preempted_sequences_finish_in_order_of_arrival_and_unchanged() -> None:
     engine = harness(block_size=4, num_blocks=13, max_num_seqs=4)
     params = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -114,7 +38,7 @@ def test_preempted_sequences_finish_in_order_of_arrival_and_unchanged() -> None:
     assert finished == ids
     for sequence_id, prompt in zip(ids, prompts, strict=True):
         assert engine.outcomes[sequence_id].text == text_of(reference_completion(prompt, params))
-    assert_counters_equal_usage(engine)
+    check_counters(engine)
 
 
 def test_equal_prefix_is_cached_and_at_least_one_token_recomputed() -> None:
@@ -154,7 +78,7 @@ def test_abort_in_the_middle_of_a_prompt_counts_what_was_processed() -> None:
     engine.step()
     engine.abort(sequence_id)
     assert engine.outcomes[sequence_id].usage == Usage(prompt_tokens=16)
-    assert_counters_equal_usage(engine)
+    check_counters(engine)
 
 
 def test_decoding_goes_on_while_a_long_prompt_is_prefilled() -> None:
@@ -185,7 +109,7 @@ def test_numbers_that_are_not_finite_fail_their_request_alone_and_are_not_cached
     again = engine.submit([poisoned, *healthy], params)
     engine.run()
     assert engine.outcomes[again].usage.cached_prompt_tokens == 0
-    assert_counters_equal_usage(engine)
+    check_counters(engine)
 
 
 def test_min_tokens_keeps_the_end_away() -> None:
@@ -213,4 +137,4 @@ def test_stop_string_ends_text_and_count_at_the_token_that_completes_it(stop_len
     assert outcome.finish_reason is FinishReason.STOP
     num_eos = reference_completion(prompt, params)[: outcome.num_tokens].count(EOS)
     assert outcome.num_tokens == end + stop_length + num_eos
-    assert_counters_equal_usage(engine)
+    check_counters(engine)

@@ -37,6 +37,7 @@ CONFIG = EngineConfig(
     block_size=16,
     max_num_seqs=4,
     max_num_batched_tokens=64,
+    is_prefix_caching=True,
     log_level="info",
 )
 WEIGHTS_BYTES = 1 << 20
