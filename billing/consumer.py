@@ -19,6 +19,7 @@ from billing.records import Batch
 logger = logging.getLogger(__name__)
 
 _LONGEST_PAUSE_S = 30.0
+_MOST_DOUBLINGS = 64  # far past the longest pause, and 2.0 ** 1024 is an OverflowError
 
 
 class EventSource(Protocol):
@@ -32,7 +33,10 @@ class EventSource(Protocol):
         ...
 
     async def seek(self, source_id: str, offset: int | None) -> None:
-        """Read ``source_id`` from ``offset`` next; None: from its beginning."""
+        """Read ``source_id`` from ``offset`` next; None: from its beginning.
+
+        Raises SourceUnavailable; what is polled next then begins where the ledger stands.
+        """
         ...
 
     async def close(self) -> None:
@@ -80,7 +84,7 @@ class Consumer:
             self._num_failures = 0
             return 0.0 if batches else self._poll_interval_s
         self._num_failures += 1
-        return min(self._poll_interval_s * 2.0**self._num_failures, _LONGEST_PAUSE_S)
+        return pause_after_failures_s(self._poll_interval_s, self._num_failures)
 
     async def _post_all(self, batches: Sequence[Batch], price_book: PriceBook) -> None:
         """All of them, or the source goes back to the first that was not posted."""
@@ -114,6 +118,12 @@ class Consumer:
                 "num_dead": result.num_dead,
             },
         )
+
+
+def pause_after_failures_s(poll_interval_s: float, num_failures: int) -> float:
+    """Doubles from the poll interval up to half a minute, and stays there for years."""
+    doubled_s = poll_interval_s * 2.0 ** min(num_failures, _MOST_DOUBLINGS)
+    return min(doubled_s, _LONGEST_PAUSE_S)
 
 
 async def _wait(stop: asyncio.Event, pause_s: float) -> None:

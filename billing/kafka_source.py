@@ -28,6 +28,7 @@ _RECEIVE_DEADLINE_S: Final = 1.0
 _CALL_DEADLINE_S: Final = 10.0
 _CLOSE_DEADLINE_S: Final = 5.0
 _SOURCE_PREFIX: Final = "kafka/"
+_FAILURES: Final = (KafkaError, OSError, TimeoutError)
 
 NextOffset = Callable[[str], int | None]
 
@@ -65,13 +66,17 @@ class KafkaSource:
                 f"kafka: the ledger's offset is outside the topic, events may be gone ({exc}); "
                 "to go on with what is left, delete the partition's row from source_offsets"
             ) from exc
-        except (KafkaError, OSError, TimeoutError) as exc:
-            self._disconnect()
-            raise SourceUnavailable(f"kafka: {type(exc).__name__}: {exc}") from exc
+        except _FAILURES as exc:
+            raise self._given_up(exc) from exc
 
     async def seek(self, source_id: str, offset: int | None) -> None:
-        if self._session is not None:
+        """A failure ends the session: the next one begins where the ledger stands."""
+        if self._session is None:
+            return
+        try:
             await self._session.seek(_partition(source_id), offset)
+        except _FAILURES as exc:
+            raise self._given_up(exc) from exc
 
     async def close(self) -> None:
         self._disconnect()
@@ -104,6 +109,10 @@ class KafkaSource:
         consumer.subscribe([self._topic], listener=session)
         return session
 
+    def _given_up(self, exc: Exception) -> SourceUnavailable:
+        self._disconnect()
+        return SourceUnavailable(f"kafka: {type(exc).__name__}: {exc}")
+
     def _disconnect(self) -> None:
         session, self._session = self._session, None
         if session is not None:
@@ -127,6 +136,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has 
         self._expected: dict[TopicPartition, int | None] = {}
         self._unplaced: set[TopicPartition] = set()
         self._stall_timeout_s = stall_timeout_s
+        self._call_deadline_s = min(_CALL_DEADLINE_S, stall_timeout_s)
         self._alive_at_monotonic_s = _monotonic_s()
         self._probed_at_monotonic_s = self._alive_at_monotonic_s
 
@@ -144,7 +154,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has 
             return
         start = offset
         if start is None:
-            async with asyncio.timeout(_CALL_DEADLINE_S):
+            async with asyncio.timeout(self._call_deadline_s):
                 start = (await self.consumer.beginning_offsets([partition]))[partition]
         self.consumer.seek(partition, start)
         self._expected[partition] = offset
@@ -207,7 +217,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has 
             return
         self._probed_at_monotonic_s = now
         try:
-            async with asyncio.timeout(min(_CALL_DEADLINE_S, self._stall_timeout_s)):
+            async with asyncio.timeout(self._call_deadline_s):
                 if await self._has_read_all():
                     self._alive_at_monotonic_s = now
         except (KafkaError, TimeoutError) as exc:

@@ -177,6 +177,24 @@ async def test_a_broker_that_falls_silent_is_noticed_and_found_again(
     assert totals(ledger_url, "acme").num_requests == 2
 
 
+async def test_going_back_on_a_broker_that_is_silent_is_an_error_that_may_pass(
+    tansu: TansuBroker, ledger: Ledger
+) -> None:
+    """Only the beginning has to be asked for; what is polled next is where the ledger stands."""
+    topic = await new_topic(tansu.bootstrap, num_partitions=1)
+    await send_events(tansu.bootstrap, topic, [usage(1), usage(2)], num_partitions=1)
+    async with reading(tansu, topic, ledger.next_offset, stall_timeout_s=1) as source:
+        await poll_until(source, 2, lambda _batch: None)
+        tansu.pause()
+        try:
+            with pytest.raises(SourceUnavailable, match="kafka: TimeoutError"):
+                await source.seek(f"kafka/{topic}/0", None)
+        finally:
+            tansu.resume()
+        await poll_until(source, 2, posting(ledger))
+    assert ledger.next_offset(f"kafka/{topic}/0") == 2
+
+
 async def test_silence_without_events_is_no_failure(tansu: TansuBroker) -> None:
     topic = await new_topic(tansu.bootstrap, num_partitions=1)
     async with reading(tansu, topic, from_the_beginning, stall_timeout_s=1) as source:
