@@ -20,13 +20,14 @@ def rotate(path: Path) -> None:
 
 
 def last_error(path: Path) -> str | None:
-    """The last line that says why the writer ended; ``None`` if it has written nothing."""
+    """The last line that says why the writer ended; ``None`` if there is none."""
     lines = [line for line in _tail(path).splitlines() if _bare(line)]
     for line in reversed(lines):
         message = _failure_message(line)
         if message is not None:
             return _shortened(message)
-    return _shortened(_bare(lines[-1])) if lines else None
+    told = bool(lines) and _record(lines[-1]) is None  # a record of success is no reason
+    return _shortened(_bare(lines[-1])) if told else None
 
 
 def _tail(path: Path) -> str:
@@ -41,17 +42,21 @@ def _tail(path: Path) -> str:
 
 def _failure_message(line: str) -> str | None:
     """Services log JSON lines (contracts.logs): message, and the error in a field of that name."""
-    try:
-        record = msgspec.json.decode(line, type=dict[str, Any])  # a log line may hold anything
-    except (*UNDECODABLE, UnicodeEncodeError):
-        return None
-    if record.get("level") not in _FAILURE_LEVELS:
+    record = _record(line)
+    if record is None or record.get("level") not in _FAILURE_LEVELS:
         return None
     parts = [record.get("message"), record.get("reason"), record.get("error")]
     traceback = record.get("traceback")
     if isinstance(traceback, str) and not record.get("error"):
         parts.append(traceback.strip().splitlines()[-1])
     return ": ".join(str(part) for part in parts if part)
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    try:
+        return msgspec.json.decode(line, type=dict[str, Any])  # a log line may hold anything
+    except (*UNDECODABLE, UnicodeEncodeError):
+        return None
 
 
 def _bare(line: str) -> str:

@@ -8,6 +8,7 @@ sequence numbers have no gaps.
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -36,8 +37,9 @@ class Segment:
     def __init__(self, folder: Path, name: str) -> None:
         self.num_bytes = 0
         self.is_sound = True
+        self._path = folder / name
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
-        self._file = os.open(folder / name, flags, 0o600)
+        self._file = os.open(self._path, flags, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _sync_folder(folder)  # or the name itself could be lost
@@ -58,11 +60,17 @@ class Segment:
             raise
         self.is_sound = False  # what a failed sync left on disk is anyone's guess
         os.fdatasync(self._file)
+        self._check_still_there()
         self.is_sound = True
         self.num_bytes += len(lines)
 
     def close(self) -> None:
         os.close(self._file)
+
+    def _check_still_there(self) -> None:
+        """Raises OSError if readers would not find what was written: file deleted, folder moved."""
+        if not os.path.samestat(self._path.stat(), os.fstat(self._file)):
+            raise FileNotFoundError(errno.ENOENT, "another file has taken the segment's place")
 
 
 def _sync_folder(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -51,6 +52,38 @@ async def test_sequence_numbers_have_no_gaps_and_segments_rotate(
     assert [parse_segment_name(s.name)[1] for s in segments] == list(range(len(segments)))
     assert len(segments) > 2
     assert {s.stat().st_mode & 0o777 for s in segments} == {0o600}
+
+
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["deleted", "replaced"])
+async def test_events_go_on_in_a_new_segment_when_theirs_is_gone(
+    start_gateway: Callable[..., Gateway],
+    make_tenant: Callable[..., Tenant],
+    upstream: Upstream,
+    is_replaced: bool,
+) -> None:
+    gateway = start_gateway()
+    tenant = make_tenant(on=gateway)
+    await tenant.accepted()
+    (segment,) = gateway.spool_dir.glob("*.spool")
+    segment.unlink()
+    if is_replaced:
+        segment.touch()
+    assert (await tenant.chat(chat())).status == 200
+    assert len(tenant.events()) == 1
+
+
+async def test_a_spool_without_its_folder_refuses_until_it_is_back(
+    start_gateway: Callable[..., Gateway], make_tenant: Callable[..., Tenant], upstream: Upstream
+) -> None:
+    gateway = start_gateway(GATEWAY_SPOOL_HOLD_S="0.1")
+    tenant = make_tenant(on=gateway)
+    await tenant.accepted()
+    shutil.rmtree(gateway.spool_dir)
+    for _ in range(2):
+        reply = await tenant.chat(chat())
+        assert (reply.status, reply.error["code"]) == (503, "metering_unavailable")
+    gateway.spool_dir.mkdir()
+    await asyncio.to_thread(tenant.only_event)
 
 
 async def test_an_earlier_boots_segments_are_left_alone(
