@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from kernels.threads.stage import SHARES_PER_THREAD, finish, take
 from kernels.vector_ir.emitter import Emitter, Value
 from kernels.vector_ir.function import compiled, emitted
 from kernels.vector_ir.specialization import Specialization
@@ -42,16 +43,22 @@ _row = emitted("argmax_row", _emit_row)
 @compiled
 def argmax(
     spec: Any,
-    thread: int,
     num_threads: int,
     logits: int,  # address of float32 [num_rows, row_stride]
     row_stride: int,  # elements
     vocab_size: int,
     num_rows: int,
     indices: int,  # address of int64 [num_rows]
+    stage: int,  # of this call alone
 ) -> None:
     """A row without any number gives its last index: nothing here may loop for ever."""
-    first = thread * num_rows // num_threads
-    last = (thread + 1) * num_rows // num_threads
-    for row in range(first, last):
-        _row(spec, logits + row * row_stride * 4, vocab_size, indices + row * 8)
+    count = max(1, num_rows // (num_threads * SHARES_PER_THREAD))
+    num_done = 0
+    first = take(spec, stage, count)
+    while first < num_rows:
+        last = min(first + count, num_rows)
+        for row in range(first, last):
+            _row(spec, logits + row * row_stride * 4, vocab_size, indices + row * 8)
+        num_done += last - first
+        first = take(spec, stage, count)
+    finish(spec, stage, num_done, num_rows)

@@ -1,4 +1,4 @@
-"""The step itself: every thread runs it, and all meet at a barrier after each stage.
+"""The step itself: every thread runs it, and takes its share of each stage.
 
 Names of arguments: ``layers`` holds a row of addresses per layer (``LAYER_COLUMNS``), ``tables``
 and ``buffers`` hold addresses of what all layers share.
@@ -16,7 +16,7 @@ from kernels.paged_attention.cpu import paged_attention
 from kernels.rms_norm.cpu import add_rms_norm, row_sum
 from kernels.rotary.cpu import rotary
 from kernels.silu_mul.cpu import silu_mul
-from kernels.threads.barrier import reset, wait
+from kernels.threads.stage import STAGE_BYTES, finish, take
 from kernels.vector_ir.copying import copy_row
 from kernels.vector_ir.function import compiled_entry, inlined
 from kernels.vector_ir.rounding import flush_denormals, restore_denormals
@@ -24,7 +24,7 @@ from kernels.vector_ir.rounding import flush_denormals, restore_denormals
 LAYER_COLUMNS: Final = (
     "input_norm", "qkv", "output", "post_norm", "gate_up", "down", "keys", "values",
 )  # fmt: skip
-COUNTERS_PER_LAYER: Final = 5  # four linears and the attention; and one for the lm_head
+STAGES_PER_LAYER: Final = 9  # two norms, four linears, rotary, attention, gate
 _INPUT_NORM, _QKV, _OUTPUT, _POST_NORM, _GATE_UP, _DOWN, _KEYS, _VALUES = range(8)
 
 
@@ -51,7 +51,7 @@ class Buffers(NamedTuple):
     row_sums: int  # [max_rows] of the final norm: finite if and only if the row is
     logits: int  # [max_sampled_rows, vocab, padded to tiles]
     best: int  # int64 [max_sampled_rows] arg-max of the logits
-    counters: int  # int64 [num_layers * COUNTERS_PER_LAYER + 1]
+    stages: int  # [num_stages(num_layers), STAGE_BYTES], zeros before each step
     scratch: int  # bytes [num_threads, scratch_bytes]; the first 64 of each keep its CPU state
     scratch_bytes: int  # not an address
 
@@ -63,11 +63,15 @@ class Specializations(NamedTuple):
     attention: Any  # AttentionSpecialization
 
 
+def num_stages(num_layers: int) -> int:
+    """Beside the layers': embedding, last norm, gathering, lm_head, arg-max."""
+    return num_layers * STAGES_PER_LAYER + 5
+
+
 @compiled_entry
 def decoder_step(
     thread: int,
     num_threads: int,
-    barrier: int,
     specs: Specializations,
     shape: DecoderShape,
     layers: Any,  # int64 [num_layers, len(LAYER_COLUMNS)]
@@ -79,174 +83,176 @@ def decoder_step(
     scratch = own + 64
     flush_denormals(specs.layers, own)
     num_rows = len(batch.token_ids)
-    _embed(specs, thread, num_threads, shape, tables, buffers, batch)
-    if thread == 0:
-        for index in range(shape.num_layers * COUNTERS_PER_LAYER + 1):
-            reset(specs.layers, buffers.counters + index * 8)
+    stage = buffers.stages
+    _embed(specs, num_threads, shape, tables, buffers, batch, stage)
     for layer in range(shape.num_layers):
         row = layers[layer]
-        counters = buffers.counters + layer * COUNTERS_PER_LAYER * 8
+        stage = buffers.stages + (1 + layer * STAGES_PER_LAYER) * STAGE_BYTES
         delta = buffers.delta if layer > 0 else 0
-        _norm(specs, thread, num_threads, shape, buffers, row[_INPUT_NORM], delta, num_rows)
-        wait(specs.layers, barrier, num_threads)
+        _norm(specs, num_threads, shape, buffers, row[_INPUT_NORM], delta, num_rows, stage)
         _attention(
-            specs, thread, num_threads, barrier, shape, row, counters, tables, buffers, batch,
-            scratch,
-        )  # fmt: skip
-        wait(specs.layers, barrier, num_threads)
-        _norm(
-            specs, thread, num_threads, shape, buffers, row[_POST_NORM], buffers.delta, num_rows
-        )  # fmt: skip
-        wait(specs.layers, barrier, num_threads)
+            specs, num_threads, shape, row, tables, buffers, batch, scratch, stage + STAGE_BYTES
+        )
+        stage += 5 * STAGE_BYTES
+        _norm(specs, num_threads, shape, buffers, row[_POST_NORM], buffers.delta, num_rows, stage)
         _feed_forward(
-            specs, thread, num_threads, barrier, shape, row, counters, buffers, num_rows, scratch
-        )  # fmt: skip
-        wait(specs.layers, barrier, num_threads)
-    _norm(
-        specs, thread, num_threads, shape, buffers, tables.final_norm, buffers.delta, num_rows
-    )  # fmt: skip
-    wait(specs.layers, barrier, num_threads)
-    _head(specs, thread, num_threads, barrier, shape, tables, buffers, batch, scratch)
+            specs, num_threads, shape, row, buffers, num_rows, scratch, stage + STAGE_BYTES
+        )
+    stage = buffers.stages + (1 + shape.num_layers * STAGES_PER_LAYER) * STAGE_BYTES
+    _norm(specs, num_threads, shape, buffers, tables.final_norm, buffers.delta, num_rows, stage)
+    _head(specs, num_threads, shape, tables, buffers, batch, scratch, stage + STAGE_BYTES)
     restore_denormals(specs.layers, own)
 
 
 @inlined
 def _embed(
     specs: Specializations,
-    thread: int,
     num_threads: int,
     shape: DecoderShape,
     tables: Tables,
     buffers: Buffers,
     batch: BatchArrays,
+    stage: int,
 ) -> None:
-    """Threads take the rows that they norm next: no barrier between."""
     num_rows = len(batch.token_ids)
     num_groups = shape.hidden_size // GROUP_SIZE
-    for row in range(thread * num_rows // num_threads, (thread + 1) * num_rows // num_threads):
+    num_done = 0
+    row = take(specs.layers, stage, 1)
+    while row < num_rows:
         target = buffers.residual + row * shape.hidden_size * 4
         lookup(specs.embedding, tables.embedding, num_groups, batch.token_ids[row], target)
+        num_done += 1
+        row = take(specs.layers, stage, 1)
+    finish(specs.layers, stage, num_done, num_rows)
 
 
 @inlined
 def _norm(
     specs: Specializations,
-    thread: int,
     num_threads: int,
     shape: DecoderShape,
     buffers: Buffers,
     weight: int,
     delta: int,
     num_rows: int,
+    stage: int,
 ) -> None:
     add_rms_norm(
-        specs.layers, thread, num_threads, buffers.residual, delta, weight, buffers.normed,
-        num_rows, shape.hidden_size, shape.rms_norm_eps,
+        specs.layers, num_threads, buffers.residual, delta, weight, buffers.normed,
+        num_rows, shape.hidden_size, shape.rms_norm_eps, stage,
     )  # fmt: skip
 
 
 @inlined
 def _attention(
     specs: Specializations,
-    thread: int,
     num_threads: int,
-    barrier: int,
     shape: DecoderShape,
     row: Any,
-    counters: int,
     tables: Tables,
     buffers: Buffers,
     batch: BatchArrays,
     scratch: int,
+    stage: int,  # the first of those used here
 ) -> None:
     num_rows = len(batch.token_ids)
     attended_size = shape.num_heads * shape.head_dim
     qkv_size = attended_size + 2 * shape.num_kv_heads * shape.head_dim
     linear(
         specs.layers, num_threads, row[_QKV], qkv_size // TILE_COLUMNS,
-        shape.hidden_size // GROUP_SIZE, buffers.normed, num_rows, buffers.qkv, counters, scratch,
+        shape.hidden_size // GROUP_SIZE, buffers.normed, num_rows, buffers.qkv, stage, scratch,
     )  # fmt: skip
-    wait(specs.layers, barrier, num_threads)
     rotary(
-        specs.attention, thread, num_threads, buffers.qkv, num_rows, shape.num_kv_heads,
+        specs.attention, num_threads, buffers.qkv, num_rows, shape.num_kv_heads,
         batch.positions, batch.slots, tables.cos, tables.sin, row[_KEYS], row[_VALUES],
+        stage + STAGE_BYTES,
     )  # fmt: skip
-    wait(specs.layers, barrier, num_threads)
     paged_attention(
         specs.attention, buffers.qkv, qkv_size * 4, buffers.attended, row[_KEYS], row[_VALUES],
-        shape.num_kv_heads, batch.pieces, batch.block_tables, counters + 8,
+        shape.num_kv_heads, batch.pieces, batch.block_tables, stage + 2 * STAGE_BYTES,
         scratch,
     )  # fmt: skip
-    wait(specs.layers, barrier, num_threads)
     linear(
         specs.layers, num_threads, row[_OUTPUT], shape.hidden_size // TILE_COLUMNS,
-        attended_size // GROUP_SIZE, buffers.attended, num_rows, buffers.delta, counters + 16,
-        scratch,
+        attended_size // GROUP_SIZE, buffers.attended, num_rows, buffers.delta,
+        stage + 3 * STAGE_BYTES, scratch,
     )  # fmt: skip
 
 
 @inlined
 def _feed_forward(
     specs: Specializations,
-    thread: int,
     num_threads: int,
-    barrier: int,
     shape: DecoderShape,
     row: Any,
-    counters: int,
     buffers: Buffers,
     num_rows: int,
     scratch: int,
+    stage: int,  # the first of those used here
 ) -> None:
     linear(
         specs.layers, num_threads, row[_GATE_UP],
         2 * shape.intermediate_size // TILE_COLUMNS, shape.hidden_size // GROUP_SIZE,
-        buffers.normed, num_rows, buffers.gate_up, counters + 24, scratch,
+        buffers.normed, num_rows, buffers.gate_up, stage, scratch,
     )  # fmt: skip
-    wait(specs.layers, barrier, num_threads)
     silu_mul(
-        specs.layers, thread, num_threads, buffers.gate_up, buffers.activated, num_rows,
-        shape.intermediate_size,
+        specs.layers, num_threads, buffers.gate_up, buffers.activated, num_rows,
+        shape.intermediate_size, stage + STAGE_BYTES,
     )  # fmt: skip
-    wait(specs.layers, barrier, num_threads)
     linear(
         specs.layers, num_threads, row[_DOWN], shape.hidden_size // TILE_COLUMNS,
         shape.intermediate_size // GROUP_SIZE, buffers.activated, num_rows, buffers.delta,
-        counters + 32, scratch,
+        stage + 2 * STAGE_BYTES, scratch,
     )  # fmt: skip
 
 
 @inlined
 def _head(
     specs: Specializations,
-    thread: int,
     num_threads: int,
-    barrier: int,
     shape: DecoderShape,
     tables: Tables,
     buffers: Buffers,
     batch: BatchArrays,
     scratch: int,
+    stage: int,  # the first of those used here
 ) -> None:
     """Checks all rows; sampled rows, gathered where ``delta`` was, become logits."""
     num_rows, num_sampled = len(batch.token_ids), len(batch.sampled_rows)
-    row_bytes = shape.hidden_size * 4
-    for row in range(thread * num_rows // num_threads, (thread + 1) * num_rows // num_threads):
-        source = buffers.normed + row * row_bytes
-        row_sum(specs.layers, source, shape.hidden_size, buffers.row_sums + row * 4)
-    for index in range(thread, num_sampled, num_threads):
-        source = buffers.normed + batch.sampled_rows[index] * row_bytes
-        copy_row(specs.layers, source, buffers.delta + index * row_bytes, shape.hidden_size)
-    wait(specs.layers, barrier, num_threads)
-    counter = buffers.counters + shape.num_layers * COUNTERS_PER_LAYER * 8
+    _gather(specs, shape, buffers, batch, num_rows, num_sampled, stage)
     num_tiles = (shape.vocab_size + TILE_COLUMNS - 1) // TILE_COLUMNS
     linear(
         specs.lm_head, num_threads, tables.lm_head, num_tiles,
-        shape.hidden_size // GROUP_SIZE, buffers.delta, num_sampled, buffers.logits, counter,
-        scratch,
+        shape.hidden_size // GROUP_SIZE, buffers.delta, num_sampled, buffers.logits,
+        stage + STAGE_BYTES, scratch,
     )  # fmt: skip
-    wait(specs.layers, barrier, num_threads)
     argmax(
-        specs.layers, thread, num_threads, buffers.logits, num_tiles * TILE_COLUMNS,
-        shape.vocab_size, num_sampled, buffers.best,
+        specs.layers, num_threads, buffers.logits, num_tiles * TILE_COLUMNS,
+        shape.vocab_size, num_sampled, buffers.best, stage + 2 * STAGE_BYTES,
     )  # fmt: skip
+
+
+@inlined
+def _gather(
+    specs: Specializations,
+    shape: DecoderShape,
+    buffers: Buffers,
+    batch: BatchArrays,
+    num_rows: int,
+    num_sampled: int,
+    stage: int,
+) -> None:
+    row_bytes = shape.hidden_size * 4
+    num_done = 0
+    unit = take(specs.layers, stage, 1)
+    while unit < num_rows + num_sampled:
+        if unit < num_rows:
+            source = buffers.normed + unit * row_bytes
+            row_sum(specs.layers, source, shape.hidden_size, buffers.row_sums + unit * 4)
+        else:
+            index = unit - num_rows
+            source = buffers.normed + batch.sampled_rows[index] * row_bytes
+            copy_row(specs.layers, source, buffers.delta + index * row_bytes, shape.hidden_size)
+        num_done += 1
+        unit = take(specs.layers, stage, 1)
+    finish(specs.layers, stage, num_done, num_rows + num_sampled)

@@ -8,18 +8,19 @@ import numpy.typing as npt
 
 from kernels.decoder_step.batch import BatchArrays, StepBatch, to_arrays
 from kernels.decoder_step.cpu import (
-    COUNTERS_PER_LAYER,
     LAYER_COLUMNS,
     Buffers,
     Specializations,
     Tables,
     decoder_step,
+    num_stages,
 )
 from kernels.decoder_step.model import DecoderShape, DecoderWeights, KvCache, LayerWeights
 from kernels.linear.cpu import SCRATCH_BYTES
 from kernels.linear.formats import LinearSpecialization
 from kernels.paged_attention.cpu import scratch_bytes
 from kernels.paged_attention.formats import AttentionSpecialization
+from kernels.threads.stage import STAGE_BYTES
 from kernels.threads.team import ThreadTeam
 from kernels.vector_ir.function import compile_for
 from kernels.vector_ir.levels import FeatureLevel, detect_level
@@ -79,7 +80,7 @@ class DecoderStep:
         addresses = {name: array.ctypes.data for name, array in self._storage.items()}
         self._buffers = Buffers(**addresses, scratch_bytes=own_bytes)
         empty = to_arrays(StepBatch([], [], [], [], []), self._specs.attention)
-        compile_for(decoder_step, 0, 0, 0, *self._arguments(empty))
+        compile_for(decoder_step, 0, 0, *self._arguments(empty))
 
     @property
     def level(self) -> FeatureLevel:
@@ -89,6 +90,7 @@ class DecoderStep:
         """Raises ValueError for what does not fit the buffers or the model."""
         self._check(batch)
         arrays = to_arrays(batch, self._specs.attention)
+        self._storage["stages"][:] = 0
         self._team.run(decoder_step, *self._arguments(arrays))
         num_sampled = len(batch.sampled_rows)
         return StepResult(
@@ -184,6 +186,6 @@ def _allocate(
         "row_sums": np.empty(max_rows, np.float32),
         "logits": np.empty((max_sampled_rows, weights.lm_head.padded_out_features), np.float32),
         "best": np.empty(max_sampled_rows, np.int64),
-        "counters": np.zeros(shape.num_layers * COUNTERS_PER_LAYER + 1, np.int64),
+        "stages": np.zeros((num_stages(shape.num_layers), STAGE_BYTES), np.uint8),
         "scratch": np.empty(scratch_bytes, np.uint8),
     }

@@ -7,15 +7,13 @@ from typing import Any, Final
 
 from kernels.linear import tiles
 from kernels.linear.formats import GROUP_SIZE, TILE_COLUMNS, WeightFormat
-from kernels.threads.barrier import take
+from kernels.threads.stage import SHARES_PER_THREAD, finish, take
 from kernels.vector_ir.function import constant_of, inlined
 from kernels.vector_ir.levels import FeatureLevel
 
 # Groups of a tile unpacked at once: [4 * 32 k][32 columns] float32 stay in a 32 KiB cache.
 _GROUPS_PER_BLOCK: Final = 4
 SCRATCH_BYTES: Final = _GROUPS_PER_BLOCK * WeightFormat.FLOAT32.group_bytes  # of each thread
-
-_SHARES_PER_THREAD: Final = 8  # of the tiles: how finely the threads divide them
 
 # From this many rows on, unpacking once for all rows beats unpacking in every tile of rows.
 _MIN_ROWS_TO_UNPACK: Final = {
@@ -42,22 +40,26 @@ def linear(
     x: int,  # address of float32 [num_rows, num_groups * 32]
     num_rows: int,
     y: int,  # address of float32 [num_rows, num_tiles * 32]
-    counter: int,  # address of an int64, 0 at first, of this call alone
+    stage: int,  # of this call alone
     scratch: int,  # address of this thread's SCRATCH_BYTES
 ) -> None:
     """y = x W^T; rows are contiguous."""
     tile_bytes = num_groups * tiles.group_bytes(spec)
     x_stride = num_groups * GROUP_SIZE * 4
     y_stride = num_tiles * TILE_COLUMNS * 4
-    count = max(1, num_tiles // (num_threads * _SHARES_PER_THREAD))
-    first = take(spec, counter, count)
+    count = max(1, num_tiles // (num_threads * SHARES_PER_THREAD))
+    num_done = 0
+    first = take(spec, stage, count)
     while first < num_tiles:
-        for tile in range(first, min(first + count, num_tiles)):
+        last = min(first + count, num_tiles)
+        for tile in range(first, last):
             _one_tile(
                 spec, weight + tile * tile_bytes, x, x_stride, num_groups,
                 y + tile * TILE_COLUMNS * 4, y_stride, num_rows, scratch,
             )  # fmt: skip
-        first = take(spec, counter, count)
+        num_done += last - first
+        first = take(spec, stage, count)
+    finish(spec, stage, num_done, num_tiles)
 
 
 @inlined

@@ -8,6 +8,7 @@ import torch
 from kernels.linear import cpu
 from kernels.linear.formats import GROUP_SIZE, TILE_COLUMNS, LinearSpecialization
 from kernels.linear.packing import PackedWeight
+from kernels.threads.stage import STAGE_BYTES
 from kernels.threads.team import ThreadTeam
 from kernels.vector_ir.function import compile_for, compiled_entry
 from kernels.vector_ir.levels import FeatureLevel, detect_level
@@ -30,7 +31,7 @@ def linear(
     x = x.contiguous()
     padded = torch.empty(len(x), weight.padded_out_features)
     scratch = np.empty(team.num_threads * cpu.SCRATCH_BYTES, np.uint8)
-    counter = np.zeros(1, np.int64)
+    stage = np.zeros(STAGE_BYTES // 8, np.int64)
     spec = LinearSpecialization(detect_level() if level is None else level, weight.weight_format)
     arguments = (
         spec,
@@ -40,10 +41,10 @@ def linear(
         x.data_ptr(),
         len(x),
         padded.data_ptr(),
-        counter.ctypes.data,
+        stage.ctypes.data,
         scratch.ctypes.data,
     )
-    compile_for(_shared_linear, 0, 0, 0, *arguments)
+    compile_for(_shared_linear, 0, 0, *arguments)
     team.run(_shared_linear, *arguments)
     return padded[:, : weight.out_features]
 
@@ -52,7 +53,6 @@ def linear(
 def _shared_linear(
     thread: int,
     num_threads: int,
-    _barrier: int,
     spec: Any,  # a LinearSpecialization
     weight: int,
     num_tiles: int,
@@ -60,10 +60,8 @@ def _shared_linear(
     x: int,
     num_rows: int,
     y: int,
-    counter: int,
+    stage: int,
     scratch: int,
 ) -> None:
     own_scratch = scratch + thread * cpu.SCRATCH_BYTES
-    cpu.linear(
-        spec, num_threads, weight, num_tiles, num_groups, x, num_rows, y, counter, own_scratch
-    )
+    cpu.linear(spec, num_threads, weight, num_tiles, num_groups, x, num_rows, y, stage, own_scratch)

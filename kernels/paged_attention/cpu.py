@@ -18,7 +18,7 @@ from kernels.paged_attention.tiles import (
     start_token,
     tokens_of_tile,
 )
-from kernels.threads.barrier import take
+from kernels.threads.stage import finish, take
 from kernels.vector_ir.function import constant_of, inlined
 
 TILES_PER_PIECE: Final = 4  # keys and values of a chunk are used by all of them while they are near
@@ -65,14 +65,16 @@ def paged_attention(
     num_kv_heads: int,
     pieces: Any,  # int64 [num_pieces, 4]: first row, tokens, position of the first, segment
     block_tables: Any,  # int32 [num_segments, max_blocks + 1], see pad_block_tables
-    counter: int,  # address of an int64, 0 at first, of this call alone
+    stage: int,  # of this call alone
     scratch: int,  # address of this thread's scratch_bytes
 ) -> None:
     block_head_bytes = _head_dim(spec) * _block_size(spec) * _element_bytes(spec)
     group_bytes = _group_size(spec) * _head_dim(spec) * 4
     block_stride = num_kv_heads * block_head_bytes
-    index = take(spec, counter, 1)
-    while index < len(pieces) * num_kv_heads:
+    num_units = len(pieces) * num_kv_heads
+    num_done = 0
+    index = take(spec, stage, 1)
+    while index < num_units:
         piece = index // num_kv_heads
         head = index % num_kv_heads
         first_row, num_tokens = pieces[piece, 0], pieces[piece, 1]
@@ -99,7 +101,9 @@ def paged_attention(
                 spec, source, q_stride, target, num_kv_heads * group_bytes, head_keys, head_values,
                 block_stride, blocks, position, num_tokens, scratch,
             )  # fmt: skip
-        index = take(spec, counter, 1)
+        num_done += 1
+        index = take(spec, stage, 1)
+    finish(spec, stage, num_done, num_units)
 
 
 @inlined

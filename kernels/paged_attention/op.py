@@ -9,6 +9,7 @@ import torch
 from kernels.paged_attention import cpu
 from kernels.paged_attention.formats import AttentionSpecialization
 from kernels.paged_attention.plan import Segment, pad_block_tables, plan_pieces
+from kernels.threads.stage import STAGE_BYTES
 from kernels.threads.team import ThreadTeam
 from kernels.vector_ir.function import compile_for, compiled_entry
 
@@ -28,7 +29,7 @@ def paged_attention(
     keys, values = cache
     q = q.contiguous()
     output = torch.empty_like(q)
-    counter = np.zeros(1, np.int64)
+    stage = np.zeros(STAGE_BYTES // 8, np.int64)
     own_bytes = cpu.scratch_bytes(spec)
     scratch = np.empty(team.num_threads * own_bytes, np.uint8)
     arguments = (
@@ -41,11 +42,11 @@ def paged_attention(
         keys.shape[1],
         plan_pieces(spec, segments),
         pad_block_tables(segments),
-        counter.ctypes.data,
+        stage.ctypes.data,
         scratch.ctypes.data,
         own_bytes,
     )
-    compile_for(_shared, 0, 0, 0, *arguments)
+    compile_for(_shared, 0, 0, *arguments)
     team.run(_shared, *arguments)
     return output
 
@@ -54,7 +55,6 @@ def paged_attention(
 def _shared(
     thread: int,
     _num_threads: int,
-    _barrier: int,
     spec: Any,
     q: int,
     q_stride: int,
@@ -64,11 +64,11 @@ def _shared(
     num_kv_heads: int,
     pieces: Any,
     block_tables: Any,
-    counter: int,
+    stage: int,
     scratch: int,
     scratch_bytes: int,
 ) -> None:
     cpu.paged_attention(
-        spec, q, q_stride, output, keys, values, num_kv_heads, pieces, block_tables, counter,
+        spec, q, q_stride, output, keys, values, num_kv_heads, pieces, block_tables, stage,
         scratch + thread * scratch_bytes,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from kernels.threads.stage import SHARES_PER_THREAD, finish, take
 from kernels.vector_ir.emitter import Emitter, Value
 from kernels.vector_ir.function import compiled, emitted
 from kernels.vector_ir.specialization import Specialization
@@ -62,7 +63,6 @@ row_sum = emitted("row_sum", _emit_row_sum)
 @compiled
 def add_rms_norm(
     spec: Any,
-    thread: int,
     num_threads: int,
     residual: int,  # address of float32 [num_rows, size]
     delta: int,  # the same, or 0
@@ -71,10 +71,17 @@ def add_rms_norm(
     num_rows: int,
     size: int,
     eps: float,
+    stage: int,  # of this call alone
 ) -> None:
-    first = thread * num_rows // num_threads
-    last = (thread + 1) * num_rows // num_threads
-    for row in range(first, last):
-        offset = row * size * 4
-        row_delta = delta + offset if delta != 0 else 0
-        norm_row(spec, residual + offset, row_delta, weight, y + offset, size, eps)
+    count = max(1, num_rows // (num_threads * SHARES_PER_THREAD))
+    num_done = 0
+    first = take(spec, stage, count)
+    while first < num_rows:
+        last = min(first + count, num_rows)
+        for row in range(first, last):
+            offset = row * size * 4
+            row_delta = delta + offset if delta != 0 else 0
+            norm_row(spec, residual + offset, row_delta, weight, y + offset, size, eps)
+        num_done += last - first
+        first = take(spec, stage, count)
+    finish(spec, stage, num_done, num_rows)

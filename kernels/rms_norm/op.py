@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from kernels.rms_norm import cpu
+from kernels.threads.stage import STAGE_BYTES
 from kernels.threads.team import ThreadTeam
 from kernels.vector_ir.function import compile_for, compiled_entry
 from kernels.vector_ir.levels import FeatureLevel, detect_level
@@ -28,17 +30,17 @@ def add_rms_norm(
     y = torch.empty_like(total)
     spec = Specialization(detect_level() if level is None else level)
     addresses = (total.data_ptr(), delta.data_ptr(), weight.data_ptr(), y.data_ptr())
-    arguments = (spec, *addresses, *total.shape, eps)
-    compile_for(_shared, 0, 0, 0, *arguments)
+    stage = np.zeros(STAGE_BYTES // 8, np.int64)
+    arguments = (spec, *addresses, *total.shape, eps, stage.ctypes.data)
+    compile_for(_shared, 0, 0, *arguments)
     team.run(_shared, *arguments)
     return total, y
 
 
 @compiled_entry
 def _shared(
-    thread: int,
+    _thread: int,
     num_threads: int,
-    _barrier: int,
     spec: Any,
     residual: int,
     delta: int,
@@ -47,5 +49,6 @@ def _shared(
     num_rows: int,
     size: int,
     eps: float,
+    stage: int,
 ) -> None:
-    cpu.add_rms_norm(spec, thread, num_threads, residual, delta, weight, y, num_rows, size, eps)
+    cpu.add_rms_norm(spec, num_threads, residual, delta, weight, y, num_rows, size, eps, stage)

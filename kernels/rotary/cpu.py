@@ -3,6 +3,7 @@
 from typing import Any
 
 from kernels.paged_attention.formats import AttentionSpecialization, KvFormat
+from kernels.threads.stage import SHARES_PER_THREAD, finish, take
 from kernels.vector_ir.emitter import Emitter, Value
 from kernels.vector_ir.function import compiled, constant_of, emitted
 
@@ -61,7 +62,6 @@ _element_bytes = constant_of("element_bytes", lambda spec: spec.kv_format.elemen
 @compiled
 def rotary(
     spec: Any,  # an AttentionSpecialization
-    thread: int,
     num_threads: int,
     qkv: int,  # address of float32 [num_rows, (heads + 2 * kv_heads) * head_dim]
     num_rows: int,
@@ -72,6 +72,7 @@ def rotary(
     sin: int,
     keys: int,  # address of one layer's keys
     values: int,
+    stage: int,  # of this call alone
 ) -> None:
     head_dim = _head_dim(spec)
     head_bytes = head_dim * 4
@@ -79,19 +80,27 @@ def rotary(
     row_bytes = (num_heads + 2 * num_kv_heads) * head_bytes
     block_size = _block_size(spec)
     block_head_bytes = head_dim * block_size * _element_bytes(spec)
-    first = thread * num_rows // num_threads
-    last = (thread + 1) * num_rows // num_threads
-    for row in range(first, last):
-        x = qkv + row * row_bytes
-        angle = positions[row] * head_bytes // 2
-        block = slots[row] // block_size
-        offset = slots[row] - block * block_size
-        for head in range(num_heads):
-            _turn_query(spec, x + head * head_bytes, cos + angle, sin + angle)
-        for head in range(num_kv_heads):
-            place = (block * num_kv_heads + head) * block_head_bytes
-            key = x + (num_heads + head) * head_bytes
-            value = key + num_kv_heads * head_bytes
-            element_bytes = _element_bytes(spec)
-            _store_key(spec, key, cos + angle, sin + angle, keys + place + offset * element_bytes)
-            _store_value(spec, value, values + place + offset * head_dim * element_bytes)
+    count = max(1, num_rows // (num_threads * SHARES_PER_THREAD))
+    num_done = 0
+    first = take(spec, stage, count)
+    while first < num_rows:
+        last = min(first + count, num_rows)
+        for row in range(first, last):
+            x = qkv + row * row_bytes
+            angle = positions[row] * head_bytes // 2
+            block = slots[row] // block_size
+            offset = slots[row] - block * block_size
+            for head in range(num_heads):
+                _turn_query(spec, x + head * head_bytes, cos + angle, sin + angle)
+            for head in range(num_kv_heads):
+                place = (block * num_kv_heads + head) * block_head_bytes
+                key = x + (num_heads + head) * head_bytes
+                value = key + num_kv_heads * head_bytes
+                element_bytes = _element_bytes(spec)
+                _store_key(
+                    spec, key, cos + angle, sin + angle, keys + place + offset * element_bytes
+                )
+                _store_value(spec, value, values + place + offset * head_dim * element_bytes)
+        num_done += last - first
+        first = take(spec, stage, count)
+    finish(spec, stage, num_done, num_rows)

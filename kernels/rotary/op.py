@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from kernels.paged_attention.formats import AttentionSpecialization
 from kernels.rotary import cpu
+from kernels.threads.stage import STAGE_BYTES
 from kernels.threads.team import ThreadTeam
 from kernels.vector_ir.function import compile_for, compiled_entry
 
@@ -31,6 +33,7 @@ def rotary(
     width = (spec.group_size + 2) * num_kv_heads * spec.head_dim
     if qkv.shape[1] != width or not qkv.is_contiguous():
         raise ValueError(f"expected contiguous rows of {width}, got {tuple(qkv.shape)}")
+    stage = np.zeros(STAGE_BYTES // 8, np.int64)
     arguments = (
         spec,
         qkv.data_ptr(),
@@ -39,16 +42,16 @@ def rotary(
         *(place.numpy() for place in places),
         *(table.data_ptr() for table in tables),
         *(part.data_ptr() for part in cache),
+        stage.ctypes.data,
     )
-    compile_for(_shared, 0, 0, 0, *arguments)
+    compile_for(_shared, 0, 0, *arguments)
     team.run(_shared, *arguments)
 
 
 @compiled_entry
 def _shared(
-    thread: int,
+    _thread: int,
     num_threads: int,
-    _barrier: int,
     spec: Any,
     qkv: int,
     num_rows: int,
@@ -59,8 +62,9 @@ def _shared(
     sin: int,
     keys: int,
     values: int,
+    stage: int,
 ) -> None:
     cpu.rotary(
-        spec, thread, num_threads, qkv, num_rows, num_kv_heads, positions, slots, cos, sin,
-        keys, values,
+        spec, num_threads, qkv, num_rows, num_kv_heads, positions, slots, cos, sin, keys, values,
+        stage,
     )  # fmt: skip

@@ -1,7 +1,8 @@
-"""Threads take columns where rows are few, rows otherwise: here, pieces of rows, always."""
+"""Threads take pieces of rows, so that they share a single row too."""
 
 from typing import Any, Final
 
+from kernels.threads.stage import SHARES_PER_THREAD, finish, take
 from kernels.vector_ir.emitter import Emitter, Value
 from kernels.vector_ir.function import compiled, emitted
 from kernels.vector_ir.specialization import Specialization
@@ -29,22 +30,29 @@ _piece = emitted("silu_mul", _emit_piece)
 @compiled
 def silu_mul(
     spec: Any,
-    thread: int,
     num_threads: int,
     gate_up: int,  # address of float32 [num_rows, 2 * size]
     y: int,  # [num_rows, size]
     num_rows: int,
     size: int,
+    stage: int,  # of this call alone
 ) -> None:
     """Work is cut in units of 32 columns, counted through all rows."""
     units_per_row = size // COLUMN_MULTIPLE
-    unit = thread * num_rows * units_per_row // num_threads
-    last = (thread + 1) * num_rows * units_per_row // num_threads
-    while unit < last:
-        row = unit // units_per_row
-        end = min(last, (row + 1) * units_per_row)
-        column = (unit - row * units_per_row) * COLUMN_MULTIPLE
-        gate = gate_up + (row * 2 * size + column) * 4
-        target = y + (row * size + column) * 4
-        _piece(spec, gate, gate + size * 4, target, (end - unit) * COLUMN_MULTIPLE)
-        unit = end
+    num_units = num_rows * units_per_row
+    count = max(1, num_units // (num_threads * SHARES_PER_THREAD))
+    num_done = 0
+    unit = take(spec, stage, count)
+    while unit < num_units:
+        last = min(unit + count, num_units)
+        num_done += last - unit
+        while unit < last:
+            row = unit // units_per_row
+            end = min(last, (row + 1) * units_per_row)
+            column = (unit - row * units_per_row) * COLUMN_MULTIPLE
+            gate = gate_up + (row * 2 * size + column) * 4
+            target = y + (row * size + column) * 4
+            _piece(spec, gate, gate + size * 4, target, (end - unit) * COLUMN_MULTIPLE)
+            unit = end
+        unit = take(spec, stage, count)
+    finish(spec, stage, num_done, num_units)

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from kernels.silu_mul import cpu
+from kernels.threads.stage import STAGE_BYTES
 from kernels.threads.team import ThreadTeam
 from kernels.vector_ir.function import compile_for, compiled_entry
 from kernels.vector_ir.levels import FeatureLevel, detect_level
@@ -21,21 +23,22 @@ def silu_mul(
     gate_up = gate_up.contiguous()
     y = torch.empty(num_rows, width // 2)
     spec = Specialization(detect_level() if level is None else level)
-    arguments = (spec, gate_up.data_ptr(), y.data_ptr(), num_rows, width // 2)
-    compile_for(_shared, 0, 0, 0, *arguments)
+    stage = np.zeros(STAGE_BYTES // 8, np.int64)
+    arguments = (spec, gate_up.data_ptr(), y.data_ptr(), num_rows, width // 2, stage.ctypes.data)
+    compile_for(_shared, 0, 0, *arguments)
     team.run(_shared, *arguments)
     return y
 
 
 @compiled_entry
 def _shared(
-    thread: int,
+    _thread: int,
     num_threads: int,
-    _barrier: int,
     spec: Any,
     gate_up: int,
     y: int,
     num_rows: int,
     size: int,
+    stage: int,
 ) -> None:
-    cpu.silu_mul(spec, thread, num_threads, gate_up, y, num_rows, size)
+    cpu.silu_mul(spec, num_threads, gate_up, y, num_rows, size, stage)

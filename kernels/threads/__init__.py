@@ -1,1 +1,1 @@
-"""Threads that run one compiled function together, and the barrier they meet at inside it."""
+"""Threads that run one compiled function together, and how they share its work."""

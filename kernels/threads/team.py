@@ -1,9 +1,9 @@
 """A fixed set of threads that enter one compiled function at the same time.
 
-The function divides its own work by thread index and meets at barriers inside; nothing of it
-returns to Python between stages.  Compared with a parallel loop per operation this costs one
-wake-up per step instead of several hundred, needs no OpenMP library, and compiles several times
-faster, because there is no parallel code to generate.
+The function shares out its own work, see ``kernels.threads.stage``; nothing of it returns to Python
+in between.  Compared with a parallel loop per operation this costs one wake-up per step instead of
+several hundred, needs no OpenMP library, and compiles several times faster, because there is no
+parallel code to generate.
 """
 
 import os
@@ -13,12 +13,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Final, Self
 
-import numpy as np
-
-from kernels.threads.barrier import BARRIER_BYTES
-
-# (thread, num_threads, barrier address, *arguments)
-SharedFunction = Callable[..., None]
+SharedFunction = Callable[..., None]  # of the thread's index, their number, and its arguments
 _Work = tuple[SharedFunction, tuple[Any, ...]]
 
 
@@ -30,8 +25,6 @@ class ThreadTeam:
         if num_threads < 1:
             raise ValueError(f"expected at least one thread, got {num_threads}")
         self.num_threads: Final = num_threads
-        self._barrier = np.zeros(BARRIER_BYTES // 8 + 8, np.int64)
-        self._barrier_address = -(-self._barrier.ctypes.data // 64) * 64
         self._done: SimpleQueue[BaseException | None] = SimpleQueue()
         self._inboxes: list[SimpleQueue[_Work | None]] = []
         self._threads: list[threading.Thread] = []
@@ -53,11 +46,11 @@ class ThreadTeam:
     def run(self, function: SharedFunction, *arguments: Any) -> None:
         """Returns when every thread has.  ``function`` must be compiled for these arguments:
 
-        a thread that failed to compile would leave the others waiting at a barrier for ever.
+        a thread that compiled first would keep the others waiting.
         """
         for inbox in self._inboxes:
             inbox.put((function, arguments))
-        function(0, self.num_threads, self._barrier_address, *arguments)
+        function(0, self.num_threads, *arguments)
         for error in [self._done.get() for _ in self._inboxes]:
             if error is not None:
                 raise error
@@ -88,7 +81,7 @@ class ThreadTeam:
             function, arguments = work
             error: BaseException | None = None
             try:
-                function(index, self.num_threads, self._barrier_address, *arguments)
+                function(index, self.num_threads, *arguments)
             except Exception as exc:  # noqa: BLE001 - handed to the caller of run
                 error = exc
             self._done.put(error)

@@ -16,7 +16,7 @@ from kernels.vector_ir.specialization import Specialization
 Emit = Callable[..., None]  # (emitter, specialization, *LLVM values of the arguments)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_OPTIONS: Final = {"nogil": True, "error_model": "numpy"}  # no exceptions: threads meet at barriers
+_OPTIONS: Final = {"nogil": True, "error_model": "numpy"}  # no exceptions: other threads wait
 
 
 def compiled(function: _Function) -> _Function:
