@@ -1,4 +1,4 @@
-"""Poll, process, post, over and over: the loop that moves usage events into the ledger.
+"""Poll, rate, post, over and over: the loop that moves usage events into the ledger.
 
 It remembers nothing that the ledger does not: killed anywhere, it goes on from the offsets there.
 """
@@ -12,8 +12,8 @@ from typing import Protocol
 from billing.current_prices import CurrentPrices
 from billing.errors import BillingError, OffsetConflict, SourceLost
 from billing.ledger import Ledger
+from billing.posting import rate_batch
 from billing.pricing import PriceBook
-from billing.process import process_batch
 from billing.records import Batch
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class Consumer:
     async def _post(self, batch: Batch, price_book: PriceBook) -> None:
         try:
             result = await asyncio.to_thread(
-                lambda: self._ledger.post(process_batch(batch, price_book))
+                lambda: self._ledger.post(rate_batch(batch, price_book))
             )
         except OffsetConflict as exc:
             logger.info("another consumer was first", extra={"source_id": batch.source_id})

@@ -26,8 +26,8 @@ from billing.ledger_schema import (
     usage_events,
 )
 from billing.money import EXACT, TOKENS_PER_PRICE_UNIT, pico_usd_from_usd
+from billing.posting import Posting, RatedBatch, charges_for
 from billing.pricing import Price, PriceBook, TokenClass
-from billing.process import Posting, ProcessedBatch, charges_for
 from billing.rating import Charge
 from contracts.usage import UsageEvent, decode_usage_event
 
@@ -78,7 +78,7 @@ class Ledger:
                     new.append(row)
             _insert(connection, prices, new)
 
-    def post(self, batch: ProcessedBatch) -> PostResult:
+    def post(self, batch: RatedBatch) -> PostResult:
         """Raises OffsetConflict, having changed nothing, if the ledger stands elsewhere."""
         with translated_errors(), self._engine.begin() as connection:
             _advance(connection, batch)
@@ -113,7 +113,7 @@ def _stored_offset(connection: Connection, source_id: str) -> int | None:
     return connection.execute(query).scalar_one_or_none()
 
 
-def _advance(connection: Connection, batch: ProcessedBatch) -> None:
+def _advance(connection: Connection, batch: RatedBatch) -> None:
     """Compare and set.  A concurrent insert of the same row fails on its key."""
     stored = _stored_offset(connection, batch.source_id)
     if stored != batch.expected_offset:

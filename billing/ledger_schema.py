@@ -17,6 +17,7 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
+    ColumnElement,
     Connection,
     Engine,
     ForeignKey,
@@ -28,6 +29,7 @@ from sqlalchemy import (
     Text,
     create_engine,
     event,
+    func,
     text,
 )
 from sqlalchemy.engine import URL, make_url
@@ -38,7 +40,11 @@ from billing.errors import LedgerMissing, LedgerUnavailable, RequestInvalid
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _SCHEMA_VERSION: Final = 1
+_PICO_USD_PER_MICRO_USD: Final = 10**6
 _APPEND_ONLY: Final = ("usage_events", "ledger_entries", "prices", "dead_letters")
+
+LedgerRef = str | Engine
+"""A ledger URL, or an engine of ``open_for_reading`` for many reads."""
 
 metadata: Final = MetaData()
 
@@ -148,10 +154,17 @@ def open_for_reading(ledger_url: str) -> Engine:
     return engine
 
 
-def check_complete(connection: Connection) -> None:
-    """Raises LedgerMissing while the first consumer is still making it."""
-    if connection.execute(text("PRAGMA user_version")).scalar_one() != _SCHEMA_VERSION:
-        raise LedgerMissing(f"expected a ledger of version {_SCHEMA_VERSION}, found none")
+@contextmanager
+def reading(ledger: LedgerRef) -> Iterator[Connection]:
+    """One consistent snapshot, and our exceptions.  Raises LedgerMissing while there is none."""
+    engine = open_for_reading(ledger) if isinstance(ledger, str) else ledger
+    try:
+        with translated_errors(), engine.begin() as connection:
+            _check_complete(connection)
+            yield connection
+    finally:
+        if isinstance(ledger, str):
+            engine.dispose()
 
 
 @contextmanager
@@ -163,6 +176,28 @@ def translated_errors() -> Iterator[None]:
         raise LedgerUnavailable(
             f"ledger: {type(exc).__name__}: {getattr(exc, 'orig', None)}"
         ) from exc
+
+
+def sum_pico_usd() -> tuple[ColumnElement[int], ColumnElement[int]]:
+    """(sum of whole micro-dollars, sum of the rest), for ``joined_pico_usd``.
+
+    Apart, so that no sum can overflow 64 bits.
+    """
+    pico_usd = ledger_entries.c.pico_usd
+    return (
+        func.coalesce(func.sum(pico_usd // _PICO_USD_PER_MICRO_USD), 0),
+        func.coalesce(func.sum(pico_usd % _PICO_USD_PER_MICRO_USD), 0),
+    )
+
+
+def joined_pico_usd(micro_usd: int, rest_pico_usd: int) -> int:
+    return int(micro_usd) * _PICO_USD_PER_MICRO_USD + int(rest_pico_usd)
+
+
+def _check_complete(connection: Connection) -> None:
+    """Raises LedgerMissing while the first consumer is still making it."""
+    if connection.execute(text("PRAGMA user_version")).scalar_one() != _SCHEMA_VERSION:
+        raise LedgerMissing(f"expected a ledger of version {_SCHEMA_VERSION}, found none")
 
 
 def _sqlite_url(ledger_url: str) -> URL:

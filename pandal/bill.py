@@ -8,8 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from billing.errors import BillingError, LedgerMissing, RequestInvalid
+from billing.lookup import totals
 from billing.money import plain
-from billing.statement import Statement, statement, totals
+from billing.statement import Statement, statement
 from contracts.errors import ContractError
 from contracts.names import tenant_id
 from pandal.datadir import DataDir

@@ -3,8 +3,8 @@
 import asyncio
 
 from billing.errors import LedgerMissing
+from billing.lookup import PostedEvent, find_event
 from billing.money import plain
-from billing.statement import PostedEvent, find_event
 from pandal.demo import DemoAnswer
 from pandal.errors import FleetFailed
 from pandal.plan import DEFAULT_ALIAS, FleetPlan

@@ -11,9 +11,9 @@ from aiokafka.admin import RecordsToDelete
 from billing.errors import SourceLost, SourceUnavailable
 from billing.kafka_source import KafkaSource
 from billing.ledger import Ledger
-from billing.process import process_batch
+from billing.lookup import totals
+from billing.posting import rate_batch
 from billing.records import Batch
-from billing.statement import totals
 from contracts.usage import encode_usage_event
 from tests.billing.kafka_brokers import ApacheKafkaBroker, Broker, TansuBroker, free_port
 from tests.billing.kafka_topic import (
@@ -73,7 +73,7 @@ async def poll_until(
 
 
 def posting(ledger: Ledger) -> Callable[[Batch], object]:
-    return lambda batch: ledger.post(process_batch(batch, BOOK))
+    return lambda batch: ledger.post(rate_batch(batch, BOOK))
 
 
 async def test_duplicates_on_several_partitions_are_posted_once(
@@ -134,7 +134,7 @@ async def test_a_second_consumer_takes_partitions_over_without_doubling(
             while totals(ledger_url, "acme").num_requests < 80:
                 for source in (first, second):
                     for batch in await source.poll():
-                        ledger.post(process_batch(batch, BOOK))
+                        ledger.post(rate_batch(batch, BOOK))
     assert [ledger.next_offset(f"kafka/{topic}/{n}") for n in range(4)] == [20] * 4
 
 
@@ -148,9 +148,9 @@ async def test_bad_records_become_dead_letters_at_their_offset(
     seen: list[tuple[int, str]] = []
 
     def post(batch: Batch) -> None:
-        processed = process_batch(batch, BOOK)
-        seen.extend((d.offset, d.reason.value) for d in processed.dead_letters)
-        ledger.post(processed)
+        rated = rate_batch(batch, BOOK)
+        seen.extend((d.offset, d.reason.value) for d in rated.dead_letters)
+        ledger.post(rated)
 
     async with reading(broker, topic, ledger.next_offset) as source:
         await poll_until(source, 4, post)

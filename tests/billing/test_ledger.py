@@ -18,9 +18,9 @@ from billing.errors import (
     RequestInvalid,
 )
 from billing.ledger import Ledger, PostResult
+from billing.lookup import find_event, totals
+from billing.posting import rate_batch
 from billing.pricing import Price, PriceBook, TokenClass
-from billing.process import process_batch
-from billing.statement import find_event, totals
 from contracts.usage import UsageEvent
 from tests.billing.usage_events import BOOK, MODEL, PRICE, batch_of, usage
 
@@ -28,7 +28,7 @@ TENANTS = ("acme", "globex")
 
 
 def post(ledger: Ledger, events: list[UsageEvent], *, first: int | None = None) -> PostResult:
-    return ledger.post(process_batch(batch_of(events, first=first), BOOK))
+    return ledger.post(rate_batch(batch_of(events, first=first), BOOK))
 
 
 def rows(ledger_url: str, table: str) -> list[tuple[object, ...]]:
@@ -225,7 +225,7 @@ def post_all(ledger_url: str, batches: Sequence[list[UsageEvent]]) -> list[objec
         next_offset = None
         for events in batches:
             batch = batch_of(events, first=next_offset)
-            ledger.post(process_batch(batch, BOOK))
+            ledger.post(rate_batch(batch, BOOK))
             next_offset = batch.next_offset
     finally:
         ledger.close()

@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from billing.errors import LedgerMissing
+from billing.lookup import Totals, find_event, totals
 from billing.pricing import TokenClass
-from billing.statement import Totals, find_event, statement, totals
+from billing.statement import statement
 from contracts.spool import segment_name
 from tests.billing.billing_process import PATIENCE_S, BillingProcess
 from tests.billing.kafka_brokers import ApacheKafkaBroker, Broker, free_port

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from billing.errors import LedgerMissing, RequestInvalid
 from billing.ledger import Ledger
 from billing.ledger_schema import open_for_reading
+from billing.lookup import find_event, next_offset, totals
 from billing.money import (
     MAX_TOKENS_PER_CLASS,
     cents_half_even,
@@ -20,15 +21,15 @@ from billing.money import (
     plain,
     usd_from_pico_usd,
 )
+from billing.posting import rate_batch
 from billing.pricing import Price, PriceBook, TokenClass
-from billing.process import process_batch
-from billing.statement import find_event, month_period, next_offset, statement, totals
+from billing.statement import month_period, statement
 from contracts.usage import UsageEvent
 from tests.billing.usage_events import BOOK, MODEL, PRICE, batch_of, usage
 
 
 def post(ledger: Ledger, *events: UsageEvent, book: PriceBook = BOOK) -> None:
-    ledger.post(process_batch(batch_of(list(events)), book))
+    ledger.post(rate_batch(batch_of(list(events)), book))
 
 
 def test_lines_are_per_model_and_class_and_sum_to_the_total(

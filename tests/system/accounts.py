@@ -6,7 +6,7 @@ from pathlib import Path
 
 import redis
 
-from billing.statement import totals
+from billing.lookup import totals
 from contracts.names import quota_settled_key, tenant_id
 from pandal.datadir import DataDir
 

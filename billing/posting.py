@@ -28,7 +28,7 @@ class Posting:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessedBatch:
+class RatedBatch:
     source_id: str
     expected_offset: int | None
     next_offset: int
@@ -36,10 +36,10 @@ class ProcessedBatch:
     dead_letters: Sequence[DeadLetter]
 
 
-def process_batch(batch: Batch, price_book: PriceBook) -> ProcessedBatch:
+def rate_batch(batch: Batch, price_book: PriceBook) -> RatedBatch:
     """Every record comes out once: as a posting or as a dead letter."""
-    outcomes = [_process(record, price_book) for record in batch.records]
-    return ProcessedBatch(
+    outcomes = [_outcome(record, price_book) for record in batch.records]
+    return RatedBatch(
         source_id=batch.source_id,
         expected_offset=batch.expected_offset,
         next_offset=batch.next_offset,
@@ -56,7 +56,7 @@ def charges_for(event: UsageEvent, price_book: PriceBook) -> tuple[Charge, ...] 
     return None if price is None else rate(event, price)
 
 
-def _process(record: Record, price_book: PriceBook) -> Posting | DeadLetter:
+def _outcome(record: Record, price_book: PriceBook) -> Posting | DeadLetter:
     if record.fault is not None:
         return DeadLetter(record.offset, DeadReason.CORRUPT, record.fault, record.payload)
     try:

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from billing.dead_letter import DeadReason
 from billing.ledger import Ledger
+from billing.lookup import totals
 from billing.money import MAX_TOKENS_PER_CLASS
-from billing.process import ProcessedBatch, process_batch
+from billing.posting import RatedBatch, rate_batch
 from billing.records import Batch, Record
-from billing.statement import totals
 from contracts.usage import encode_usage_event
 from tests.billing.usage_events import BOOK, usage
 
 
-def process(*payloads: bytes, fault: str | None = None) -> ProcessedBatch:
+def rated(*payloads: bytes, fault: str | None = None) -> RatedBatch:
     records = [Record(n, payload, fault) for n, payload in enumerate(payloads)]
-    return process_batch(Batch("spool/x", None, len(payloads), records), BOOK)
+    return rate_batch(Batch("spool/x", None, len(payloads), records), BOOK)
 
 
 def changed(**fields: object) -> bytes:
@@ -57,13 +57,13 @@ def huge(field: str) -> bytes:
 def test_a_bad_record_is_a_dead_letter_beside_good_postings(
     payload: bytes, reason: DeadReason
 ) -> None:
-    batch = process(encode_usage_event(usage(1)), payload, encode_usage_event(usage(2)))
+    batch = rated(encode_usage_event(usage(1)), payload, encode_usage_event(usage(2)))
     assert [posting.offset for posting in batch.postings] == [0, 2]
     assert [(d.offset, d.reason, d.payload) for d in batch.dead_letters] == [(1, reason, payload)]
 
 
 def test_a_record_its_source_could_not_read_keeps_the_reason() -> None:
-    letter = process(b"raw", fault="checksum").dead_letters[0]
+    letter = rated(b"raw", fault="checksum").dead_letters[0]
     assert (letter.reason, letter.detail, letter.payload) == (
         DeadReason.CORRUPT,
         "checksum",
@@ -72,12 +72,12 @@ def test_a_record_its_source_could_not_read_keeps_the_reason() -> None:
 
 
 def test_an_unknown_field_is_no_fault() -> None:
-    assert len(process(changed(added_later=1)).postings) == 1
+    assert len(rated(changed(added_later=1)).postings) == 1
 
 
 def test_the_price_is_that_of_the_instant_the_request_ended() -> None:
     before = usage(1, occurred_at=datetime(2025, 12, 31, 23, 59, 59, tzinfo=UTC))
-    postings = process(encode_usage_event(before), encode_usage_event(usage(2))).postings
+    postings = rated(encode_usage_event(before), encode_usage_event(usage(2))).postings
     assert postings[0].charges is None
     assert postings[1].charges is not None
 
@@ -85,14 +85,14 @@ def test_the_price_is_that_of_the_instant_the_request_ended() -> None:
 def test_a_huge_number_that_billing_does_not_use_stops_nothing(
     ledger: Ledger, ledger_url: str
 ) -> None:
-    batch = process(huge("reserved_tokens"), huge("reserved_tokens"), huge("gateway_seq"))
+    batch = rated(huge("reserved_tokens"), huge("reserved_tokens"), huge("gateway_seq"))
     result = ledger.post(batch)
     assert (result.num_posted, result.num_repeated, result.num_dead) == (1, 1, 1)
 
 
 @given(st.lists(st.binary(max_size=60), max_size=20))
 def test_every_record_comes_out_once(payloads: list[bytes]) -> None:
-    batch = process(*payloads)
+    batch = rated(*payloads)
     offsets = [d.offset for d in batch.dead_letters] + [p.offset for p in batch.postings]
     assert sorted(offsets) == list(range(len(payloads)))
 
@@ -100,9 +100,9 @@ def test_every_record_comes_out_once(payloads: list[bytes]) -> None:
 def test_dead_letters_are_posted_once_and_a_replay_calls_them_repeats(
     ledger: Ledger, ledger_url: str
 ) -> None:
-    first = ledger.post(process(b"junk", encode_usage_event(usage(1))))
+    first = ledger.post(rated(b"junk", encode_usage_event(usage(1))))
     again = ledger.post(
-        process_batch(Batch("spool/x", 2, 3, [Record(0, b"junk"), Record(2, b"other junk")]), BOOK)
+        rate_batch(Batch("spool/x", 2, 3, [Record(0, b"junk"), Record(2, b"other junk")]), BOOK)
     )
     assert (first.num_dead, first.num_posted) == (1, 1)
     assert (again.num_dead, again.num_repeated) == (1, 1)

@@ -1,0 +1,116 @@
+"""Single facts from the ledger: a request, a tenant's totals, how far a source is posted."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+
+from sqlalchemy import Connection, func, select
+
+from billing.ledger_schema import (
+    LedgerRef,
+    instant_from_microseconds,
+    joined_pico_usd,
+    ledger_entries,
+    reading,
+    source_offsets,
+    sum_pico_usd,
+    unpriced_events,
+    usage_events,
+)
+from billing.money import usd_from_pico_usd
+from billing.pricing import TokenClass
+
+
+@dataclass(frozen=True, slots=True)
+class PostedEvent:
+    """One request in the ledger."""
+
+    tenant_id: str
+    event_id: str
+    request_id: str
+    model: str
+    occurred_at: datetime
+    tokens: Mapping[TokenClass, int]
+    usd: Decimal | None  # None: unpriced
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """All a tenant ever used, for reconciliation.  ``pico_usd`` leaves unpriced requests out."""
+
+    num_requests: int
+    num_unpriced_requests: int
+    tokens: Mapping[TokenClass, int]
+    pico_usd: int
+
+
+def find_event(
+    ledger: LedgerRef, *, request_id: str, tenant_id: str | None = None
+) -> PostedEvent | None:
+    """The latest request a client knows by ``request_id``; ids are unique only within a tenant.
+
+    ``tenant_id`` None looks at every tenant's, which is for operators.
+    """
+    query = (
+        select(usage_events)
+        .where(usage_events.c.request_id == request_id)
+        .order_by(usage_events.c.occurred_at_us.desc(), usage_events.c.event_id.desc())
+        .limit(1)
+    )
+    if tenant_id is not None:
+        query = query.where(usage_events.c.tenant_id == tenant_id)
+    with reading(ledger) as connection:
+        row = connection.execute(query).one_or_none()
+        if row is None:
+            return None
+        return PostedEvent(
+            tenant_id=row.tenant_id,
+            event_id=row.event_id,
+            request_id=row.request_id,
+            model=row.model,
+            occurred_at=instant_from_microseconds(row.occurred_at_us),
+            tokens={c: getattr(row, f"{c.value}_tokens") for c in TokenClass},
+            usd=_event_usd(connection, row.tenant_id, row.event_id),
+        )
+
+
+def totals(ledger: LedgerRef, tenant_id: str) -> Totals:
+    """Raises LedgerMissing, LedgerUnavailable."""
+    events = select(
+        func.count(),
+        *(func.coalesce(func.sum(usage_events.c[f"{c.value}_tokens"]), 0) for c in TokenClass),
+    ).where(usage_events.c.tenant_id == tenant_id)
+    waiting = select(func.count()).where(unpriced_events.c.tenant_id == tenant_id)
+    money = select(*sum_pico_usd()).where(ledger_entries.c.tenant_id == tenant_id)
+    with reading(ledger) as connection:
+        num_requests, *tokens = connection.execute(events).one()
+        micro_usd, rest = connection.execute(money).one()
+        num_unpriced = connection.execute(waiting).scalar_one()
+    return Totals(
+        num_requests=num_requests,
+        num_unpriced_requests=num_unpriced,
+        tokens=dict(zip(TokenClass, tokens, strict=True)),
+        pico_usd=joined_pico_usd(micro_usd, rest),
+    )
+
+
+def next_offset(ledger: LedgerRef, source_id: str) -> int | None:
+    """How far a source has been posted, as ``Ledger.next_offset``, without its write lock."""
+    query = select(source_offsets.c.next_offset).where(source_offsets.c.source_id == source_id)
+    with reading(ledger) as connection:
+        offset: int | None = connection.execute(query).scalar_one_or_none()
+    return offset
+
+
+def _event_usd(connection: Connection, tenant_id: str, event_id: str) -> Decimal | None:
+    waiting = select(func.count()).where(
+        unpriced_events.c.tenant_id == tenant_id, unpriced_events.c.event_id == event_id
+    )
+    if connection.execute(waiting).scalar_one():
+        return None
+    owed = select(*sum_pico_usd()).where(
+        ledger_entries.c.tenant_id == tenant_id, ledger_entries.c.event_id == event_id
+    )
+    micro_usd, rest = connection.execute(owed).one()
+    return usd_from_pico_usd(joined_pico_usd(micro_usd, rest))
