@@ -5,7 +5,7 @@ before it is set, so a second consumer or a zombie cannot post from a place the 
 Entries are only added.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -162,15 +162,27 @@ def _insert_events(
 
 def _contradictions(connection: Connection, known: Sequence[Posting]) -> list[DeadLetter]:
     """A repeat is the same event again; anything else under its id must not vanish as one."""
-    contradictions = []
-    for posting in known:
-        tenant_id, event_id = _key(posting.event)
-        query = select(usage_events.c.payload).where(
-            usage_events.c.tenant_id == tenant_id, usage_events.c.event_id == event_id
-        )
-        if decode_usage_event(connection.execute(query).scalar_one()) != posting.event:
-            contradictions.append(_contradictory(posting))
-    return contradictions
+    stored = _stored_payloads(connection, {_key(posting.event) for posting in known})
+    return [
+        _contradictory(posting)
+        for posting in known
+        if not _is_same(posting, stored[_key(posting.event)])
+    ]
+
+
+def _is_same(posting: Posting, stored: bytes) -> bool:
+    """Equal bytes are the rule; an equal event in other bytes is a repeat as well."""
+    return stored == posting.payload or decode_usage_event(stored) == posting.event
+
+
+def _stored_payloads(connection: Connection, keys: Collection[EventKey]) -> dict[EventKey, bytes]:
+    if not keys:
+        return {}
+    key = (usage_events.c.tenant_id, usage_events.c.event_id)
+    query = select(*key, usage_events.c.payload).where(tuple_(*key).in_(keys))
+    return {
+        (tenant_id, event_id): payload for tenant_id, event_id, payload in connection.execute(query)
+    }
 
 
 def _contradictory(posting: Posting) -> DeadLetter:

@@ -94,6 +94,20 @@ def test_other_content_under_a_known_event_id_is_kept_as_dead_letter(
     assert totals(ledger_url, "acme").tokens[TokenClass.OUTPUT_TEXT] == 7
 
 
+def test_a_batch_of_repeats_tells_the_contradictory_ones_apart_by_tenant(
+    ledger: Ledger, ledger_url: str
+) -> None:
+    post(ledger, [usage(n, tenant_id=tenant) for n in range(300) for tenant in TENANTS])
+    repeats = [usage(n, tenant_id=tenant) for n in range(300) for tenant in TENANTS]
+    repeats[7] = msgspec.structs.replace(repeats[7], output_text_tokens=8)
+    result = post(ledger, [*repeats, usage(300), usage(300)], first=600)
+    assert (result.num_posted, result.num_repeated, result.num_dead) == (1, 600, 1)
+    assert [row[:3] for row in rows(ledger_url, "dead_letters")] == [
+        ("spool/0a-000000.spool", 607, "contradictory")
+    ]
+    assert [totals(ledger_url, t).num_requests for t in TENANTS] == [301, 300]
+
+
 @pytest.mark.parametrize("first", [None, 0, 1, 3])
 def test_a_batch_from_elsewhere_than_the_ledger_stands_changes_nothing(
     ledger: Ledger, ledger_url: str, first: int | None
