@@ -50,7 +50,8 @@ class Settings(BaseSettings):
     connect_timeout_s: float = Field(default=2.0, gt=0)  # a LAN answers in milliseconds
     head_timeout_s: float = Field(default=300.0, gt=0)  # a long prompt on a CPU takes minutes
     idle_timeout_s: float = Field(default=60.0, gt=0)  # the longest gap between two chunks
-    abort_timeout_s: float = Field(default=0.8, gt=0)  # a lost client's work ends within 1 s
+    upstream_keep_alive_s: float = Field(default=60.0, gt=0)  # a replica closes after 75 s
+    abort_timeout_s: float = Field(default=4.0, gt=0)  # the count comes after a step of the engine
     poll_interval_s: float = Field(default=1.0, gt=0)  # a dead replica is noticed within two
     poll_timeout_s: float = Field(default=2.0, gt=0)  # a busy replica may answer late
 

@@ -15,7 +15,8 @@ BILLING = "billing"
 QUOTA = "quota"
 RESPONSE_CACHE = "response-cache"
 
-GATEWAY_DRAIN_S = 4.0  # a demo's answers are short, and Ctrl-C promises ten seconds in all
+GATEWAY_DRAIN_S = 3.0  # a demo's answers are short, and Ctrl-C promises ten seconds in all
+GATEWAY_ABORT_S = 1.5  # some steps of a busy engine; with the drain within launch's patience
 REPLICA_DRAIN_S = 1.0  # the gateway has drained before: nobody is left to wait for
 BILLING_POLL_INTERVAL_S = 0.2  # the demo shows its ledger line at once
 
@@ -60,6 +61,7 @@ def gateway_child(plan: FleetPlan, *, pepper: str, inherited: Mapping[str, str])
         "GATEWAY_QUOTA_URL": plan.quota_url,
         "GATEWAY_SPOOL_DIR": str(plan.data_dir.spool),
         "GATEWAY_DRAIN_TIMEOUT_S": str(GATEWAY_DRAIN_S),
+        "GATEWAY_ABORT_TIMEOUT_S": str(GATEWAY_ABORT_S),
         **_optional("GATEWAY_KAFKA_BOOTSTRAP", plan.kafka_bootstrap),
     }
     return _service(plan, name=GATEWAY, module="gateway", environment=environment)

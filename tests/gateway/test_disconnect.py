@@ -9,7 +9,7 @@ import pytest
 from contracts.usage import Outcome, UsageSource
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, hang_up, request_bytes
-from tests.gateway.processes import eventually
+from tests.gateway.processes import Gateway, eventually
 from tests.gateway.upstream_server import PROMPT_TOKENS, Generation, Upstream, words
 
 
@@ -112,6 +112,20 @@ async def test_an_abort_that_overtakes_its_request_is_sent_again(
     event = tenant.only_event()
     assert event.usage_source is UsageSource.ENGINE
     assert event.output_text_tokens == 1
+
+
+async def test_the_count_of_a_busy_engine_is_waited_for(
+    start_gateway: Callable[..., Gateway], make_tenant: Callable[..., Tenant], upstream: Upstream
+) -> None:
+    tenant = make_tenant(on=start_gateway())
+    await tenant.accepted()
+    upstream.behaviour = words(500, pause_s=0.02)
+    upstream.abort_pause_s = 1.0
+    request = request_bytes(chat(stream=True), tenant.key)
+    await leave_after(tenant, request, lambda: bool(upstream.generations))
+    event = tenant.only_event()
+    assert event.usage_source is UsageSource.ENGINE
+    assert event.output_text_tokens == upstream.generations[0].completion_tokens
 
 
 async def test_a_client_that_leaves_with_requests_in_its_pipeline_gets_only_the_first(

@@ -141,6 +141,7 @@ class Upstream:
         self.is_ready = True
         self.knows_ready = True
         self.knows_abort = True
+        self.abort_pause_s = 0.0  # an engine answers between two of its steps
         self.generations: list[Generation] = []
         self.aborted: list[str] = []
         self.num_hung_up = 0  # generations whose connection the gateway closed
@@ -240,6 +241,7 @@ class Upstream:
             if generation.received.headers["x-request-id"] == request_id:
                 generation.is_stopped.set()
                 self.aborted.append(request_id)
+                await asyncio.sleep(self.abort_pause_s)
                 document = {
                     "type": "replica.aborted.v1",
                     "request_id": request_id,
