@@ -76,7 +76,7 @@ def _source(settings: Settings, ledger: Ledger) -> EventSource:
             next_offset=ledger.next_offset,
         )
     assert settings.spool_dir is not None  # Settings has checked it
-    return SpoolSource(settings.spool_dir, ledger.next_offset)
+    return SpoolSource(settings.spool_dir, ledger.next_offset, keep_s=settings.spool_keep_s)
 
 
 if __name__ == "__main__":

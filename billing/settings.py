@@ -18,6 +18,9 @@ class Settings(BaseSettings):
     ledger_url: SecretStr
     # None: events come from Kafka.
     spool_dir: Path | None = None
+    # How long a segment whose events are all in the ledger is kept after its last line: a ledger
+    # that is put back from last week's backup catches up by reading it again.
+    spool_keep_s: float = Field(default=7 * 86_400.0, ge=0)
     # None: events come from the spool.  Set, it wins over the spool: gateways then ship to Kafka.
     kafka_bootstrap: str | None = None
     kafka_topic: str = USAGE_TOPIC

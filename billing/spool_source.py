@@ -1,26 +1,29 @@
 """Reads the gateways' spool folder: every whole line of every segment, in order per segment.
 
 Holds one offset per segment, so memory does not grow with what they hold.  Segments take turns, so
-a long one does not starve the others.  A torn last line is waited on; once a newer segment of the
-same boot exists it was never acknowledged, and is ignored.
+a long one does not starve the others.  A torn last line is waited on; once the segment can not grow
+it was never acknowledged, and is ignored.
+
+Billing is the one that removes segments here: such as can not grow and are in the ledger whole,
+after a while in which the ledger could be made again from them.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from billing.errors import SourceUnavailable
-from billing.records import Batch, Record
-from contracts.errors import ContractError
-from contracts.spool import SEGMENT_SUFFIX, parse_segment_name, unframe
+from billing.records import Batch
+from billing.segment_file import chunk_from, has_writer, segment_names, split
+from contracts.names import spool_source_id
+from contracts.spool import LOCKED_WITHIN_S, parse_segment_name
 
 logger = logging.getLogger(__name__)
 
-_MAX_RECORDS = 500
-_MAX_CHUNK_BYTES = 1 << 20  # 500 events are 300 kB; a longer line is no event
-_SOURCE_PREFIX = "spool/"
+_SOURCE_PREFIX = spool_source_id("")
 
 
 @dataclass(slots=True)
@@ -29,8 +32,9 @@ class _Segment:
 
     expected_offset: int | None
     is_finished: bool = False  # nothing can follow
+    written_at_s: float = 0.0  # wall clock
     seen_size_bytes: int | None = None  # when it last held nothing whole to read
-    is_reported: bool = False  # that it is damaged or cannot be read now
+    is_reported: bool = False  # that it is damaged, cannot be read or cannot be removed now
 
     @property
     def position(self) -> int:
@@ -38,11 +42,24 @@ class _Segment:
 
 
 class SpoolSource:
-    """``next_offset`` is asked once per segment for where the ledger stands in it."""
+    """``next_offset`` tells where the ledger stands in a segment.
 
-    def __init__(self, spool_dir: Path, next_offset: Callable[[str], int | None]) -> None:
+    It is asked once before reading one, and once more before removing it, ``keep_s`` after its last
+    line; a segment without any bytes is kept for nobody.
+    """
+
+    def __init__(
+        self,
+        spool_dir: Path,
+        next_offset: Callable[[str], int | None],
+        *,
+        keep_s: float,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
         self._spool_dir = spool_dir
         self._next_offset = next_offset
+        self._keep_s = keep_s
+        self._now_s = now_s
         self._segments: dict[str, _Segment] = {}
         self._last_served = ""
 
@@ -58,46 +75,62 @@ class SpoolSource:
         """Holds nothing open between polls."""
 
     def _next_batch(self) -> Batch | None:
-        names = self._segment_names()
+        names = [name for name in self._segment_names() if not self._remove_if_kept(name)]
         newest = {parse_segment_name(name)[0]: name for name in names}  # the last of each boot wins
         turn = [n for n in names if n > self._last_served] + [
             n for n in names if n <= self._last_served
         ]
         for name in turn:
             is_newest = newest[parse_segment_name(name)[0]] == name
-            batch = self._read(name, may_grow=is_newest)
+            batch = self._read(name, is_newest=is_newest)
             if batch is not None:
                 self._last_served = name
                 return batch
         return None
 
     def _segment_names(self) -> list[str]:
-        """Sorted.  Listed before any is read: if a newer one is here, the older is complete."""
+        """Listed before any is read: if a newer one is here, the older is complete."""
         try:
-            found = sorted(p.name for p in self._spool_dir.iterdir() if p.suffix == SEGMENT_SUFFIX)
-        except FileNotFoundError:
-            found = []  # the gateway makes the folder when it starts
+            names = segment_names(self._spool_dir)
         except OSError as exc:
             raise SourceUnavailable(f"spool: {type(exc).__name__}: {exc}") from exc
-        names = [name for name in found if _is_segment(name)]
         for name in self._segments.keys() - set(names):
             if not self._segments.pop(name).is_finished:
                 logger.error("segment vanished", extra={"segment": name})
         return names
 
-    def _read(self, name: str, *, may_grow: bool) -> Batch | None:
+    def _read(self, name: str, *, is_newest: bool) -> Batch | None:
         segment = self._segment(name)
-        chunk = None if segment.is_finished else self._unread(name, segment, may_grow=may_grow)
-        if chunk is None:
+        if segment.is_finished:
             return None
-        records, num_bytes = _split(chunk, segment.position)
+        try:
+            status = (self._spool_dir / name).stat()
+            may_grow = is_newest and self._may_have_writer(name, status.st_mtime)
+            if may_grow and status.st_size == segment.seen_size_bytes:
+                return None  # opening each idle segment at each look is not free
+            chunk = chunk_from(self._spool_dir / name, segment.position)
+        except OSError as exc:
+            _report(segment, "segment unreadable", {"segment": name, "error": type(exc).__name__})
+            return None
+        segment.written_at_s = status.st_mtime
+        if status.st_size < segment.position:
+            # A writer whose disk was full takes half a batch back, then writes it again.
+            segment.is_finished = not may_grow
+            size = {"segment": name, "size_bytes": status.st_size}
+            _report(segment, "segment shrank", size)
+            return None
+        segment.is_reported = False
+        return self._batch(name, segment, chunk, may_grow=may_grow)
+
+    def _batch(self, name: str, segment: _Segment, chunk: bytes, *, may_grow: bool) -> Batch | None:
+        records, num_bytes = split(chunk, segment.position)
         if not records:
             segment.seen_size_bytes = segment.position + len(chunk)
             if not may_grow:
                 _finish(name, segment, num_torn_bytes=len(chunk))
             return None
         batch = Batch(
-            source_id=_SOURCE_PREFIX + name,
+            source_id=spool_source_id(name),
             expected_offset=segment.expected_offset,
             next_offset=segment.position + num_bytes,
             records=records,
@@ -105,35 +138,33 @@ class SpoolSource:
         segment.expected_offset = batch.next_offset
         return batch
 
-    def _unread(self, name: str, segment: _Segment, *, may_grow: bool) -> bytes | None:
-        """The next bytes; None: as at the last look, or they cannot be had."""
-        path = self._spool_dir / name
+    def _may_have_writer(self, name: str, written_at_s: float) -> bool:
+        is_recent = self._now_s() - written_at_s < LOCKED_WITHIN_S
+        return is_recent or has_writer(self._spool_dir / name)
+
+    def _remove_if_kept(self, name: str) -> bool:
+        """Whether it is gone."""
+        segment = self._segments.get(name)
+        if segment is None or not segment.is_finished or segment.is_reported:
+            return False
+        is_empty = segment.seen_size_bytes == 0
+        if not is_empty and self._now_s() - segment.written_at_s < self._keep_s:
+            return False
+        if self._next_offset(spool_source_id(name)) != segment.expected_offset:
+            return False
         try:
-            size_bytes = path.stat().st_size
-            if may_grow and size_bytes == segment.seen_size_bytes:
-                return None  # every boot leaves such a segment behind; opening each is not free
-            chunk = _chunk(path, segment.position)
+            (self._spool_dir / name).unlink(missing_ok=True)
         except OSError as exc:
-            _report(segment, "segment unreadable", {"segment": name, "error": type(exc).__name__})
-            return None
-        if size_bytes < segment.position:
-            # A writer whose disk was full takes half a batch back, then writes it again.
-            segment.is_finished = not may_grow
-            _report(segment, "segment shrank", {"segment": name, "size_bytes": size_bytes})
-            return None
-        segment.is_reported = False
-        return chunk
+            _report(segment, "segment not removed", {"segment": name, "error": type(exc).__name__})
+            return False
+        del self._segments[name]
+        logger.info("segment removed", extra={"segment": name})
+        return True
 
     def _segment(self, name: str) -> _Segment:
         if name not in self._segments:
-            self._segments[name] = _Segment(self._next_offset(_SOURCE_PREFIX + name))
+            self._segments[name] = _Segment(self._next_offset(spool_source_id(name)))
         return self._segments[name]
-
-
-def _chunk(path: Path, position: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(position)
-        return file.read(_MAX_CHUNK_BYTES)
 
 
 def _finish(name: str, segment: _Segment, *, num_torn_bytes: int) -> None:
@@ -147,34 +178,3 @@ def _report(segment: _Segment, fault: str, fields: Mapping[str, object]) -> None
     if not segment.is_reported:
         segment.is_reported = True
         logger.error(fault, extra=fields)
-
-
-def _is_segment(name: str) -> bool:
-    try:
-        parse_segment_name(name)
-    except ContractError:
-        return False
-    return True
-
-
-def _split(chunk: bytes, position: int) -> tuple[list[Record], int]:
-    """Records of the whole lines at the start of ``chunk``, and how many bytes they take."""
-    records: list[Record] = []
-    start = 0
-    while len(records) < _MAX_RECORDS:
-        end = chunk.find(b"\n", start) + 1
-        if end == 0:
-            break
-        records.append(_record(chunk[start:end], position + start))
-        start = end
-    if not records and len(chunk) == _MAX_CHUNK_BYTES:
-        fault = f"no newline within {_MAX_CHUNK_BYTES} bytes"
-        return [Record(position, chunk, fault)], len(chunk)
-    return records, start
-
-
-def _record(line: bytes, offset: int) -> Record:
-    try:
-        return Record(offset, unframe(line))
-    except ContractError as exc:
-        return Record(offset, line, fault=str(exc))

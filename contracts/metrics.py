@@ -28,10 +28,6 @@ GATEWAY_ACTIVE_REQUESTS: Final = "pandal_gateway_active_requests"
 GATEWAY_SPOOLED_EVENTS: Final = "pandal_gateway_spooled_events_total"
 GATEWAY_SHIPPED_EVENTS: Final = "pandal_gateway_shipped_events_total"
 
-# Billing
-BILLING_EVENTS: Final = "pandal_billing_events_total"  # label result
-BILLING_LAG: Final = "pandal_billing_lag_seconds"
-
 LATENCY_BUCKETS_S: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip

@@ -24,6 +24,11 @@ def tenant_id(value: str) -> TenantId:
     return TenantId(value)
 
 
+def spool_source_id(segment: str) -> str:
+    """What the ledger calls a spool segment, by its file name."""
+    return f"spool/{segment}"
+
+
 # Redis keys.  The tenant comes first and in braces: one tenant's keys share a cluster slot, so one
 # script may touch all of them.  A tenant id holds neither brace nor colon, so no two inputs build
 # one key.

@@ -7,8 +7,16 @@ A segment is ``<boot id>-<index>.spool`` and holds one record a line::
 The payload is an encoded ``UsageEvent``: JSON, therefore free of raw newlines.  Boot ids sort by
 time of boot, indexes are zero-padded, so the names sort in the order of writing per gateway.
 A segment is written by the one process that created it and never changed after.  Its last line may
-be torn (no newline yet): a reader waits for the rest, and ignores it once a newer segment of the
-same boot exists or the writer is gone, for a record without its newline was never acknowledged.
+be torn (no newline yet): a reader waits for the rest, and ignores it once the segment can not grow,
+for a record without its newline was never acknowledged.
+
+A segment can not grow once a newer one of the same boot exists, or its writer is gone.  The writer
+holds an exclusive ``flock(2)`` on it from right after its creation for as long as it may grow, so
+whoever gets that lock knows that the writer is gone.  Do not try for it on a file written within
+``LOCKED_WITHIN_S``: between creation and lock, the writer would find it taken and give the file up.
+
+Whoever takes the events on removes segments, and nobody else: the gateway's shipper where there is
+Kafka, billing where it reads the folder; never one that may grow, or before all its lines are kept.
 """
 
 import re
@@ -19,6 +27,9 @@ from contracts.errors import ContractError
 SEGMENT_SUFFIX = ".spool"
 _SEGMENT_NAME = re.compile(r"(?P<boot_id>[0-9a-z]+)-(?P<index>\d{6})\.spool")
 _CRC_DIGITS = 8
+
+LOCKED_WITHIN_S = 60.0
+"""A new segment is locked by then, however slow the machine."""
 
 
 def segment_name(boot_id: str, index: int) -> str:

@@ -42,7 +42,10 @@ class Service:
         self._log_path = folder / "billing.log"
 
     def start(
-        self, name: str = "billing", kafka: tuple[Broker, str] | None = None
+        self,
+        name: str = "billing",
+        kafka: tuple[Broker, str] | None = None,
+        **environment: str,
     ) -> BillingProcess:
         """Reads the spool, or ``kafka``: a broker and a topic."""
         source = {"BILLING_SPOOL_DIR": str(self.spool_dir)}
@@ -58,6 +61,7 @@ class Service:
         return BillingProcess(
             self._log_path.with_name(f"{name}.log"),
             **source,
+            **environment,
             BILLING_LEDGER_URL=self.ledger_url,
             BILLING_PRICE_BOOK=str(self.price_book),
             BILLING_POLL_INTERVAL_S="0.02",
@@ -133,6 +137,25 @@ def test_killed_at_any_moment_it_loses_and_doubles_nothing(service: Service) -> 
         total = num_rounds * per_round
         assert_exactly(service.until(lambda t: t.num_requests == total), total)
         assert billing.terminate() == 0
+
+
+def test_killed_while_it_removes_what_it_has_posted_it_loses_nothing(service: Service) -> None:
+    """Two processes, one of them killed again and again, and segments kept for no time at all."""
+    num_segments, per_segment = 40, 50
+    with service.start("steady", BILLING_SPOOL_KEEP_S="0") as steady:
+        for index in range(num_segments):
+            numbers = range(index * per_segment, (index + 1) * per_segment)
+            name = segment_name("0a", index)
+            write_segment(service.spool_dir, name, *(line(usage(n)) for n in numbers))
+            if index % 10 == 9:
+                with service.start("killed", BILLING_SPOOL_KEEP_S="0") as killed:
+                    killed.until_log_has("started", times=index // 10 + 1)
+        total = num_segments * per_segment
+        assert_exactly(service.until(lambda t: t.num_requests == total), total)
+        newest = service.spool_dir / segment_name("0a", num_segments - 1)
+        service.until(lambda _: list(service.spool_dir.iterdir()) == [newest])
+        assert steady.terminate() == 0
+    assert "billing failed" not in steady.log()
 
 
 def test_two_processes_on_one_spool_count_once(service: Service) -> None:

@@ -15,8 +15,11 @@ SECOND = segment_name("0a", 1)
 OTHER_BOOT = segment_name("0b", 0)
 
 
+WEEK_S = 7 * 86_400.0
+
+
 def fresh(spool_dir: Path) -> SpoolSource:
-    return SpoolSource(spool_dir, lambda _source_id: None)
+    return SpoolSource(spool_dir, lambda _source_id: None, keep_s=WEEK_S)
 
 
 async def drain(source: SpoolSource) -> list[Batch]:
@@ -118,7 +121,8 @@ async def test_megabytes_without_a_newline_are_set_aside_in_bounded_pieces(tmp_p
 
 async def test_reading_goes_on_where_the_ledger_stands(tmp_path: Path) -> None:
     write_segment(tmp_path, SEGMENT, frame(b"one"), frame(b"two"))
-    source = SpoolSource(tmp_path, {f"spool/{SEGMENT}": len(frame(b"one"))}.get)
+    stored = {f"spool/{SEGMENT}": len(frame(b"one"))}
+    source = SpoolSource(tmp_path, stored.get, keep_s=WEEK_S)
     (batch,) = await drain(source)
     assert batch.expected_offset == len(frame(b"one"))
     assert [r.payload for r in batch.records] == [b"two"]
@@ -207,7 +211,7 @@ async def test_finished_segments_cost_no_second_look_at_the_ledger(tmp_path: Pat
     asked: list[str] = []
     write_segment(tmp_path, SEGMENT, frame(b"one"))
     write_segment(tmp_path, SECOND, frame(b"two"))
-    source = SpoolSource(tmp_path, asked.append)
+    source = SpoolSource(tmp_path, asked.append, keep_s=WEEK_S)
     for _ in range(5):
         await source.poll()
     assert asked == [f"spool/{SEGMENT}", f"spool/{SECOND}"]

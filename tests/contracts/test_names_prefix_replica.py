@@ -10,6 +10,7 @@ from contracts.names import (
     quota_bucket_key,
     quota_reservations_key,
     quota_settled_key,
+    spool_source_id,
     tenant_id,
 )
 from contracts.prefix import block_hash, root_hash
@@ -34,6 +35,10 @@ def test_redis_keys() -> None:
     assert quota_bucket_key(acme) == "{acme}:quota:bucket"
     assert quota_reservations_key(acme) == "{acme}:quota:reservations"
     assert quota_settled_key(acme) == "{acme}:quota:settled"
+
+
+def test_a_spool_segment_is_a_source_by_its_file_name() -> None:
+    assert spool_source_id("0a-000000.spool") == "spool/0a-000000.spool"
 
 
 def test_golden_hashes() -> None:
