@@ -101,7 +101,10 @@ async def create_app(settings: Settings, clock: Clock = SYSTEM_CLOCK) -> AsyncGe
 
 def _open_pool(settings: Settings) -> ReplicaPool:
     timeouts = Timeouts(
-        settings.connect_timeout_s, settings.head_timeout_s, settings.idle_timeout_s
+        connect_s=settings.connect_timeout_s,
+        head_s=settings.head_timeout_s,
+        idle_s=settings.idle_timeout_s,
+        keep_alive_s=settings.upstream_keep_alive_s,
     )
     clients = [ReplicaClient(replica.name, replica.url, timeouts) for replica in settings.replicas]
     return ReplicaPool(clients, settings.model_aliases, settings.poll_timeout_s)

@@ -1,6 +1,8 @@
 """One HTTP/1.1 connection to a replica: one request at a time, kept alive in between."""
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable
 
 import httptools
@@ -10,12 +12,16 @@ from gateway.upstream.response import UpstreamResponse
 
 OnFree = Callable[["UpstreamConnection"], None]
 
+_AT_ONCE_S = 0.05  # from the writing of a request to a reset that nothing but a close can mean
+_BYTES_ACKED = struct.Struct("=120xQ")  # tcpi_bytes_acked of Linux' struct tcp_info, since 4.1
+
 
 class UpstreamConnection(asyncio.Protocol):
     """Tells ``on_idle`` when it can take another request, ``on_closed`` when it never will.
 
-    ``on_stale`` gets a response whose request was written to a kept-alive connection that the
-    replica had closed before answering a byte: the one case in which sending again is safe.
+    ``on_stale`` gets a response whose request was written to a kept-alive connection just as the
+    replica closed that: it has not been read, the one case in which sending again is safe.  A
+    replica that dies at its work looks much the same, but its machine had acknowledged the request.
     """
 
     def __init__(
@@ -37,6 +43,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._response: UpstreamResponse | None = None
         self._num_served = 0
+        self._num_sent_bytes = 0  # of all requests before the running one
+        self._num_request_bytes = 0
+        self._sent_s = 0.0
+        self.idle_since_s = 0.0
         self._reset_message()
         self._deadline_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -53,6 +63,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._reset_message()
         response.attach(self._transport.pause_reading, self._resume, self._abandon)
         response.is_sent = True
+        self._num_request_bytes = len(response.request)
+        self._sent_s = self._loop.time()
         self._transport.write(response.request)
         self._allow(self._head_timeout_s)
 
@@ -84,11 +96,11 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
-        self._transport = None
         response, self._response = self._response, None
         if response is not None:
             response.detach()
-            self._end_by_loss(response)
+            self._end_by_loss(response, exc)
+        self._transport = None
         self._on_closed(self)
 
     # httptools
@@ -135,6 +147,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._stop_timer()
         assert response is not None
         self._num_served += 1
+        self._num_sent_bytes += self._num_request_bytes
+        self.idle_since_s = self._loop.time()
         response.detach()
         if self._is_reusable and not self._has_excess and self.is_usable:
             assert self._transport is not None
@@ -144,13 +158,34 @@ class UpstreamConnection(asyncio.Protocol):
             self.close()
         response.end()
 
-    def _end_by_loss(self, response: UpstreamResponse) -> None:
-        if self._num_served > 0 and not self._has_answered:
+    def _end_by_loss(self, response: UpstreamResponse, exc: Exception | None) -> None:
+        if self._num_served > 0 and not self._has_answered and self._is_unread(exc):
             self._on_stale(response)
         elif response.status and not self._is_framed:
             response.end()  # the close is the end: HTTP/1.0 style
         else:
             response.fail(UpstreamError("The replica closed the connection before the end."))
+
+    def _is_unread(self, exc: Exception | None) -> bool:
+        """Whether the replica closed the connection before it had read the request.
+
+        Either none of it has arrived, or the kernel that had it said with a reset that it was left
+        unread (RFC 2525, 2.17).  A late reset may be anyone's, of a connection silent for too long.
+        """
+        is_at_once = self._loop.time() - self._sent_s < _AT_ONCE_S
+        return not self._has_arrived() or (isinstance(exc, ConnectionResetError) and is_at_once)
+
+    def _has_arrived(self) -> bool:
+        """Whether any of the request reached the replica's machine; True where nobody can say."""
+        assert self._transport is not None
+        connection = self._transport.get_extra_info("socket")
+        try:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size)
+            num_acked = int(_BYTES_ACKED.unpack(info)[0])
+        except (OSError, struct.error):
+            return True
+        # The opening SYN counts as one.  Zero: earlier requests were answered, so it is not kept.
+        return num_acked == 0 or num_acked > self._num_sent_bytes + 1
 
     def _fail(self, failure: UpstreamError) -> None:
         response, self._response = self._response, None

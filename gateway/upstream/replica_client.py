@@ -25,6 +25,7 @@ class Timeouts:
     connect_s: float
     head_s: float  # from the request to the end of the answer's headers
     idle_s: float  # between two reads of the answer
+    keep_alive_s: float  # for a connection without a request; under the replica's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +100,25 @@ class ReplicaClient:
 
     def _send(self, request: bytes) -> UpstreamResponse:
         response = UpstreamResponse(self._loop, request)
-        while self._idle:
-            connection = self._idle.pop()  # the warmest: old ones idle out on the replica
-            if connection.is_usable:
-                connection.send(response)
-                return response
-        self._dial(response)
+        connection = self._take_idle()
+        if connection is None:
+            self._dial(response)
+        else:
+            connection.send(response)
         return response
 
+    def _take_idle(self) -> UpstreamConnection | None:
+        """The warmest; those that the replica may be about to close are closed instead."""
+        oldest_s = self._loop.time() - self._timeouts.keep_alive_s
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_usable and connection.idle_since_s > oldest_s:
+                return connection
+            connection.close()
+        return None
+
     def _dial(self, response: UpstreamResponse) -> None:
+        response.is_sent = False  # what was written to a dead connection does not count
         task = self._loop.create_task(self._connect(response))
         response.attach(_nothing, _nothing, lambda: _cancel(task))
         self._dialling.add(task)

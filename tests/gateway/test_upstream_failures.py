@@ -289,25 +289,6 @@ async def wait_for_both(gateway: Gateway) -> None:
     await asyncio.to_thread(eventually, lambda: num_ready(gateway) == 2, "both replicas")
 
 
-async def test_warm_connections_are_used_again(tenant: Tenant, upstream: Upstream) -> None:
-    await tenant.chat(chat())
-    before = upstream.num_connections
-    for _ in range(5):
-        await tenant.chat(chat(stream=True))
-        await tenant.chat(chat())
-    assert upstream.num_connections <= before + 1  # a poll may take one of its own
-
-
-async def test_a_connection_closed_while_idle_costs_no_request(
-    tenant: Tenant, upstream: Upstream
-) -> None:
-    """The close and the request may cross on the wire, so try often."""
-    for _ in range(20):
-        assert (await tenant.chat(chat())).status == 200
-        upstream.close_connections()
-    assert {event.outcome for event in tenant.events()} == {Outcome.COMPLETED}
-
-
 async def test_a_server_without_ready_is_asked_for_health(
     start_gateway: Callable[..., Gateway], make_tenant: Callable[..., Tenant], upstream: Upstream
 ) -> None:
