@@ -15,7 +15,7 @@ from contracts.errors import ContractError
 from contracts.names import tenant_id
 from pandal.datadir import DataDir
 from pandal.errors import BadOption, NotFound, PandalError
-from pandal.policy_store import read_policies
+from pandal.keys import read_policies
 
 
 def current_month(now: datetime) -> str:

@@ -81,8 +81,8 @@ def up(
     ] = None,
 ) -> None:
     """Start the whole system on this machine, show one request, and serve until Ctrl-C."""
+    from pandal.installation import check_installation, check_options
     from pandal.plan import UpOptions
-    from pandal.preflight import check_installation, check_options
     from pandal.screen import Screen, SteadyConsole
 
     settings = CommandSettings()
@@ -98,7 +98,7 @@ def up(
     )
     check_options(options)
     check_installation(options)
-    from pandal.up import start_up
+    from pandal.launch import start_up
 
     raise typer.Exit(start_up(options, Screen(SteadyConsole(), SteadyConsole(stderr=True))))
 
@@ -113,8 +113,8 @@ def keys_create(
     as_json: JsonOption = False,
 ) -> None:
     """Give a tenant another API key, and the tenant its tier and limits if named."""
-    from pandal.accepted_key import wait_until_accepted
     from pandal.keys import create_key, parse_key_request
+    from pandal.readiness import wait_until_accepted
 
     request = parse_key_request(
         tenant=tenant, tier=tier, tokens_per_minute=tpm, requests_per_minute=rpm
@@ -144,7 +144,7 @@ def bill(
     as_json: JsonOption = False,
 ) -> None:
     """What a tenant has used in a month and what it costs, from the ledger."""
-    from pandal.extras import require_extras
+    from pandal.installation import require_extras
 
     require_extras(("billing",))
     from pandal.bill import current_month, read_statement, show_statement

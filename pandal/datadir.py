@@ -1,14 +1,11 @@
-"""Where a local fleet keeps its state, and the lock that lets one fleet at a time use it.
+"""Where a local fleet keeps its state.
 
 Everything below the data directory survives restarts, except the sockets and ``fleet.json``.
 """
 
-import fcntl
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,27 +72,6 @@ class DataDir:
         """Raises PreflightFailed if the folders cannot be made ours alone."""
         for folder in (self.root, self.spool, self.quota, self.logs, self.sockets):
             _make_private_folder(folder)
-
-
-@contextmanager
-def exclusive(data_dir: DataDir) -> Iterator[None]:
-    """Holds the data directory for this process; the kernel lets go when the process dies.
-
-    Raises PreflightFailed, naming the process that holds it.
-    """
-    fd = os.open(data_dir.lock, os.O_RDWR | os.O_CREAT, 0o600)
-    with os.fdopen(fd, "r+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            holder = file.read(32).decode("ascii", "replace").strip() or "unknown"
-            raise PreflightFailed(
-                f"data directory {data_dir.root} is in use by another 'pandal up' (pid {holder})"
-            ) from exc
-        file.truncate(0)
-        file.write(b"%d\n" % os.getpid())
-        file.flush()
-        yield
 
 
 def _make_private_folder(folder: Path) -> None:

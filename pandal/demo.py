@@ -9,7 +9,7 @@ import msgspec
 from contracts.errors import UNDECODABLE
 from contracts.names import HEADER_REQUEST_ID
 from pandal.errors import FleetFailed, Unreachable
-from pandal.http_client import Endpoint, Stream, post_streamed
+from pandal.http_client import Address, Stream, post_streamed
 from pandal.plan import DEFAULT_ALIAS
 
 PROMPT = "Explain in two sentences what an API gateway does."
@@ -37,7 +37,7 @@ class DemoAnswer:
 
 
 def ask(
-    gateway: Endpoint,
+    gateway: Address,
     api_key: str,
     *,
     show: Callable[[str], None],

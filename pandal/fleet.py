@@ -48,7 +48,7 @@ def replica_child(plan: FleetPlan, replica: OwnReplica, inherited: Mapping[str, 
 
 
 def gateway_child(plan: FleetPlan, *, pepper: str, inherited: Mapping[str, str]) -> ChildSpec:
-    replicas = [{"name": replica.name, "url": replica.endpoint.url} for replica in plan.upstreams]
+    replicas = [{"name": replica.name, "url": replica.address.url} for replica in plan.upstreams]
     aliases = {DEFAULT_ALIAS: plan.served_model}
     environment = {
         **inherited,

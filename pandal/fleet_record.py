@@ -1,17 +1,64 @@
-"""Keeps ``fleet.json`` true while children come and go, and cleans up after a killed launcher."""
+"""``fleet.json``: what other commands need to know of the fleet that runs on a data directory.
+
+Kept true while children come and go; a killed launcher leaves one behind, and its children dying.
+"""
 
 import os
 from contextlib import suppress
 
+import msgspec
+
+from contracts.errors import UNDECODABLE
 from pandal.child import ChildExit
 from pandal.datadir import DataDir
 from pandal.errors import StateUnreadable
-from pandal.fleet_state import FleetState, read_fleet_state, remove_fleet_state, write_fleet_state
 from pandal.plan import FleetPlan
-from pandal.processes import ProcessId, identify, wait_gone_or_kill
+from pandal.private_file import replace_private
+from pandal.processes import ProcessId, identify, is_alive, wait_gone_or_kill
 from pandal.screen import Screen
 
 LEFTOVER_PATIENCE_S = 3.0
+
+
+class FleetState(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="fleet.v1"):
+    launcher: ProcessId
+    gateway_url: str
+    quota_url: str
+    ledger_url: str
+    policy_file: str
+    model: str
+    replica_urls: dict[str, str]
+    children: dict[str, ProcessId]
+
+
+_decoder = msgspec.json.Decoder(FleetState)
+
+
+def write_fleet_state(data_dir: DataDir, state: FleetState) -> None:
+    payload = msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n"
+    replace_private(data_dir.fleet, payload)
+
+
+def read_fleet_state(data_dir: DataDir) -> FleetState | None:
+    """The last fleet's state, running or not.  ``None``: it was stopped in order, or never ran."""
+    try:
+        payload = data_dir.fleet.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        return _decoder.decode(payload)
+    except UNDECODABLE as exc:
+        raise StateUnreadable(f"{data_dir.fleet}: {exc}") from exc
+
+
+def running_fleet(data_dir: DataDir) -> FleetState | None:
+    """``None`` too when a killed launcher has left its file behind."""
+    state = read_fleet_state(data_dir)
+    return state if state is not None and is_alive(state.launcher) else None
+
+
+def remove_fleet_state(data_dir: DataDir) -> None:
+    data_dir.fleet.unlink(missing_ok=True)
 
 
 class FleetRecord:
@@ -45,7 +92,7 @@ class FleetRecord:
             ledger_url=self._plan.data_dir.ledger_url,
             policy_file=str(self._plan.data_dir.policies),
             model=self._plan.served_model,
-            replica_urls={r.name: r.endpoint.url for r in self._plan.upstreams},
+            replica_urls={r.name: r.address.url for r in self._plan.upstreams},
             children=dict(self._children),
         )
         write_fleet_state(self._plan.data_dir, state)

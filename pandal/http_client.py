@@ -22,7 +22,7 @@ _LONGEST_BODY_BYTES = 1_048_576
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class Address:
     host: str
     port: int
 
@@ -45,7 +45,7 @@ class Answer:
             raise Unreachable(f"unexpected answer: {exc}") from exc
 
 
-def parse_url(url: str, *, option: str) -> Endpoint:
+def parse_url(url: str, *, option: str) -> Address:
     """Raises BadOption unless ``url`` is ``http://HOST[:PORT]``."""
     expected = f"{option}: expected http://HOST:PORT, got {url!r}"
     try:
@@ -58,19 +58,19 @@ def parse_url(url: str, *, option: str) -> Endpoint:
         raise BadOption(expected)
     if not parts.hostname or ":" in parts.hostname:  # the gateway takes no IPv6 literals yet
         raise BadOption(expected)
-    return Endpoint(parts.hostname, 80 if port is None else port)
+    return Address(parts.hostname, 80 if port is None else port)
 
 
 def get(
-    endpoint: Endpoint, path: str, *, headers: Mapping[str, str] | None = None, timeout_s: float
+    address: Address, path: str, *, headers: Mapping[str, str] | None = None, timeout_s: float
 ) -> Answer:
     """Raises Unreachable."""
-    with _exchange(endpoint, timeout_s) as connection:
+    with _exchange(address, timeout_s) as connection:
         connection.request("GET", path, headers=dict(headers or {}))
         response = connection.getresponse()
         body = response.read(_LONGEST_BODY_BYTES)
         if response.length:  # what the content length still promises; a bounded read tells nobody
-            raise Unreachable(f"{endpoint.url}{path}: the answer is cut off or too long")
+            raise Unreachable(f"{address.url}{path}: the answer is cut off or too long")
         return Answer(response.status, _headers(response), body)
 
 
@@ -83,13 +83,13 @@ class Stream:
 
 @contextmanager
 def post_streamed(
-    endpoint: Endpoint, path: str, *, headers: Mapping[str, str], body: bytes, timeout_s: float
+    address: Address, path: str, *, headers: Mapping[str, str], body: bytes, timeout_s: float
 ) -> Iterator[Stream]:
     """The answer line by line as it comes.  Raises Unreachable, also while it is read.
 
     A stream that is cut off just ends: whether it is whole, only its reader can know.
     """
-    with _exchange(endpoint, timeout_s) as connection:
+    with _exchange(address, timeout_s) as connection:
         connection.request("POST", path, body=body, headers=dict(headers))
         response = connection.getresponse()
         yield Stream(response.status, _headers(response), _lines(response))
@@ -105,12 +105,12 @@ def _headers(response: http.client.HTTPResponse) -> dict[str, str]:
 
 
 @contextmanager
-def _exchange(endpoint: Endpoint, timeout_s: float) -> Iterator[http.client.HTTPConnection]:
-    connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout_s)
+def _exchange(address: Address, timeout_s: float) -> Iterator[http.client.HTTPConnection]:
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
     try:
         yield connection
     except (OSError, http.client.HTTPException) as exc:
         reason = getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
-        raise Unreachable(f"{endpoint.url}: {reason}") from exc
+        raise Unreachable(f"{address.url}: {reason}") from exc
     finally:
         connection.close()

@@ -1,7 +1,12 @@
-"""Tenants and their API keys in the policy file."""
+"""Tenants and their API keys in the policy file that gateways read.
+
+It is edited by one process at a time and replaced whole.
+"""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -13,18 +18,20 @@ from contracts.policy import (
     ApiKeyRecord,
     PolicyDocument,
     TenantPolicy,
+    decode_policy_document,
+    encode_policy_document,
     hash_api_key,
 )
 from pandal.credentials import Credentials, RandomBytes, load_or_create_credentials, new_api_key
 from pandal.datadir import DataDir
-from pandal.errors import BadOption
-from pandal.file_lock import locked
-from pandal.policy_store import edit_policies, read_policies
+from pandal.errors import BadOption, StateUnreadable
+from pandal.private_file import locked, replace_private
 
 DEMO_TENANT = TenantId("demo")
 DEFAULT_TIER = "standard"
 _SHOWN_PREFIX_CHARS = 14  # "sk-pandal-" and four of the 43 secret characters
 _KEY_ID_BYTES = 6
+_EMPTY = PolicyDocument(version=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +107,27 @@ def ensure_demo_key(data_dir: DataDir, random_bytes: RandomBytes = os.urandom) -
         request = KeyRequest(DEMO_TENANT)
         edit_policies(data_dir.policies, lambda before: _with_key(before, request, record))
     return credentials
+
+
+def read_policies(path: Path) -> PolicyDocument:
+    """Raises StateUnreadable.  A file that does not exist yet is version 0."""
+    try:
+        return decode_policy_document(path.read_bytes())
+    except FileNotFoundError:
+        return _EMPTY
+    except ContractError as exc:
+        raise StateUnreadable(f"{path}: {exc}") from exc
+
+
+def edit_policies(path: Path, edit: Callable[[PolicyDocument], PolicyDocument]) -> PolicyDocument:
+    """Applies ``edit`` to the current document; no edit of another process is lost."""
+    with locked(path):
+        before = read_policies(path)
+        after = msgspec.structs.replace(edit(before), version=before.version + 1)
+        payload = encode_policy_document(after)
+        decode_policy_document(payload)  # a document that gateways refuse is never written
+        replace_private(path, payload)
+        return after
 
 
 def _record(api_key: str, pepper: bytes, random_bytes: RandomBytes) -> ApiKeyRecord:

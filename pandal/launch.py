@@ -1,10 +1,12 @@
-"""One life of a local fleet: start, wait until ready, show it working, serve, stop in order."""
+"""``pandal up`` after its checks: start, wait until ready, show it works, serve, stop in order."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+import signal
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
-from pandal.catch_up import spool_booked
+from pandal.booking import spool_booked
 from pandal.child import ChildSpec
 from pandal.child_log import rotate
 from pandal.demo import PROMPT, ask
@@ -19,26 +21,46 @@ from pandal.fleet import (
     replica_child,
     valkey_children,
 )
-from pandal.fleet_state import remove_fleet_state
+from pandal.fleet_record import FleetRecord, clear_leftovers, remove_fleet_state
 from pandal.keys import ensure_demo_key
-from pandal.plan import FleetPlan
+from pandal.plan import FleetPlan, UpOptions
+from pandal.private_file import exclusive
 from pandal.readiness import gateway_ready, replicas_ready
 from pandal.report import show_demo_answer, show_ledger_line, show_snippets
 from pandal.screen import Screen
-from pandal.stop_requests import StopRequests
+from pandal.settings import inherited_environment
 from pandal.supervisor import Supervisor
+from pandal.surroundings import check_surroundings, prepare_data_dir
 from pandal.valkey import wait_until_serving
 
 # Together under the ten seconds that Ctrl-C promises.
-GATEWAY_PATIENCE_S = 5.0
+GATEWAY_STOP_PATIENCE_S = 5.0
 BOOKING_PATIENCE_S = 1.0
 BILLING_PATIENCE_S = 1.0
 REPLICA_PATIENCE_S = 1.5
 VALKEY_PATIENCE_S = 1.0
 _VALKEY_START_PATIENCE_S = 20.0  # a long append-only file is read at some 100 MB a second
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 T = TypeVar("T")
+
+
+def start_up(options: UpOptions, screen: Screen) -> int:
+    """The exit code.  Raises PandalError; nothing is left running then either."""
+    prepare_data_dir(options.data_dir)
+    with exclusive(options.data_dir):
+        clear_leftovers(options.data_dir)
+        plan = check_surroundings(options)
+        return asyncio.run(_live(plan, screen))
+
+
+async def _live(plan: FleetPlan, screen: Screen) -> int:
+    supervisor = Supervisor(
+        FleetRecord(plan, screen), monotonic_s=time.monotonic, sleep=asyncio.sleep
+    )
+    launch = Launch(plan, screen, supervisor=supervisor, environment=inherited_environment())
+    return await launch.run()
 
 
 class Launch:
@@ -124,7 +146,7 @@ class Launch:
         replicas = [replica.name for replica in self._plan.own_replicas]
         self._screen.line("stopping: gateway, billing, replicas, Valkey")
         stop, hurry = self._supervisor.stop, self._hurry
-        await stop([GATEWAY], patience_s=GATEWAY_PATIENCE_S, hurry=hurry)
+        await stop([GATEWAY], patience_s=GATEWAY_STOP_PATIENCE_S, hurry=hurry)
         if self._plan.kafka_bootstrap is None and not hurry.is_set():
             await spool_booked(self._plan.data_dir, patience_s=BOOKING_PATIENCE_S)
         await stop([BILLING], patience_s=BILLING_PATIENCE_S, hurry=hurry)
@@ -133,6 +155,31 @@ class Launch:
         await stop([QUOTA, RESPONSE_CACHE], patience_s=VALKEY_PATIENCE_S, hurry=asyncio.Event())
         remove_fleet_state(self._plan.data_dir)
         self._screen.line("stopped")
+
+
+class StopRequests:
+    def __init__(self, hurry: Callable[[], None]) -> None:
+        self._hurry = hurry
+        self._first: signal.Signals | None = None
+        self._asked = asyncio.Event()
+
+    def listen(self) -> None:
+        """Replaces the process's handlers for as long as the running loop lives."""
+        loop = asyncio.get_running_loop()
+        for signal_ in _SIGNALS:
+            loop.add_signal_handler(signal_, self._receive, signal_)
+
+    async def wait(self) -> signal.Signals:
+        await self._asked.wait()
+        assert self._first is not None
+        return self._first
+
+    def _receive(self, signal_: signal.Signals) -> None:
+        if self._first is not None:
+            self._hurry()
+            return
+        self._first = signal_
+        self._asked.set()
 
 
 async def _first(*flows: Awaitable[T]) -> T:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pandal.datadir import DataDir
-from pandal.http_client import Endpoint
+from pandal.http_client import Address
 
 HOST = "127.0.0.1"  # a demo key and no TLS: nothing here may be reached from elsewhere
 DEFAULT_ALIAS = "default"
@@ -32,8 +32,8 @@ class OwnReplica:
     port: int
 
     @property
-    def endpoint(self) -> Endpoint:
-        return Endpoint(HOST, self.port)
+    def address(self) -> Address:
+        return Address(HOST, self.port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class DevReplica:
     """A model server that somebody else runs."""
 
     name: str
-    endpoint: Endpoint
+    address: Address
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class FleetPlan:
     """Checked, and nothing started yet."""
 
     data_dir: DataDir
-    gateway: Endpoint
+    gateway: Address
     valkey_binary: Path
     model: str  # a name or a path, for the replicas to resolve
     model_cache: Path | None

@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import socket
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -14,14 +15,23 @@ import msgspec
 
 from pandal.datadir import DataDir
 from pandal.errors import PreflightFailed, Unreachable
-from pandal.http_client import Endpoint, get, parse_url
-from pandal.model_choice import ModelChoice, choose_model, model_cache_dir
+from pandal.http_client import Address, get, parse_url
 from pandal.plan import HOST, DevReplica, FleetPlan, OwnReplica, UpOptions
 from pandal.valkey import valkey_binary
+from replica.errors import ModelError
+from replica.model.store import default_cache_dir, is_known, model_name, resolve
 
 MIN_FREE_BYTES = 200_000_000  # quota log, spool and ledger of a long day, with room to spare
 _PROBE_BYTES = 65_536
 _DEV_REPLICA_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """Which model the fleet will serve, before anything is downloaded."""
+
+    model: str  # a name or an absolute path, as replicas take it
+    served_name: str  # what clients and price books call it
 
 
 def check_surroundings(options: UpOptions) -> FleetPlan:
@@ -35,7 +45,7 @@ def check_surroundings(options: UpOptions) -> FleetPlan:
     ports = free_ports(num_own, after=options.port)
     return FleetPlan(
         data_dir=options.data_dir,
-        gateway=Endpoint(HOST, options.port),
+        gateway=Address(HOST, options.port),
         valkey_binary=binary,
         model=choice.model,
         model_cache=options.model_cache,
@@ -51,17 +61,14 @@ def check_surroundings(options: UpOptions) -> FleetPlan:
 
 
 def check_port(port: int) -> None:
-    with socket.socket() as probe:
-        # As servers do: connections of the fleet before, still in TIME_WAIT, are no hindrance.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError as exc:
-            if exc.errno == errno.EADDRINUSE:
-                reason = "is in use by another program; choose one with --port"
-            else:
-                reason = f"cannot be used: {exc.strerror}"
-            raise PreflightFailed(f"port {port} {reason}") from exc
+    refusal = _refusal(port)
+    if refusal is None:
+        return
+    if refusal.errno == errno.EADDRINUSE:
+        reason = "is in use by another program; choose one with --port"
+    else:
+        reason = f"cannot be used: {refusal.strerror}"
+    raise PreflightFailed(f"port {port} {reason}") from refusal
 
 
 def check_disk(folder: Path) -> None:
@@ -90,20 +97,22 @@ def free_ports(count: int, *, after: int) -> tuple[int, ...]:
     Not the kernel's choice: its range is also where outgoing connections get theirs, and a
     replica binds its port only seconds from now.  Raises PreflightFailed.
     """
-    found = tuple(islice(filter(_is_free, range(after + 1, 65_536)), count))
+    found = tuple(islice((p for p in range(after + 1, 65_536) if _refusal(p) is None), count))
     if len(found) < count:
         raise PreflightFailed(f"no {count} free ports above {after}; choose a lower --port")
     return found
 
 
-def _is_free(port: int) -> bool:
+def _refusal(port: int) -> OSError | None:
+    """Why it cannot be bound; ``None``: it can."""
     with socket.socket() as probe:
+        # As servers do: connections of the fleet before, still in TIME_WAIT, are no hindrance.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True
+        except OSError as exc:
+            return exc
+    return None
 
 
 class _Model(msgspec.Struct):
@@ -125,9 +134,9 @@ def _find_dev_replicas(options: UpOptions) -> tuple[tuple[DevReplica, ...], str 
 
 
 def _served_model(replica: DevReplica) -> str:
-    where = f"--dev-replica {replica.endpoint.url}"
+    where = f"--dev-replica {replica.address.url}"
     try:
-        answer = get(replica.endpoint, "/v1/models", timeout_s=_DEV_REPLICA_TIMEOUT_S)
+        answer = get(replica.address, "/v1/models", timeout_s=_DEV_REPLICA_TIMEOUT_S)
         models = answer.decode(_ModelList).data if answer.status == 200 else []
     except Unreachable as exc:
         raise PreflightFailed(f"{where} does not answer /v1/models ({exc})") from exc
@@ -137,9 +146,25 @@ def _served_model(replica: DevReplica) -> str:
 
 
 def _own_model(options: UpOptions) -> ModelChoice:
-    cache_dir = model_cache_dir(options.model_cache)
+    cache_dir = _model_cache_dir(options.model_cache)
     check_disk(_nearest_existing(cache_dir))
-    return choose_model(options.model, cache_dir)
+    return _choose_model(options.model, cache_dir)
+
+
+def _model_cache_dir(chosen: Path | None) -> Path:
+    return default_cache_dir() if chosen is None else chosen
+
+
+def _choose_model(model: str, cache_dir: Path) -> ModelChoice:
+    """Raises PreflightFailed unless ``model`` is a known name, a .gguf file or a model folder."""
+    name = model_name(model)
+    if is_known(model):
+        return ModelChoice(name, name)  # the replica fetches it, and shows its progress
+    try:
+        path = resolve(model, cache_dir, lambda ratio: None)
+    except ModelError as exc:
+        raise PreflightFailed(f"--model: {exc}") from exc
+    return ModelChoice(str(path.absolute()), name)
 
 
 def _nearest_existing(folder: Path) -> Path:

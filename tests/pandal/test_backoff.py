@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pandal.backoff import FIRST_DELAY_S, LONGEST_DELAY_S, RestartBackoff
+from pandal.child import FIRST_DELAY_S, LONGEST_DELAY_S, RestartBackoff
 
 
 @given(st.lists(st.floats(min_value=0, max_value=59.9), max_size=2_000))

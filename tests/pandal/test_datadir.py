@@ -5,10 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from pandal.datadir import DataDir, exclusive
+from pandal.datadir import DataDir
 from pandal.errors import PreflightFailed
-from pandal.fleet_record import clear_leftovers
-from pandal.fleet_state import FleetState, read_fleet_state, running_fleet, write_fleet_state
+from pandal.fleet_record import (
+    FleetState,
+    clear_leftovers,
+    read_fleet_state,
+    running_fleet,
+    write_fleet_state,
+)
+from pandal.private_file import exclusive
 from pandal.processes import ProcessId, identify, is_alive
 
 

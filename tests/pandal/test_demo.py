@@ -8,7 +8,7 @@ import pytest
 
 from pandal.demo import DemoAnswer, ask
 from pandal.errors import FleetFailed
-from pandal.http_client import Endpoint
+from pandal.http_client import Address
 
 HELLO = (
     b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n',
@@ -20,7 +20,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 @contextmanager
-def gateway(status: int, *pieces: bytes) -> Iterator[Endpoint]:
+def gateway(status: int, *pieces: bytes) -> Iterator[Address]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
@@ -37,7 +37,7 @@ def gateway(status: int, *pieces: bytes) -> Iterator[Endpoint]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield Endpoint("127.0.0.1", server.server_port)
+        yield Address("127.0.0.1", server.server_port)
         server.shutdown()
         thread.join()
 
@@ -50,8 +50,8 @@ def ticking() -> Callable[[], float]:
 
 def test_an_answer_is_shown_as_it_comes_and_timed() -> None:
     shown: list[str] = []
-    with gateway(200, *HELLO, DONE) as endpoint:
-        answer = ask(endpoint, "sk-pandal-x", show=shown.append, monotonic_s=ticking())
+    with gateway(200, *HELLO, DONE) as address:
+        answer = ask(address, "sk-pandal-x", show=shown.append, monotonic_s=ticking())
     assert shown == ["Hel", "lo"]
     assert answer == DemoAnswer(
         request_id="r1",
@@ -80,8 +80,8 @@ def test_an_answer_is_shown_as_it_comes_and_timed() -> None:
 def test_an_answer_that_is_not_whole_fails_the_demo(
     status: int, pieces: Sequence[bytes], complaint: str
 ) -> None:
-    with gateway(status, *pieces) as endpoint, pytest.raises(FleetFailed, match=complaint):
-        ask(endpoint, "sk-pandal-x", show=lambda text: None)
+    with gateway(status, *pieces) as address, pytest.raises(FleetFailed, match=complaint):
+        ask(address, "sk-pandal-x", show=lambda text: None)
 
 
 def test_one_token_is_too_few_for_a_speed() -> None:

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 import pytest
 
 from pandal.errors import BadOption, Unreachable
-from pandal.http_client import Endpoint, get, parse_url
+from pandal.http_client import Address, get, parse_url
 
 
 @contextmanager
-def answering(*pieces: bytes) -> Iterator[Endpoint]:
+def answering(*pieces: bytes) -> Iterator[Address]:
     """A server that reads one request head and sends ``pieces``, whatever they are."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -24,20 +24,20 @@ def answering(*pieces: bytes) -> Iterator[Endpoint]:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        yield Endpoint("127.0.0.1", server.getsockname()[1])
+        yield Address("127.0.0.1", server.getsockname()[1])
         thread.join()
 
 
 @pytest.mark.parametrize(
-    ("url", "endpoint"),
+    ("url", "address"),
     [
-        ("http://127.0.0.1:8000", Endpoint("127.0.0.1", 8000)),
-        ("http://localhost:8000/", Endpoint("localhost", 8000)),
-        ("http://replica", Endpoint("replica", 80)),
+        ("http://127.0.0.1:8000", Address("127.0.0.1", 8000)),
+        ("http://localhost:8000/", Address("localhost", 8000)),
+        ("http://replica", Address("replica", 80)),
     ],
 )
-def test_a_replicas_url_is_host_and_port(url: str, endpoint: Endpoint) -> None:
-    assert parse_url(url, option="--dev-replica") == endpoint
+def test_a_replicas_url_is_host_and_port(url: str, address: Address) -> None:
+    assert parse_url(url, option="--dev-replica") == address
 
 
 @pytest.mark.parametrize(

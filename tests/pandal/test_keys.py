@@ -6,8 +6,7 @@ from contracts.policy import TIERS, hash_api_key
 from pandal.credentials import load_or_create_credentials
 from pandal.datadir import DataDir
 from pandal.errors import BadOption
-from pandal.keys import KeyRequest, create_key, ensure_demo_key, parse_key_request
-from pandal.policy_store import read_policies
+from pandal.keys import KeyRequest, create_key, ensure_demo_key, parse_key_request, read_policies
 
 
 def mode(path) -> int:

@@ -7,8 +7,7 @@ import pytest
 from contracts.policy import PolicyDocument
 from pandal.datadir import DataDir
 from pandal.errors import StateUnreadable
-from pandal.keys import KeyRequest, create_key
-from pandal.policy_store import edit_policies, read_policies
+from pandal.keys import KeyRequest, create_key, edit_policies, read_policies
 
 NUM_EDITORS = 2
 EDITS_EACH = 25

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pandal.datadir import DataDir, exclusive
+from pandal.datadir import DataDir
+from pandal.private_file import exclusive
 
 PANDAL = (sys.executable, "-m", "pandal")
 # Runs the command line as ``pandal`` does, after a line of the test's own.
@@ -165,7 +166,7 @@ def test_a_missing_extra_is_named(data_dir: DataDir, module: str, extra: str) ->
 
 def test_another_operating_system_is_refused(data_dir: DataDir) -> None:
     # After the imports: the standard library believes the platform too.
-    prepare = "import pandal.cli, pandal.preflight, pandal.screen; sys.platform = 'darwin'"
+    prepare = "import pandal.cli, pandal.installation, pandal.screen; sys.platform = 'darwin'"
     result = pandal("up", "--data-dir", str(data_dir.root), prepare=prepare)
     assert_refused(result, 1, "runs on Linux", data_dir)
 
