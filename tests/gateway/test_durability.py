@@ -5,6 +5,7 @@ import resource
 import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -184,25 +185,19 @@ async def test_a_settlement_outlives_an_outage(
     assert alone.only_event().output_text_tokens == 3
 
 
-class FileLimit:
-    """A full disk for this process: writes beyond ``num_bytes`` of a file fail with EFBIG."""
+@contextmanager
+def file_limit(num_bytes: int) -> Iterator[None]:
+    """A full disk for this process: writes beyond ``num_bytes`` of a file fail with EFBIG.
 
-    def __init__(self) -> None:
-        self._before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-
-    def set(self, num_bytes: int) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, self._before[1]))
-
-    def lift(self) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, self._before)
-
-
-@pytest.fixture
-def file_limit() -> Iterator[FileLimit]:
-    limit = FileLimit()
-    yield limit
-    limit.lift()
+    Never longer than needed: the test runner's own output may be a file.
+    """
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def payload(seq: int) -> bytes:
@@ -214,32 +209,28 @@ def spool_bytes(folder: Path) -> bytes:
     return segment.read_bytes()
 
 
-async def test_a_full_disk_delays_events_and_loses_none(
-    tmp_path: Path, file_limit: FileLimit
-) -> None:
+async def test_a_full_disk_delays_events_and_loses_none(tmp_path: Path) -> None:
     spool = Spool(tmp_path, "00ab", 1_000_000)
     spool.start()
     await spool.append(payload)
-    file_limit.set(500)
-    late = [spool.append(payload) for _ in range(5)]
-    await asyncio.to_thread(eventually, lambda: spool.is_failing, "the spool to fail")
-    assert not any(future.done() for future in late)
-    file_limit.lift()
+    with file_limit(500):
+        late = [spool.append(payload) for _ in range(5)]
+        await asyncio.to_thread(eventually, lambda: spool.is_failing, "the spool to fail")
+        assert not any(future.done() for future in late)
     await asyncio.gather(*late)
     assert not spool.is_failing
     assert await spool.stop(5.0) == 0
     assert spool_bytes(tmp_path) == b"".join(frame(payload(n)) for n in range(1, 7))
 
 
-async def test_a_spool_stopped_on_a_full_disk_says_what_is_missing(
-    tmp_path: Path, file_limit: FileLimit
-) -> None:
+async def test_a_spool_stopped_on_a_full_disk_says_what_is_missing(tmp_path: Path) -> None:
     spool = Spool(tmp_path, "00ab", 1_000_000)
     spool.start()
-    file_limit.set(0)
-    spool.append(payload)
-    await asyncio.to_thread(eventually, lambda: spool.is_failing, "the spool to fail")
-    assert await spool.stop(0.05) == 1
+    with file_limit(0):
+        spool.append(payload)
+        await asyncio.to_thread(eventually, lambda: spool.is_failing, "the spool to fail")
+        num_missing = await spool.stop(0.05)
+    assert num_missing == 1
 
 
 async def test_while_the_spool_fails_new_requests_are_refused(

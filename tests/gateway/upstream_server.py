@@ -129,7 +129,7 @@ class Upstream:
         self.model = model
         self.port = 0
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="upstream")
+        self._thread = threading.Thread(target=self._run, name="upstream", daemon=True)
         self._listening = threading.Event()
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
