@@ -2,17 +2,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+PIP := $(BIN)/pip install --disable-pip-version-check --progress-bar off -q
 
-.PHONY: setup fmt check test run
+.PHONY: setup fmt check test run bench
 
 setup: $(READY)
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "Pandal needs Python 3.11 or later with venv (Debian: apt install python3-venv), found: $$($(PYTHON) --version 2>&1)"; exit 1; }
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --disable-pip-version-check --progress-bar off -q -r requirements.lock
-	$(BIN)/pip install --disable-pip-version-check -q --no-deps -e .
+	@echo "Installing the packages of requirements.lock into .venv: a minute or two, 1.6 GB with a CPU build of torch"
+	@$(PYTHON) -m venv .venv
+	@$(PIP) -r requirements.lock
+	@$(PIP) --no-deps -e .
 	@touch $@
 
 fmt: $(READY)
@@ -22,7 +24,10 @@ check: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 
 test: $(READY)
-	$(BIN)/pytest -q -m 'not soak' $(ARGS)
+	$(BIN)/pytest -q -rs $(ARGS)
 
 run: $(READY)
-	$(BIN)/pandal up $(ARGS)
+	@$(BIN)/pandal up $(ARGS)
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.local_fleet $(ARGS)
