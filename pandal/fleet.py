@@ -1,8 +1,14 @@
-"""The processes of a local fleet and their environments: the one place that spells them."""
+"""The processes of a local fleet and their environments: the one place that spells them.
 
+A child gets from the user's environment what a program needs to run, and the knobs of its own
+service: no token or password of the user's, and nothing of the other services.
+"""
+
+import re
 import signal
 import sys
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
@@ -20,6 +26,17 @@ GATEWAY_ABORT_S = 1.5  # some steps of a busy engine; with the drain within laun
 REPLICA_DRAIN_S = 1.0  # the gateway has drained before: nobody is left to wait for
 BILLING_POLL_INTERVAL_S = 0.2  # the demo shows its ledger line at once
 
+_PASSED_ON: Final = re.compile(
+    "PATH|HOME|USER|LOGNAME|SHELL|TERM|LANG|LANGUAGE|LC_.*|TZ|TMPDIR|TMP|TEMP|XDG_.*|VIRTUAL_ENV"
+    "|PYTHON.*|LD_LIBRARY_PATH|LD_PRELOAD|MALLOC_.*|GLIBC_TUNABLES"
+)
+# What computes and what downloads the model has more: a proxy's URL may hold a password.
+_PASSED_ON_TO_REPLICAS: Final = re.compile(
+    "(OMP|KMP|MKL|OPENBLAS|NUMBA|TORCH|PYTORCH|TORCHINDUCTOR|TRITON|CUDA|NVIDIA|PIP)_.*"
+    "|SSL_CERT_FILE|SSL_CERT_DIR|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE"
+    "|(HTTP|HTTPS|ALL|NO)_PROXY|(http|https|all|no)_proxy"
+)
+
 
 def valkey_children(plan: FleetPlan, inherited: Mapping[str, str]) -> tuple[ChildSpec, ChildSpec]:
     quota = quota_server(
@@ -34,8 +51,9 @@ def replica_child(plan: FleetPlan, replica: OwnReplica, inherited: Mapping[str, 
         plan,
         name=replica.name,
         module="replica",
+        inherited=inherited,
         environment={
-            **inherited,
+            **_matching(inherited, _PASSED_ON_TO_REPLICAS),
             "REPLICA_HOST": HOST,
             "REPLICA_PORT": str(replica.port),
             "REPLICA_MODEL": plan.model,
@@ -51,7 +69,6 @@ def gateway_child(plan: FleetPlan, *, pepper: str, inherited: Mapping[str, str])
     replicas = [{"name": replica.name, "url": replica.address.url} for replica in plan.upstreams]
     aliases = {DEFAULT_ALIAS: plan.served_model}
     environment = {
-        **inherited,
         "GATEWAY_HOST": HOST,
         "GATEWAY_PORT": str(plan.gateway.port),
         "GATEWAY_REPLICAS": msgspec.json.encode(replicas).decode(),
@@ -64,18 +81,21 @@ def gateway_child(plan: FleetPlan, *, pepper: str, inherited: Mapping[str, str])
         "GATEWAY_ABORT_TIMEOUT_S": str(GATEWAY_ABORT_S),
         **_optional("GATEWAY_KAFKA_BOOTSTRAP", plan.kafka_bootstrap),
     }
-    return _service(plan, name=GATEWAY, module="gateway", environment=environment)
+    return _service(
+        plan, name=GATEWAY, module="gateway", inherited=inherited, environment=environment
+    )
 
 
 def billing_child(plan: FleetPlan, inherited: Mapping[str, str]) -> ChildSpec:
     environment = {
-        **inherited,
         "BILLING_LEDGER_URL": plan.data_dir.ledger_url,
         "BILLING_SPOOL_DIR": str(plan.data_dir.spool),
         "BILLING_POLL_INTERVAL_S": str(BILLING_POLL_INTERVAL_S),
         **_optional("BILLING_KAFKA_BOOTSTRAP", plan.kafka_bootstrap),
     }
-    return _service(plan, name=BILLING, module="billing", environment=environment)
+    return _service(
+        plan, name=BILLING, module="billing", inherited=inherited, environment=environment
+    )
 
 
 def _optional(name: str, value: object | None) -> dict[str, str]:
@@ -83,13 +103,30 @@ def _optional(name: str, value: object | None) -> dict[str, str]:
     return {} if value is None else {name: str(value)}
 
 
+def _matching(inherited: Mapping[str, str], names: re.Pattern[str]) -> dict[str, str]:
+    return {name: value for name, value in inherited.items() if names.fullmatch(name)}
+
+
 def _service(
-    plan: FleetPlan, *, name: str, module: str, environment: Mapping[str, str]
+    plan: FleetPlan,
+    *,
+    name: str,
+    module: str,
+    inherited: Mapping[str, str],
+    environment: Mapping[str, str],
 ) -> ChildSpec:
+    """``environment`` wins over what the user has set."""
+    knobs = {k: v for k, v in inherited.items() if k.startswith(f"{module.upper()}_")}
     return ChildSpec(
         name=name,
-        command=(sys.executable, "-m", module),
-        environment=environment,
+        # Without -P the folder that the user happens to be in would come before our own modules.
+        command=(sys.executable, "-P", "-m", module),
+        environment={
+            **_matching(inherited, _PASSED_ON),
+            **knobs,
+            **environment,
+            "PYTHONSAFEPATH": "1",  # the same for what the service itself starts
+        },
         log_path=plan.data_dir.log(name),
         death_signal=signal.SIGKILL,  # services are built to be killed at any moment
     )
@@ -101,7 +138,7 @@ def _valkey(
     return ChildSpec(
         name=name,
         command=command,
-        environment=inherited,
+        environment=_matching(inherited, _PASSED_ON),
         log_path=plan.data_dir.log(name),
         death_signal=signal.SIGTERM,  # lets it flush the last second of the append-only file
     )

@@ -29,5 +29,5 @@ class CommandSettings(BaseSettings):
 
 
 def inherited_environment() -> dict[str, str]:
-    """What children start from: knobs such as ``REPLICA_BLOCK_SIZE`` reach them this way."""
+    """All of it: ``fleet`` says which child gets what."""
     return dict(os.environ)

@@ -17,7 +17,7 @@ from pandal.datadir import DataDir
 
 PANDAL = (sys.executable, "-m", "pandal")
 PATIENCE_S = 90.0
-MARK = "FLEET_UNDER_TEST"  # in the environment of every process that a fleet starts
+MARK = "XDG_STATE_HOME"  # read by none of a fleet's processes, and passed on to all of them
 
 
 def free_port() -> int:

@@ -1,0 +1,95 @@
+"""What the processes of a fleet are given, and what not."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pandal.child import ChildSpec
+from pandal.datadir import DataDir
+from pandal.fleet import billing_child, gateway_child, replica_child, valkey_children
+from pandal.http_client import Address
+from pandal.plan import FleetPlan, OwnReplica
+
+USERS = {
+    "PATH": "/usr/bin:/bin",
+    "LC_ALL": "C.UTF-8",
+    "AWS_SECRET_ACCESS_KEY": "hunter2",
+    "OPENAI_API_KEY": "hunter2",
+    "HTTPS_PROXY": "http://me:hunter2@proxy",
+    "OMP_NUM_THREADS": "2",
+    "GATEWAY_MAX_BODY_BYTES": "1000",
+    "GATEWAY_PORT": "1",
+    "REPLICA_BLOCK_SIZE": "32",
+    "BILLING_LOG_LEVEL": "debug",
+}
+COMMON = {"PATH", "LC_ALL"}
+PEPPER = "p" * 43
+
+
+@pytest.fixture
+def children(data_dir: DataDir) -> dict[str, ChildSpec]:
+    plan = FleetPlan(
+        data_dir=data_dir,
+        gateway=Address("127.0.0.1", 8080),
+        valkey_binary=Path("/valkey-server"),
+        model="tiny",
+        model_cache=None,
+        served_model="tiny",
+        own_replicas=(OwnReplica("replica-0", 8081),),
+        dev_replicas=(),
+        threads_per_replica=1,
+        kafka_bootstrap=None,
+        is_once=False,
+    )
+    specs = (
+        *valkey_children(plan, USERS),
+        *(replica_child(plan, replica, USERS) for replica in plan.own_replicas),
+        gateway_child(plan, pepper=PEPPER, inherited=USERS),
+        billing_child(plan, USERS),
+    )
+    return {spec.name: spec for spec in specs}
+
+
+@pytest.mark.parametrize(
+    ("name", "passed_on"),
+    [
+        ("quota", COMMON),
+        ("response-cache", COMMON),
+        ("gateway", {*COMMON, "GATEWAY_MAX_BODY_BYTES"}),
+        ("billing", {*COMMON, "BILLING_LOG_LEVEL"}),
+        ("replica-0", {*COMMON, "REPLICA_BLOCK_SIZE", "OMP_NUM_THREADS", "HTTPS_PROXY"}),
+    ],
+)
+def test_a_child_gets_its_own_knobs_and_no_secret_of_the_users(
+    children: dict[str, ChildSpec], name: str, passed_on: set[str]
+) -> None:
+    environment = children[name].environment
+    assert {k for k in USERS if environment.get(k) == USERS[k]} == passed_on
+
+
+def test_only_the_gateway_is_told_the_pepper(children: dict[str, ChildSpec]) -> None:
+    told = [name for name, child in children.items() if PEPPER in child.environment.values()]
+    assert told == ["gateway"]
+
+
+def test_what_the_launcher_decides_wins_over_the_users_environment(
+    children: dict[str, ChildSpec],
+) -> None:
+    assert children["gateway"].environment["GATEWAY_PORT"] == "8080"
+
+
+@pytest.mark.parametrize("module", ["gateway", "billing", "replica"])
+def test_a_module_in_the_users_folder_is_not_taken_for_a_service(
+    children: dict[str, ChildSpec], module: str, tmp_path: Path
+) -> None:
+    (tmp_path / f"{module}.py").write_text("print('impostor')")
+    (child,) = (each for each in children.values() if each.command[-1] == module)
+    *start, _module_flag, _module = child.command
+    which = f"import importlib.util as u; print(u.find_spec({module!r}).origin)"
+    result = subprocess.run(
+        (*start, "-c", which), cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert Path(result.stdout.strip()).name == "__init__.py"
+    assert start[0] == sys.executable
