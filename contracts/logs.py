@@ -10,7 +10,7 @@ LOG_FIELDS: Final = frozenset({
     "service", "tenant_id", "key_id", "request_id", "event_id", "replica", "model", "endpoint",
     "status", "reason", "outcome", "is_stream", "input_tokens", "output_tokens",
     "reserved_tokens", "ttft_ms", "latency_ms", "retry_after_s", "num_events", "num_waiting",
-    "num_running", "num_blocks", "phase", "path", "port", "pid", "exit_code", "delay_s",
+    "num_running", "num_preempted", "num_blocks", "phase", "path", "port", "pid", "exit_code", "delay_s",
     "duration_s", "version", "segment", "offset_bytes", "source_id",
     "next_offset", "num_posted", "num_repeated", "num_unpriced", "num_dead",
     "error", "topic", "partition", "signal",

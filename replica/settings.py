@@ -39,6 +39,12 @@ class Settings(BaseSettings):
     max_num_seqs: int = Field(32, ge=1, le=1024)  # throughput on 2 cores is flat beyond
     max_num_batched_tokens: int = Field(512, ge=1)  # a longer step would stall every stream
     is_prefix_caching: bool = True  # costs under 1 % when nothing is ever shared
+    priority_aging_s: float = Field(
+        30.0, gt=0
+    )  # batch work waits so much longer than interactive, and no more
+    fair_share_slack_tokens: int = Field(
+        64, ge=0
+    )  # a tenth of 10 s at 70 tokens a second; shorter turns recompute more often
     max_num_waiting: int = Field(
         256, ge=0
     )  # requests; beyond, waiting takes minutes: refuse at once
@@ -89,5 +95,7 @@ class Settings(BaseSettings):
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             is_prefix_caching=self.is_prefix_caching,
+            priority_aging_s=self.priority_aging_s,
+            fair_share_slack_tokens=self.fair_share_slack_tokens,
             log_level=self.log_level,
         )

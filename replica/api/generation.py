@@ -19,6 +19,7 @@ from replica.api.parameters import (
     cache_salt,
     check_prompt_fits,
     completion_budget,
+    priority,
     requested_tokens,
     sampling_params,
 )
@@ -103,7 +104,7 @@ async def _submit(
     prompt = await asyncio.to_thread(_encode, body, endpoint, tokenizer, max_model_len)
     budget = completion_budget(len(prompt), max_tokens, max_model_len, endpoint.prompt_param)
     params = sampling_params(body, budget, context.new_seed())
-    engine.submit(live, prompt, params, cache_salt(body))
+    engine.submit(live, prompt, params, cache_salt=cache_salt(body), priority=priority(body))
 
 
 def _encode(

@@ -11,6 +11,7 @@ _MAX_STOPS: Final = 16  # OpenAI allows 4
 _MAX_STOP_CHARS: Final = 1_000
 _MAX_TEMPERATURE: Final = 2.0
 _MAX_CACHE_SALT_CHARS: Final = 512
+_MAX_PRIORITY: Final = 1_000
 _SEED_RANGE: Final = range(-(1 << 63), 1 << 63)
 
 
@@ -67,6 +68,12 @@ def requested_tokens(value: int | None, param: str) -> int | None:
     if value is not None and value < 1:
         raise InvalidRequest(f"{param} must be at least 1, got {value}", param=param)
     return value
+
+
+def priority(body: GenerationBody) -> int:
+    """Raises InvalidRequest."""
+    limit = _MAX_PRIORITY
+    return _int_in(body.priority, "priority", default=0, low=-limit, high=limit)
 
 
 def cache_salt(body: GenerationBody) -> str:

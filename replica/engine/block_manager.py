@@ -61,6 +61,10 @@ class BlockManager:
         """How many of ``blocks`` an ``acquire`` would take out of the free list."""
         return sum(self._ref_counts[block] == 0 for block in blocks)
 
+    def num_sole(self, blocks: Iterable[int]) -> int:
+        """How many of ``blocks`` one owner's ``release`` would put into the free list."""
+        return sum(self._ref_counts[block] == 1 for block in blocks)
+
     def acquire(self, blocks: Iterable[int]) -> None:
         for block in blocks:
             if self._ref_counts[block] == 0:

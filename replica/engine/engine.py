@@ -150,7 +150,9 @@ class Engine:
         request: LiveRequest,
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
+        *,
         cache_salt: str,
+        priority: int,
     ) -> None:
         """Raises NotReady, Overloaded or RequestAborted.  The caller has proven that it fits."""
         self.check_accepting()
@@ -169,6 +171,7 @@ class Engine:
                 prompt_token_ids=list(prompt_token_ids),
                 params=params,
                 cache_salt=cache_salt,
+                priority=priority,
             )
         )
 

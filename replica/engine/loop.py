@@ -1,5 +1,6 @@
 """The engine's only thread: take what arrived, schedule, execute, account, report.  No awaits."""
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -18,6 +19,9 @@ from replica.engine.messages import (
 from replica.engine.prefix import PrefixIdentity
 from replica.engine.scheduler import SampledToken, ScheduledChunk, Scheduler
 from replica.engine.sequence import Sequence as EngineSequence
+from replica.engine.sequence import Standing
+
+logger = logging.getLogger(__name__)
 
 
 class ModelRunner(Protocol):
@@ -71,7 +75,10 @@ class EngineLoop:
         """None: there was nothing to do."""
         deltas = [delta for message in messages for delta in self._take(message)]
         started_at_s = self._monotonic_s()
-        chunks = self._scheduler.schedule()
+        num_preemptions = self._scheduler.num_preemptions
+        chunks = self._scheduler.schedule(started_at_s)
+        if self._scheduler.num_preemptions > num_preemptions:
+            self._log_preemptions(self._scheduler.num_preemptions - num_preemptions)
         if chunks:
             tokens = self._runner.execute(flatten(chunks, self._scheduler.block_size))
             for chunk, token in zip(chunks, tokens, strict=True):
@@ -82,6 +89,17 @@ class EngineLoop:
             deltas=deltas,
             stats=self._scheduler.stats(),
             num_batched_tokens=sum(chunk.num_tokens for chunk in chunks),
+        )
+
+    def _log_preemptions(self, num_preemptions: int) -> None:
+        stats = self._scheduler.stats()
+        logger.info(
+            "preempted",
+            extra={
+                "num_preempted": num_preemptions,
+                "num_running": stats.num_running,
+                "num_waiting": stats.num_waiting,
+            },
         )
 
     def _take(self, message: ToEngine) -> Iterable[Delta]:
@@ -99,13 +117,14 @@ class EngineLoop:
 
     def _add(self, message: Submit) -> None:
         self._num_arrivals += 1
+        now_s = self._monotonic_s()
         self._live[message.sequence_id] = _LiveSequence(
-            Detokenizer(self._token_bytes, message.params.stop), self._monotonic_s()
+            Detokenizer(self._token_bytes, message.params.stop), now_s
         )
         self._scheduler.add(
             EngineSequence(
                 sequence_id=message.sequence_id,
-                arrival=self._num_arrivals,
+                standing=Standing(self._num_arrivals, message.cache_salt, message.priority, now_s),
                 prompt_token_ids=message.prompt_token_ids,
                 params=message.params,
                 root=self._identity.root(message.cache_salt),

@@ -50,6 +50,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, array_like=True, t
     max_num_seqs: int
     max_num_batched_tokens: int
     is_prefix_caching: bool
+    priority_aging_s: float
+    fair_share_slack_tokens: int
     log_level: str
 
 
@@ -57,7 +59,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="su
     sequence_id: int
     prompt_token_ids: list[int]
     params: SamplingParams
-    cache_salt: str
+    cache_salt: str  # the tenant: prefixes are shared and service is fair within it
+    priority: int = 0  # the least goes first
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="abort"):

@@ -1,20 +1,28 @@
 """Which sequence computes how many tokens in the next step, and in which blocks.
 
-A deterministic function of what was added, aborted and generated: no clock, no device, no
-awaiting.  One rule covers everything: a step hands out at most ``max_num_batched_tokens`` tokens,
-first to decoding sequences (one each), then to running prefills, then to waiting ones, each group
-in order of arrival.  When blocks run out, the sequence that arrived last gives its own back and
-recomputes later, in its old place; the first arrival therefore always advances, and since no
-admitted sequence is larger than the pool, everyone finishes.
+A deterministic function of what was added, aborted, generated and of the time passed in: no clock,
+no device, no awaiting.  One rule covers everything: a step hands out at most
+``max_num_batched_tokens`` tokens, first to decoding sequences (one each), then to running prefills,
+then to waiting ones.  When blocks run out, the sequence that ranks last (lowest priority, then
+latest arrival) gives its own back and recomputes later, in its old place; the first in rank
+therefore always advances, and since no admitted sequence is larger than the pool, everyone
+finishes.  Who waits displaces who runs only for a better priority, or when its tenant has been
+served less by more than ``fair_share_slack_tokens``: each turn then is so much progress.
 """
 
 import bisect
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from replica.engine.block_manager import BlockManager
+from replica.engine.fair_share import ServedTokens
 from replica.engine.messages import EngineStats, FinishReason
+from replica.engine.prefills_under_way import PrefillsUnderWay
 from replica.engine.sequence import Sequence
+from replica.engine.waiting_queue import WaitingQueue
+
+_MAX_HELD_BACK: Final = 64  # per step: for each, its prefix is looked up
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +31,8 @@ class SchedulerLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
     is_prefix_caching: bool = True
+    aging_s: float = 30.0  # of waiting make up for one level of priority
+    fair_share_slack_tokens: int = 64  # how far tenants may drift apart before one is displaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +84,10 @@ class Scheduler:
         self._limits = limits
         self._blocks = blocks
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._waiting: list[Sequence] = []  # sorted by arrival
-        self._running: list[Sequence] = []  # sorted by arrival
+        self._waiting = WaitingQueue(limits.aging_s)
+        self._running: list[Sequence] = []  # sorted by rank
+        self._served = ServedTokens()
+        self._under_way = PrefillsUnderWay()
         self._by_id: dict[int, Sequence] = {}
         self._num_preemptions = 0
         self._num_prompt_tokens = 0
@@ -86,6 +98,11 @@ class Scheduler:
     @property
     def block_size(self) -> int:
         return self._limits.block_size
+
+    @property
+    def num_preemptions(self) -> int:
+        """Since the beginning."""
+        return self._num_preemptions
 
     @property
     def has_work(self) -> bool:
@@ -99,7 +116,8 @@ class Scheduler:
         if self._num_blocks(num_tokens) > self._blocks.num_usable:
             raise ValueError(f"{num_tokens} tokens do not fit {self._blocks.num_usable} blocks")
         self._by_id[sequence.sequence_id] = sequence
-        _insert(self._waiting, sequence)
+        self._served.enter(sequence.standing.tenant)
+        self._waiting.add(sequence)
 
     def get(self, sequence_id: int) -> Sequence | None:
         """None: unknown, or finished already."""
@@ -112,8 +130,11 @@ class Scheduler:
                 self._blocks.forget(block)
         sequence.finish_reason = reason
         del self._by_id[sequence.sequence_id]
-        queue = self._running if sequence.is_running else self._waiting
-        queue.remove(sequence)
+        self._served.leave(sequence.standing.tenant)
+        if sequence.is_running:
+            self._running.remove(sequence)
+        else:
+            self._waiting.remove(sequence)
         self._release(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
@@ -122,30 +143,32 @@ class Scheduler:
         self._release(sequence)
         sequence.is_running = False
         sequence.num_computed_tokens = 0
-        _insert(self._waiting, sequence)
+        self._waiting.add(sequence)
         self._num_preemptions += 1
 
     def unowned(self, blocks: Iterable[int]) -> list[int]:
         """Those that no live sequence refers to."""
         return [block for block in blocks if not self._blocks.is_owned(block)]
 
-    def schedule(self) -> list[ScheduledChunk]:
+    def schedule(self, now_s: float) -> list[ScheduledChunk]:
         """Empty when nothing is live.  Blocks for every chunk are in its sequence's table."""
         step = _Step(self._limits.max_num_batched_tokens)
         num_preemptions = self._num_preemptions
         for sequence in self._in_order_of_service():
             if not sequence.is_running:
-                continue  # preempted by an earlier arrival in this very loop
+                continue  # preempted by a better rank in this very loop
             num_tokens = min(sequence.num_missing_tokens, step.num_free_tokens)
             if num_tokens and self._make_room(sequence, num_tokens, step):
                 step.put(sequence, num_tokens)
         if num_preemptions == self._num_preemptions:
-            self._admit(step)
+            self._admit(step, now_s)
         return step.chunks()
 
     def update(self, sequence: Sequence, num_tokens: int, sampled: SampledToken | None) -> None:
         """Account for one executed chunk.  ``sampled`` is None for a chunk that decided nothing."""
-        self._num_prompt_tokens += sequence.advance(num_tokens)
+        fresh = sequence.advance(num_tokens)
+        self._num_prompt_tokens += fresh
+        self._served.add(sequence.standing.tenant, fresh)
         if sampled is not None and not sampled.is_finite:
             self.finish(sequence, FinishReason.ERROR)
             return
@@ -154,6 +177,7 @@ class Scheduler:
             return
         sequence.token_ids.append(sampled.token_id)
         self._num_generated_tokens += 1
+        self._served.add(sequence.standing.tenant, 1)
         reason = self._finish_reason(sequence, sampled.token_id)
         if reason is not None:
             self.finish(sequence, reason)
@@ -174,41 +198,95 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raises AssertionError."""
         self._blocks.check_invariants(s.block_table for s in self._by_id.values())
+        self._waiting.check_invariants()
+        self._under_way.check_invariants(s.sequence_id for s in self._running)
         assert set(self._by_id.values()) == {*self._running, *self._waiting}
         assert not any(s.block_table for s in self._waiting), "a waiting sequence owns blocks"
-        for queue in (self._running, self._waiting):
-            assert queue == sorted(queue, key=_arrival), "a queue is out of order"
+        in_order = sorted(self._running, key=self._waiting.rank)
+        assert self._running == in_order, "the running ones are out of order"
         assert len(self._running) <= self._limits.max_num_seqs
 
     def _in_order_of_service(self) -> list[Sequence]:
-        return sorted(
-            self._running,
-            key=lambda s: (s.num_missing_tokens > 1, s.arrival),
-        )
+        """Decoding ones, then prefilling ones, each by rank: sorting is stable."""
+        return sorted(self._running, key=lambda s: s.num_missing_tokens > 1)
 
-    def _admit(self, step: _Step) -> None:
-        while self._waiting and len(self._running) < self._limits.max_num_seqs:
-            sequence = self._waiting[0]
-            if not step.num_free_tokens or not self._take_cached(sequence):
+    def _admit(self, step: _Step, now_s: float) -> None:
+        num_held_back = 0
+        for sequence in self._waiting.in_order(now_s, self._served):
+            if not step.num_free_tokens or num_held_back > _MAX_HELD_BACK:
                 return
-            self._waiting.pop(0)
-            _insert(self._running, sequence)
-            sequence.is_running = True
+            if self._is_computed_by_another(sequence):
+                num_held_back += 1
+                continue
+            cached = self._match(sequence)
+            if self._is_under_way(sequence, len(cached)):
+                num_held_back += 1
+                continue
+            if not self._has_place(sequence, cached, step, now_s):
+                return
+            self._start(sequence, cached)
             num_tokens = min(sequence.num_missing_tokens, step.num_free_tokens)
             self._grow(sequence, num_tokens)
             step.put(sequence, num_tokens)
 
-    def _take_cached(self, sequence: Sequence) -> bool:
-        """Hold the cached prefix of a waiting sequence, if all its known tokens have room now.
+    def _is_computed_by_another(self, sequence: Sequence) -> bool:
+        """What it waited for last time is still not there: the cheap question."""
+        digest = sequence.awaited_digest
+        return digest is not None and self._under_way.is_under_way(digest)
 
-        The last known token is always computed: its logits are what the step is for.
-        """
-        size = self._limits.block_size
-        full_blocks = (sequence.num_known_tokens - 1) // size
-        cached = self._match(sequence, full_blocks)
-        missing = self._num_blocks(sequence.num_known_tokens) - len(cached)
-        if missing + self._blocks.num_unreferenced(cached) > self._blocks.num_free:
+    def _is_under_way(self, sequence: Sequence, num_cached_blocks: int) -> bool:
+        """Somebody is computing the first block that is missing: soon it can be shared."""
+        sequence.awaited_digest = None
+        if num_cached_blocks >= self._num_sharable_blocks(sequence):
             return False
+        size = self._limits.block_size
+        digest = sequence.block_prefixes(num_cached_blocks + 1, size)[-1].digest
+        if self._under_way.is_under_way(digest):
+            sequence.awaited_digest = digest
+        return sequence.awaited_digest is not None
+
+    def _has_place(self, sequence: Sequence, cached: list[int], step: _Step, now_s: float) -> bool:
+        """A slot, and blocks for all its known tokens; made by displacing others, if need be."""
+        missing = self._num_blocks(sequence.num_known_tokens) - len(cached)
+        num_blocks = missing + self._blocks.num_unreferenced(cached)
+        victims = self._displaced(sequence, num_blocks, frozenset(cached), now_s)
+        if victims is None:
+            return False
+        for victim in victims:
+            step.drop(victim)
+            self.preempt(victim)
+        return True
+
+    def _displaced(
+        self, sequence: Sequence, num_blocks: int, kept: frozenset[int], now_s: float
+    ) -> list[Sequence] | None:
+        """Whom ``sequence`` may displace, as few as suffice.  None: even all would not."""
+        victims: list[Sequence] = []
+        num_free_blocks = self._blocks.num_free
+        candidates = reversed(self._running)
+        while (
+            len(self._running) - len(victims) >= self._limits.max_num_seqs
+            or num_free_blocks < num_blocks
+        ):
+            victim = next((c for c in candidates if self._may_displace(sequence, c, now_s)), None)
+            if victim is None:
+                return None
+            victims.append(victim)
+            num_free_blocks += self._blocks.num_sole(set(victim.block_table) - kept)
+        return victims
+
+    def _may_displace(self, sequence: Sequence, victim: Sequence, now_s: float) -> bool:
+        level = self._waiting.level(sequence, now_s)
+        victim_level = self._waiting.level(victim, now_s)
+        if level != victim_level:
+            return level < victim_level
+        ahead = self._served.of(victim.standing.tenant) - self._served.of(sequence.standing.tenant)
+        return ahead > self._limits.fair_share_slack_tokens
+
+    def _start(self, sequence: Sequence, cached: list[int]) -> None:
+        """Hold its cached prefix and run it."""
+        size = self._limits.block_size
+        self._waiting.remove(sequence)
         self._blocks.acquire(cached)
         sequence.block_table = cached
         sequence.num_published_blocks = len(cached)
@@ -217,15 +295,27 @@ class Scheduler:
         self._num_prompt_tokens += fresh
         self._num_queried_tokens += sequence.num_known_tokens
         self._num_hit_tokens += len(cached) * size
-        return True
+        if self._limits.is_prefix_caching:
+            full = sequence.block_prefixes(sequence.num_known_tokens // size, size)
+            self._under_way.begin(sequence.sequence_id, full[len(cached) :])
+        self._run(sequence)
 
-    def _match(self, sequence: Sequence, num_blocks: int) -> list[int]:
+    def _run(self, sequence: Sequence) -> None:
+        bisect.insort(self._running, sequence, key=self._waiting.rank)
+        sequence.is_running = True
+
+    def _num_sharable_blocks(self, sequence: Sequence) -> int:
+        """The last known token is always computed: its logits are what the step is for."""
         if not self._limits.is_prefix_caching:
-            return []
+            return 0
+        return (sequence.num_known_tokens - 1) // self._limits.block_size
+
+    def _match(self, sequence: Sequence) -> list[int]:
+        num_blocks = self._num_sharable_blocks(sequence)
         return self._blocks.match(sequence.block_prefixes(num_blocks, self._limits.block_size))
 
     def _make_room(self, sequence: Sequence, num_tokens: int, step: _Step) -> bool:
-        """Preempt later arrivals until the chunk fits.  False: the sequence itself was the last."""
+        """Preempt from the last rank until the chunk fits.  False: that was the sequence itself."""
         wanted = self._num_blocks(sequence.num_computed_tokens + num_tokens)
         while wanted - len(sequence.block_table) > self._blocks.num_free:
             victim = self._running[-1]
@@ -243,6 +333,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         self._blocks.release(sequence.block_table)
+        self._under_way.abandon(sequence.sequence_id)
         sequence.block_table = []
 
     def _publish_full_blocks(self, sequence: Sequence) -> None:
@@ -253,6 +344,7 @@ class Scheduler:
         prefixes = sequence.block_prefixes(num_full, size)
         for index in range(sequence.num_published_blocks, num_full):
             self._blocks.publish(sequence.block_table[index], prefixes[index])
+            self._under_way.finish(sequence.sequence_id, prefixes[index].digest)
         sequence.num_published_blocks = num_full
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
@@ -266,11 +358,3 @@ class Scheduler:
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._limits.block_size)
-
-
-def _arrival(sequence: Sequence) -> int:
-    return sequence.arrival
-
-
-def _insert(queue: list[Sequence], sequence: Sequence) -> None:
-    bisect.insort(queue, sequence, key=_arrival)

@@ -5,16 +5,27 @@ resumed preemption and a prefix hit differ only in the gap between the two.
 """
 
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 
 from replica.engine.messages import FinishReason, SamplingParams, Usage
 from replica.engine.prefix import Prefix
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What its place among the others depends on."""
+
+    arrival: int  # unique, rising
+    tenant: str
+    priority: int  # the least goes first, as in vLLM
+    submitted_at_s: float
 
 
 class Sequence:
     """Owned by the scheduler; nobody else changes it."""
 
     __slots__ = (
-        "arrival",
+        "awaited_digest",
         "block_table",
         "finish_reason",
         "is_running",
@@ -26,6 +37,7 @@ class Sequence:
         "params",
         "prefixes",
         "sequence_id",
+        "standing",
         "token_ids",
     )
 
@@ -33,13 +45,14 @@ class Sequence:
         self,
         *,
         sequence_id: int,
-        arrival: int,
+        standing: Standing,
         prompt_token_ids: SequenceOf[int],
         params: SamplingParams,
         root: Prefix,
     ) -> None:
         self.sequence_id = sequence_id
-        self.arrival = arrival  # unique, rising: the order of service and, reversed, of preemption
+        self.standing = standing
+        self.awaited_digest: bytes | None = None  # of a block that somebody else computes for it
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.params = params

@@ -47,6 +47,8 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         is_prefix_caching=config.is_prefix_caching,
+        aging_s=config.priority_aging_s,
+        fair_share_slack_tokens=config.fair_share_slack_tokens,
     )
     loop = EngineLoop(
         scheduler=Scheduler(limits, BlockManager(plan.num_blocks), tokenizer.eos_token_ids),

@@ -19,6 +19,8 @@ from replica.engine.messages import (
 from replica.engine.prefix import HashBlock, PrefixIdentity
 from replica.engine.scheduler import Scheduler, SchedulerLimits
 
+STEP_S = 0.05
+
 
 @dataclass(slots=True)
 class Outcome:
@@ -29,7 +31,7 @@ class Outcome:
 
 
 class EngineHarness:
-    """Checks the invariants after every step."""
+    """Checks the invariants after every step.  A step takes STEP_S of virtual time."""
 
     def __init__(
         self,
@@ -47,38 +49,52 @@ class EngineHarness:
             runner=runner,
             token_bytes=token_bytes,
             identity=PrefixIdentity("test", "float32", hash_block),
-            monotonic_s=lambda: 0.0,
+            monotonic_s=lambda: self.now_s,
         )
+        self.now_s = 0.0
+        self._enqueued: list[ToEngine] = []
         self.outcomes: dict[int, Outcome] = {}
         self.stats = self._scheduler.stats()
         self.num_preemptions_seen = 0
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams, cache_salt: str = "") -> int:
+    def submit(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        cache_salt: str = "",
+        priority: int = 0,
+    ) -> int:
+        """Takes a step."""
+        sequence_id = self.enqueue(prompt, params, cache_salt, priority)
+        self.step()
+        return sequence_id
+
+    def enqueue(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        cache_salt: str = "",
+        priority: int = 0,
+    ) -> int:
+        """The next step takes it in."""
         sequence_id = len(self.outcomes) + 1
         self.outcomes[sequence_id] = Outcome()
-        self.step(
-            [
-                Submit(
-                    sequence_id=sequence_id,
-                    prompt_token_ids=list(prompt),
-                    params=params,
-                    cache_salt=cache_salt,
-                )
-            ]
+        self._enqueued.append(
+            Submit(
+                sequence_id=sequence_id,
+                prompt_token_ids=list(prompt),
+                params=params,
+                cache_salt=cache_salt,
+                priority=priority,
+            )
         )
         return sequence_id
 
     def submit_together(
         self, prompts: Iterable[Sequence[int]], params: SamplingParams
     ) -> list[int]:
-        first = len(self.outcomes) + 1
-        messages: list[ToEngine] = [
-            Submit(sequence_id=first + i, prompt_token_ids=list(p), params=params, cache_salt="")
-            for i, p in enumerate(prompts)
-        ]
-        ids = list(range(first, first + len(messages)))
-        self.outcomes.update((i, Outcome()) for i in ids)
-        self.step(messages)
+        ids = [self.enqueue(prompt, params) for prompt in prompts]
+        self.step()
         return ids
 
     def abort(self, sequence_id: int) -> None:
@@ -92,13 +108,24 @@ class EngineHarness:
             self._scheduler.check_invariants()
 
     def step(self, messages: Iterable[ToEngine] = ()) -> StepReport | None:
-        report = self._loop.step(messages)
+        enqueued, self._enqueued = self._enqueued, []
+        report = self._loop.step([*enqueued, *messages])
+        self.now_s += STEP_S
         self._scheduler.check_invariants()
         if report is not None:
             self.stats = report.stats
             for delta in report.deltas:
                 self._note(delta)
         return report
+
+    def usage_so_far(self, sequence_id: int) -> Usage:
+        """Of one that has been submitted, finished or not."""
+        sequence = self._scheduler.get(sequence_id)
+        if sequence is not None:
+            return sequence.usage
+        usage = self.outcomes[sequence_id].usage
+        assert usage is not None
+        return usage
 
     def run(self, max_steps: int = 100_000) -> None:
         """Until nothing is live."""

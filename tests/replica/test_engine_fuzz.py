@@ -37,7 +37,8 @@ operations: st.SearchStrategy[Operation] = st.one_of(
         prompt=prompts,
         max_tokens=st.integers(1, 24),
         ignore_eos=st.booleans(),
-        cache_salt=st.sampled_from(["", "s"]),
+        cache_salt=st.sampled_from(["", "s", "t"]),
+        priority=st.integers(-1, 2),
     ),
     st.builds(Abortion, sequence_id=sequence_ids),
     st.builds(Preemption, sequence_id=sequence_ids),
@@ -52,6 +53,8 @@ workloads = st.builds(
     max_num_batched_tokens=st.integers(1, 26),
     is_prefix_caching=st.booleans(),
     is_hash_constant=st.booleans(),
+    aging_s=st.sampled_from([0.1, 0.5, 30.0]),
+    fair_share_slack_tokens=st.sampled_from([0, 5, 30, 256]),
 )
 
 

@@ -56,6 +56,7 @@ def test_an_engine_that_goes_on_is_ready_again(
     replica_settings: dict[str, object], tmp_path: Path
 ) -> None:
     settings = replica_settings | {"step_timeout_s": 1, "hang_exit_timeout_s": 600}
+    settings |= {"drain_timeout_s": 0.2}
     with ReplicaProcess(tmp_path / "log", **settings) as replica:
         replica.wait_ready()
         with asked(replica):

@@ -38,6 +38,8 @@ CONFIG = EngineConfig(
     max_num_seqs=4,
     max_num_batched_tokens=64,
     is_prefix_caching=True,
+    priority_aging_s=30.0,
+    fair_share_slack_tokens=256,
     log_level="info",
 )
 WEIGHTS_BYTES = 1 << 20

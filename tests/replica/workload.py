@@ -15,6 +15,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     max_tokens: int
     ignore_eos: bool
     cache_salt: str
+    priority: int = 0
 
 
 class Abortion(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
@@ -40,6 +41,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     is_prefix_caching: bool
     is_hash_constant: bool
+    aging_s: float = 30.0
+    fair_share_slack_tokens: int = 256
 
 
 def text_of(token_ids: list[int]) -> str:
@@ -54,7 +57,9 @@ def run(workload: Workload) -> EngineHarness:
         match operation:
             case Submission():
                 params = _params(operation)
-                sequence_id = engine.submit(operation.prompt, params, operation.cache_salt)
+                sequence_id = engine.submit(
+                    operation.prompt, params, operation.cache_salt, operation.priority
+                )
                 submissions[sequence_id] = operation
             case Abortion(sequence_id=sequence_id):
                 engine.abort(sequence_id)
@@ -84,6 +89,8 @@ def _engine(workload: Workload) -> EngineHarness:
         workload.max_num_seqs,
         workload.max_num_batched_tokens,
         workload.is_prefix_caching,
+        workload.aging_s,
+        workload.fair_share_slack_tokens,
     )
     num_blocks = 1 + -(-LONGEST_TOKENS // workload.block_size) + workload.spare_blocks
     model = HashModel(workload.block_size)
