@@ -1,12 +1,13 @@
 """Whether billing has booked: the demo's request, and all that a stopped gateway has written."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from billing.errors import LedgerMissing, LedgerUnavailable
-from billing.ledger import Ledger
-from billing.lookup import PostedEvent, find_event
+from billing.lookup import PostedEvent, find_event, next_offset
+from contracts.names import spool_source_id
 from contracts.spool import SEGMENT_SUFFIX
 from pandal.datadir import DataDir
 from pandal.errors import FleetFailed
@@ -32,28 +33,39 @@ async def event_booked(ledger_url: str, request_id: str) -> PostedEvent:
 
 
 async def spool_booked(data_dir: DataDir, *, patience_s: float) -> None:
-    """Returns then, or after ``patience_s``: what is left stays in the spool for the next start."""
+    """Returns then, or after ``patience_s``: what is left stays in the spool for the next start.
+
+    The gateway is gone: no segment grows any more.
+    """
+    waiting = sorted(data_dir.spool.glob(f"*{SEGMENT_SUFFIX}"))
+
+    async def all_booked() -> Literal[True] | None:
+        nonlocal waiting
+        waiting = await asyncio.to_thread(_not_booked, data_dir.ledger_url, waiting)
+        return None if waiting else True
+
     try:
         async with asyncio.timeout(patience_s):
-            await poll_until(
-                lambda: asyncio.to_thread(_booked, data_dir), interval_s=_SPOOL_POLL_INTERVAL_S
-            )
+            await poll_until(all_booked, interval_s=_SPOOL_POLL_INTERVAL_S)
     except (TimeoutError, LedgerUnavailable):
         return
 
 
-def _booked(data_dir: DataDir) -> Literal[True] | None:
-    segments = list(data_dir.spool.glob(f"*{SEGMENT_SUFFIX}"))
-    ledger = Ledger(data_dir.ledger_url)
+def _not_booked(ledger_url: str, segments: Sequence[Path]) -> list[Path]:
+    return [each for each in segments if not _is_booked(ledger_url, each)]
+
+
+def _is_booked(ledger_url: str, segment: Path) -> bool:
+    """A torn last line, which a crash leaves behind, is nothing to wait for."""
     try:
-        return all(_is_read(ledger, segment) for segment in segments) or None
-    finally:
-        ledger.close()
-
-
-def _is_read(ledger: Ledger, segment: Path) -> bool:
-    size_bytes = segment.stat().st_size
-    return size_bytes == 0 or ledger.next_offset(f"spool/{segment.name}") == size_bytes
+        offset = next_offset(ledger_url, spool_source_id(segment.name))
+        with segment.open("rb") as file:
+            file.seek(0 if offset is None else offset)
+            return not any(line.endswith(b"\n") for line in file)
+    except LedgerMissing:
+        return segment.stat().st_size == 0  # billing is about to make it
+    except FileNotFoundError:
+        return True  # billing removes what is booked
 
 
 def _find(ledger_url: str, request_id: str) -> PostedEvent | None:
