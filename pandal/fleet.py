@@ -22,8 +22,9 @@ QUOTA = "quota"
 RESPONSE_CACHE = "response-cache"
 
 GATEWAY_DRAIN_S = 3.0  # a demo's answers are short, and Ctrl-C promises ten seconds in all
-GATEWAY_ABORT_S = 1.5  # some steps of a busy engine; with the drain within launch's patience
-REPLICA_DRAIN_S = 1.0  # the gateway has drained before: nobody is left to wait for
+GATEWAY_ABORT_S = 1.5  # some steps of a busy engine, for those that the drain's end interrupts
+GATEWAY_SETTLE_S = 1.0  # then their quota and their events, on a busy disk
+REPLICA_DRAIN_S = 0.5  # the gateway has drained before: nobody is left to wait for
 BILLING_POLL_INTERVAL_S = 0.2  # the demo shows its ledger line at once
 
 _PASSED_ON: Final = re.compile(

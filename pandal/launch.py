@@ -14,6 +14,9 @@ from pandal.errors import FleetFailed
 from pandal.fleet import (
     BILLING,
     GATEWAY,
+    GATEWAY_ABORT_S,
+    GATEWAY_DRAIN_S,
+    GATEWAY_SETTLE_S,
     QUOTA,
     RESPONSE_CACHE,
     billing_child,
@@ -34,10 +37,10 @@ from pandal.surroundings import check_surroundings, prepare_data_dir
 from pandal.valkey import wait_until_serving
 
 # Together under the ten seconds that Ctrl-C promises.
-GATEWAY_STOP_PATIENCE_S = 5.0
+GATEWAY_STOP_PATIENCE_S = GATEWAY_DRAIN_S + GATEWAY_ABORT_S + GATEWAY_SETTLE_S
 BOOKING_PATIENCE_S = 1.0
 BILLING_PATIENCE_S = 1.0
-REPLICA_PATIENCE_S = 1.5
+REPLICA_PATIENCE_S = 1.0
 VALKEY_PATIENCE_S = 1.0
 _VALKEY_START_PATIENCE_S = 20.0  # a long append-only file is read at some 100 MB a second
 
