@@ -5,6 +5,7 @@ Everything below the data directory survives restarts, except the sockets and ``
 
 import hashlib
 import os
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,17 +70,32 @@ class DataDir:
         return Path(tempfile.gettempdir()) / f"pandal-{os.getuid()}-{digest}"
 
     def create(self) -> None:
-        """Raises PreflightFailed if the folders cannot be made ours alone."""
+        """Raises PreflightFailed if the folders cannot be made, or the sockets' not ours alone."""
         for folder in (self.root, self.spool, self.quota, self.logs, self.sockets):
-            _make_private_folder(folder)
+            _make_folder(folder)
+        _make_ours_alone(self.sockets)
 
 
-def _make_private_folder(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
+    """A folder that its owner has made before, or a link to one elsewhere, is taken as it is."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
+        owner = folder.stat().st_uid
     except OSError as exc:
         raise PreflightFailed(f"cannot create {folder}: {exc.strerror}") from exc
+    if owner != os.getuid():
+        raise PreflightFailed(f"{folder} belongs to user {owner}, not to this one")
+
+
+def _make_ours_alone(folder: Path) -> None:
+    """In a shared temporary directory somebody else may have put something there first.
+
+    Whoever may write to it could put a server of his own in the place of ours.
+    """
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise PreflightFailed(f"{folder} is not a folder of its own; remove it")
     if status.st_uid != os.getuid():
-        # In a shared temporary directory somebody else may have made it first.
         raise PreflightFailed(f"{folder} belongs to user {status.st_uid}, not to this one")
+    if stat.S_IMODE(status.st_mode) != 0o700:
+        folder.chmod(0o700)

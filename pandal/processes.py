@@ -1,8 +1,9 @@
 """Which process a pid means: pids are reused, a pid with its start time is not.  Linux only."""
 
 import os
+import select
 import signal
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -33,9 +34,24 @@ def is_alive(process: ProcessId) -> bool:
 
 
 def wait_gone_or_kill(process: ProcessId, *, patience_s: float) -> None:
-    """Waits for a process that is already on its way out; kills it if it is not."""
-    give_up_monotonic_s = time.monotonic() + patience_s
-    while is_alive(process):
-        if time.monotonic() >= give_up_monotonic_s:
-            os.kill(process.pid, signal.SIGKILL)
-        time.sleep(0.02)
+    """Waits for a process that is already on its way out; kills it if it is not.
+
+    By a descriptor of the process: its pid may be another's by the time the signal is sent.
+    """
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    try:
+        if not is_alive(process):
+            return
+        if not _has_ended(descriptor, timeout_s=patience_s):
+            with suppress(ProcessLookupError):  # it has, just now
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            _has_ended(descriptor, timeout_s=None)
+    finally:
+        os.close(descriptor)
+
+
+def _has_ended(descriptor: int, *, timeout_s: float | None) -> bool:
+    return bool(select.select([descriptor], [], [], timeout_s)[0])
