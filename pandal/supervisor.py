@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from pandal.child import Child, ChildReports, ChildSpec, MonotonicSeconds, Sleep
 
@@ -49,7 +50,7 @@ class Supervisor:
                     {changed, *self._tasks.values()}, return_when=asyncio.FIRST_COMPLETED
                 )
             finally:
-                changed.cancel()
+                await _cancelled(changed)
             for task in self._tasks.values():
                 if task.done():
                     task.result()
@@ -81,5 +82,10 @@ async def _ended(tasks: set[asyncio.Task[None]], patience_s: float, hurry: async
             {hurried, ended}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
         )
     finally:
-        hurried.cancel()
-        ended.cancel()
+        await _cancelled(hurried, ended)
+
+
+async def _cancelled(*tasks: asyncio.Future[Any]) -> None:  # Any: whatever they would have given
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -172,6 +172,18 @@ async def test_what_a_child_leaves_behind_ends_with_it(
         await until(lambda: identify(grandchild) is None)
 
 
+async def test_watching_and_stopping_leave_no_task_behind(
+    reports, clock: Clock, python_child: MakeChild
+) -> None:
+    before = asyncio.all_tasks()
+    supervisor = Supervisor(reports, monotonic_s=clock.monotonic_s, sleep=clock.sleep)
+    supervisor.start(python_child(FAILING))
+    with pytest.raises(FleetFailed):
+        await supervisor.watch()
+    await stop(supervisor, "child")
+    assert asyncio.all_tasks() == before
+
+
 async def test_hurry_ends_a_patient_stop(reports, clock: Clock, python_child: MakeChild) -> None:
     supervisor = Supervisor(reports, monotonic_s=clock.monotonic_s, sleep=clock.sleep)
     spec = python_child(DEAF)
