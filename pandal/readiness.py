@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from pathlib import Path
 
 import msgspec
 
@@ -16,6 +17,8 @@ from pandal.screen import ProgressView
 
 _POLL_INTERVAL_S = 0.1
 _ANSWER_TIMEOUT_S = 2.0
+# The longest step that shows no progress: kernels compiled for the first time on a slow machine.
+REPLICA_STALL_PATIENCE_S = 300.0
 GATEWAY_READY_PATIENCE_S = 30.0  # it has nothing to load; replicas are ready before it is asked
 KEY_PATIENCE_S = 3.0  # the gateway re-reads the policy file within one second
 _KEY_ANSWER_TIMEOUT_S = 1.0
@@ -23,23 +26,44 @@ _KEY_ANSWER_TIMEOUT_S = 1.0
 _STARTING = ReplicaState(phase=Phase.STARTING, progress_ratio=0.0)
 
 
-async def replicas_ready(plan: FleetPlan, view: ProgressView) -> None:
-    """Waits as long as they make their way; raises FleetFailed when one says it cannot."""
-    waiting = plan.own_replicas
+class _Ascent:
+    """One replica on its way up."""
+
+    def __init__(self, replica: OwnReplica, log_path: Path, now_monotonic_s: float) -> None:
+        self.replica = replica
+        self.state = _STARTING
+        self._log_path = log_path
+        self._moved_at_monotonic_s = now_monotonic_s
+
+    def advance(
+        self, state: ReplicaState, now_monotonic_s: float, *, stall_patience_s: float
+    ) -> None:
+        """Raises FleetFailed if it cannot serve its model, or no longer gets on."""
+        if state != self.state:
+            self._moved_at_monotonic_s = now_monotonic_s
+        self.state = state
+        name, log = self.replica.name, f"(log: {self._log_path})"
+        if state.phase is Phase.FAILED:
+            raise FleetFailed(f"{name} cannot serve its model: {state.detail} {log}")
+        if now_monotonic_s - self._moved_at_monotonic_s >= stall_patience_s:
+            raise FleetFailed(
+                f"{name} has not moved for {stall_patience_s:g} s, "
+                f"at {state.phase} {state.progress_ratio:.0%} {log}"
+            )
+
+
+async def replicas_ready(
+    plan: FleetPlan, view: ProgressView, *, stall_patience_s: float = REPLICA_STALL_PATIENCE_S
+) -> None:
+    """Waits as long as they make their way.  Raises FleetFailed."""
+    monotonic_s = asyncio.get_running_loop().time
+    waiting = [_Ascent(r, plan.data_dir.log(r.name), monotonic_s()) for r in plan.own_replicas]
     while waiting:
-        states = [await _replica_state(replica) for replica in waiting]
-        for replica, state in zip(waiting, states, strict=True):
-            view.show(replica.name, state.phase, state.progress_ratio, state.detail)
-            if state.phase is Phase.FAILED:
-                log = plan.data_dir.log(replica.name)
-                raise FleetFailed(
-                    f"{replica.name} cannot serve its model: {state.detail} (log: {log})"
-                )
-        waiting = tuple(
-            replica
-            for replica, state in zip(waiting, states, strict=True)
-            if state.phase is not Phase.READY
-        )
+        for each in waiting:
+            state = await _replica_state(each.replica)
+            view.show(each.replica.name, state.phase, state.progress_ratio, state.detail)
+            each.advance(state, monotonic_s(), stall_patience_s=stall_patience_s)
+        waiting = [each for each in waiting if each.state.phase is not Phase.READY]
         await asyncio.sleep(_POLL_INTERVAL_S)
 
 
