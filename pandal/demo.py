@@ -19,21 +19,25 @@ _RATE_LIMIT_PREFIX = "x-ratelimit-"
 _DONE = b"data: [DONE]"
 
 
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class DemoAnswer:
     request_id: str
     ttft_s: float
     generation_s: float  # from the first piece to the last
-    num_prompt_tokens: int
-    num_completion_tokens: int
+    usage: Usage | None  # as the client was told; ``None``: a server that does not count
     rate_limits: Mapping[str, str]
 
     @property
     def tokens_per_s(self) -> float | None:
         """Of the decode phase: the first token's time is TTFT.  ``None``: too short to tell."""
-        if self.num_completion_tokens < 2 or self.generation_s <= 0:
+        if self.usage is None or self.usage.completion_tokens < 2 or self.generation_s <= 0:
             return None
-        return (self.num_completion_tokens - 1) / self.generation_s
+        return (self.usage.completion_tokens - 1) / self.generation_s
 
 
 def ask(
@@ -82,18 +86,13 @@ class _Choice(msgspec.Struct, frozen=True):
     delta: _Delta = _Delta()
 
 
-class _Usage(msgspec.Struct, frozen=True):
-    prompt_tokens: int
-    completion_tokens: int
-
-
 class _Error(msgspec.Struct, frozen=True):
     message: str = ""
 
 
 class _Chunk(msgspec.Struct, frozen=True):
     choices: tuple[_Choice, ...] = ()
-    usage: _Usage | None = None
+    usage: Usage | None = None
     error: _Error | None = None
 
 
@@ -106,7 +105,7 @@ class _Transcript:
     def __init__(self, show: Callable[[str], None], monotonic_s: Callable[[], float]) -> None:
         self._show = show
         self._monotonic_s = monotonic_s
-        self.usage: _Usage | None = None
+        self.usage: Usage | None = None
         self.text_at_monotonic_s: tuple[float, float] | None = None  # first piece, last piece
 
     def add(self, chunk: _Chunk) -> None:
@@ -131,16 +130,15 @@ def _read(stream: Stream, transcript: _Transcript, started_monotonic_s: float) -
             is_complete = True
             break
         transcript.add(_chunk(line))
-    usage, text_at = transcript.usage, transcript.text_at_monotonic_s
-    if not is_complete or usage is None or text_at is None:
-        raise FleetFailed("the demo's answer ended early: no text, no usage or no [DONE]")
+    text_at = transcript.text_at_monotonic_s
+    if not is_complete or text_at is None:
+        raise FleetFailed("the demo's answer ended early: no text or no [DONE]")
     first_monotonic_s, last_monotonic_s = text_at
     return DemoAnswer(
         request_id=stream.headers.get(HEADER_REQUEST_ID, ""),
         ttft_s=first_monotonic_s - started_monotonic_s,
         generation_s=last_monotonic_s - first_monotonic_s,
-        num_prompt_tokens=usage.prompt_tokens,
-        num_completion_tokens=usage.completion_tokens,
+        usage=transcript.usage,
         rate_limits={
             name: value
             for name, value in stream.headers.items()

@@ -2,21 +2,19 @@
 
 from billing.money import plain
 from pandal.booking import event_booked
-from pandal.demo import DemoAnswer
+from pandal.demo import DemoAnswer, Usage
 from pandal.errors import FleetFailed
 from pandal.plan import DEFAULT_ALIAS, FleetPlan
 from pandal.screen import Screen
 
 
 def show_demo_answer(screen: Screen, answer: DemoAnswer) -> None:
-    speed = answer.tokens_per_s
     screen.table(
         "measured by this client",
         {
             "time to first token": f"{answer.ttft_s * 1000:.0f} ms",
-            "decode": "too short to tell" if speed is None else f"{speed:.1f} tokens/s",
-            "usage": f"{answer.num_prompt_tokens} prompt tokens, "
-            f"{answer.num_completion_tokens} completion tokens",
+            "decode": _decode_speed(answer),
+            "usage": _usage(answer.usage),
             "request id": answer.request_id,
             **answer.rate_limits,
         },
@@ -29,7 +27,9 @@ async def show_ledger_line(screen: Screen, ledger_url: str, answer: DemoAnswer) 
     tokens = {token_class.value: f"{count} tokens" for token_class, count in event.tokens.items()}
     price = "no price for this model yet" if event.usd is None else f"{plain(event.usd)} USD"
     screen.table(f"booked for tenant {event.tenant_id}", {**tokens, "charged": price})
-    num_told = answer.num_prompt_tokens + answer.num_completion_tokens
+    if answer.usage is None:
+        return
+    num_told = answer.usage.prompt_tokens + answer.usage.completion_tokens
     num_booked = sum(event.tokens.values())
     if num_booked != num_told:
         raise FleetFailed(f"the answer reported {num_told} tokens, the ledger {num_booked}")
@@ -43,6 +43,19 @@ def show_snippets(screen: Screen, plan: FleetPlan, api_key: str) -> None:
     screen.line("")
     screen.line(_openai_sdk(base_url=base_url, api_key=api_key, model=DEFAULT_ALIAS))
     screen.line("")
+
+
+def _decode_speed(answer: DemoAnswer) -> str:
+    if answer.usage is None:
+        return "not known without usage"
+    speed = answer.tokens_per_s
+    return "too short to tell" if speed is None else f"{speed:.1f} tokens/s"
+
+
+def _usage(usage: Usage | None) -> str:
+    if usage is None:
+        return "not told by the server; booked is what the gateway counted"
+    return f"{usage.prompt_tokens} prompt tokens, {usage.completion_tokens} completion tokens"
 
 
 def _curl(*, base_url: str, api_key: str, model: str) -> str:

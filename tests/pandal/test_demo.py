@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from pandal.demo import DemoAnswer, ask
+from pandal.demo import DemoAnswer, Usage, ask
 from pandal.errors import FleetFailed
 from pandal.http_client import Address
 
@@ -57,8 +57,7 @@ def test_an_answer_is_shown_as_it_comes_and_timed() -> None:
         request_id="r1",
         ttft_s=1.0,
         generation_s=1.0,
-        num_prompt_tokens=7,
-        num_completion_tokens=3,
+        usage=Usage(prompt_tokens=7, completion_tokens=3),
         rate_limits={"x-ratelimit-remaining-tokens": "41"},
     )
     assert answer.tokens_per_s == 2.0
@@ -70,12 +69,11 @@ def test_an_answer_is_shown_as_it_comes_and_timed() -> None:
         (401, (b'{"error": {"message": "no such key"}}',), "answered 401: no such key"),
         (503, (b"<html>",), "answered 503: <html>"),
         (200, HELLO, "ended early"),
-        (200, (*HELLO[:3], DONE), "ended early"),
         (200, (DONE,), "ended early"),
         (200, (*HELLO[:2], b'data: {"error": {"message": "replica died"}}\n\n'), "replica died"),
         (200, (b"data: {]\n\n",), "not a chat completion"),
     ],
-    ids=["refused", "not json", "no done", "no usage", "no text", "error event", "garbage"],
+    ids=["refused", "not json", "no done", "no text", "error event", "garbage"],
 )
 def test_an_answer_that_is_not_whole_fails_the_demo(
     status: int, pieces: Sequence[bytes], complaint: str
@@ -84,13 +82,20 @@ def test_an_answer_that_is_not_whole_fails_the_demo(
         ask(address, "sk-pandal-x", show=lambda text: None)
 
 
+def test_a_server_that_counts_nothing_still_answers() -> None:
+    with gateway(200, *HELLO[:3], DONE) as address:
+        answer = ask(address, "sk-pandal-x", show=lambda text: None, monotonic_s=ticking())
+    assert answer.usage is None
+    assert answer.tokens_per_s is None
+    assert answer.generation_s == 1.0
+
+
 def test_one_token_is_too_few_for_a_speed() -> None:
     answer = DemoAnswer(
         request_id="r1",
         ttft_s=0.1,
         generation_s=0.0,
-        num_prompt_tokens=1,
-        num_completion_tokens=1,
+        usage=Usage(prompt_tokens=1, completion_tokens=1),
         rate_limits={},
     )
     assert answer.tokens_per_s is None

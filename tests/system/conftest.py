@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,27 @@ UPSTREAM = Path(__file__).with_name("upstream_server.py")
 StartFleet = Callable[..., FleetProcess]
 
 
+@contextmanager
+def upstream(*options: str) -> Iterator[str]:
+    port = free_port()
+    with subprocess.Popen((sys.executable, str(UPSTREAM), str(port), *options)) as server:
+        try:
+            eventually(lambda: is_listening(port), "the upstream never listened")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.kill()
+
+
 @pytest.fixture(scope="session")
 def upstream_url() -> Iterator[str]:
-    port = free_port()
-    with subprocess.Popen((sys.executable, str(UPSTREAM), str(port))) as server:
-        eventually(lambda: is_listening(port), "the upstream never listened")
-        yield f"http://127.0.0.1:{port}"
-        server.kill()
+    with upstream() as url:
+        yield url
+
+
+@pytest.fixture
+def uncounted_upstream_url() -> Iterator[str]:
+    with upstream("uncounted") as url:
+        yield url
 
 
 @pytest.fixture

@@ -2,12 +2,14 @@
 
 import json
 import signal
+from pathlib import Path
 
 import pytest
 
 from tests.system.accounts import ledger_account, quota_account
 from tests.system.conftest import StartFleet
 from tests.system.fleet_process import (
+    FleetProcess,
     create_key,
     eventually,
     processes_of,
@@ -34,6 +36,20 @@ def test_once_shows_an_answer_and_its_ledger_line_and_exits(start_fleet: StartFl
     assert "\x1b" not in screen
     assert processes_of(fleet.data_dir) == []
     assert not (fleet.data_dir / "fleet.json").exists()
+
+
+def test_once_works_over_a_server_that_tells_no_usage(
+    uncounted_upstream_url: str, tmp_path: Path
+) -> None:
+    fleet = FleetProcess.start(
+        tmp_path / "data", "--once", *("--dev-replica", uncounted_upstream_url)
+    )
+    try:
+        assert fleet.wait() == 0, fleet.screen
+    finally:
+        fleet.end()
+    assert "not told by the server" in fleet.screen
+    assert ledger_account(fleet.data_dir, ["demo"]).num_requests == 1
 
 
 def test_keys_quota_and_ledger_survive_a_restart(start_fleet: StartFleet) -> None:
@@ -104,6 +120,24 @@ def test_an_answer_under_way_at_the_stop_is_booked(start_fleet: StartFleet) -> N
     assert "word19" in text
     assert fleet.process.wait(timeout=10) == 0
     assert ledger_account(fleet.data_dir, ["acme"]).num_tokens == 22
+
+
+def test_an_answer_longer_than_the_drain_is_cut_off_and_booked(start_fleet: StartFleet) -> None:
+    fleet = start_fleet()
+    fleet.wait_until_serving()
+    with client(fleet.url, create_key(fleet.data_dir, "acme")) as sdk:
+        stream = sdk.chat.completions.create(
+            model="default",
+            messages=[{"role": "user", "content": "slowly please"}],
+            max_tokens=1_000,
+            stream=True,
+        )
+        next(stream)
+        assert fleet.terminate() == 0
+        stream.close()
+    booked = ledger_account(fleet.data_dir, ["acme"])
+    assert booked.num_requests == 1
+    assert 2 < booked.num_tokens < 1_000
 
 
 def test_a_second_signal_does_not_wait_for_answers_under_way(start_fleet: StartFleet) -> None:

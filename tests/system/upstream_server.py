@@ -1,4 +1,6 @@
-"""A fast OpenAI-compatible server for fleets that need no model: ``upstream_server.py PORT``.
+"""A fast OpenAI-compatible server for fleets that need no model.
+
+``upstream_server.py PORT [uncounted]``: the second word makes it one that tells no usage.
 
 Its answers are words; one word is one token, in prompts too.  A prompt that holds "slowly" is
 answered at ten words a second.
@@ -13,8 +15,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 MODEL = "words-1"
 
 
+class WordsServer(ThreadingHTTPServer):
+    is_uncounted = False
+
+
 class WordsHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    server: WordsServer
 
     def do_GET(self) -> None:
         if self.path == "/v1/models":
@@ -65,7 +72,8 @@ class WordsHandler(BaseHTTPRequestHandler):
             self._event(json.dumps(envelope("chat.completion.chunk", [choice], None)))
         final = {"index": 0, "delta": {}, "finish_reason": "length"}
         self._event(json.dumps(envelope("chat.completion.chunk", [final], None)))
-        self._event(json.dumps(envelope("chat.completion.chunk", [], usage)))
+        if not self.server.is_uncounted:
+            self._event(json.dumps(envelope("chat.completion.chunk", [], usage)))
         self._event("[DONE]")
         self.wfile.write(b"0\r\n\r\n")
 
@@ -92,4 +100,6 @@ def words(count: int, *, pause_s: float) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), WordsHandler).serve_forever()
+    words_server = WordsServer(("127.0.0.1", int(sys.argv[1])), WordsHandler)
+    words_server.is_uncounted = "uncounted" in sys.argv
+    words_server.serve_forever()
