@@ -4,6 +4,12 @@ Any OpenAI-compatible server can stand in a replica's place.  It ignores what it
 
 - ``x-request-id`` (request header): the gateway's id of the request, unique per attempt.
 - ``cache_salt`` (body field, as vLLM spells it): prefixes are shared only under equal salts.
+- ``priority`` (body field, as vLLM spells it): the least goes first.
+- ``max_time_s`` (body field): seconds from arrival; then the request ends with finish reason
+  ``deadline``, with what it has and what that took.
+- ``resume_tokens`` (body field): token ids generated elsewhere already.  The answer goes on behind
+  them: same sampling positions, ``max_tokens`` and stop strings as if it had never moved.  They
+  count as prompt tokens here.
 - ``POST abort_path(id)``: stop generating now; answers ``AbortedUsage`` with the final count.  A
   server without it answers 404, and the gateway falls back to closing the connection and to its
   own count.
@@ -19,6 +25,10 @@ import msgspec
 from contracts.usage import Tokens
 
 CACHE_SALT_FIELD = "cache_salt"
+PRIORITY_FIELD = "priority"
+MAX_TIME_FIELD = "max_time_s"
+RESUME_TOKENS_FIELD = "resume_tokens"
+FINISH_REASON_DEADLINE = "deadline"
 
 
 class Phase(enum.StrEnum):

@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from replica.engine.messages import EngineConfig
+from replica.engine.messages import CpuBackend, EngineConfig
 from replica.model import store
 
 
@@ -24,6 +24,11 @@ class Settings(BaseSettings):
     model_cache_dir: Path = Field(default_factory=store.default_cache_dir)  # shared by all replicas
     served_model_name: str | None = None  # None: the model's own name
     num_threads: int | None = Field(None, ge=1, le=1024)  # None: torch takes every core
+    # The fastest that can run the model: the compiled step where it can, else torch.
+    cpu_backend: CpuBackend = CpuBackend.AUTO
+    compile_cache_dir: Path = Field(
+        default_factory=lambda: store.default_cache_dir().parent / "kernels"
+    )  # code compiled once for this machine, shared by all replicas
     # Threads that spin between parallel regions starve whoever shares the cores: 35 times the tail.
     omp_wait_policy: Literal["PASSIVE", "ACTIVE"] = "PASSIVE"
     max_model_len: int | None = Field(
@@ -88,6 +93,8 @@ class Settings(BaseSettings):
             model=self.model,
             model_cache_dir=os.fspath(self.model_cache_dir),
             num_threads=self.num_threads,
+            cpu_backend=self.cpu_backend,
+            compile_cache_dir=os.fspath(self.compile_cache_dir),
             max_model_len=self.max_model_len,
             memory_bytes=self.memory_bytes,
             kv_cache_bytes=self.kv_cache_bytes,

@@ -32,4 +32,4 @@ class Telemetry:
         self.end_to_end_latency_s = Histogram(LATENCY_BUCKETS_S)
         self.queue_time_s = Histogram(LATENCY_BUCKETS_S)
         self.iteration_tokens = Histogram(ITERATION_TOKENS_BUCKETS)
-        self.num_finished = {"stop": 0, "length": 0, "abort": 0, "error": 0}
+        self.num_finished = {"stop": 0, "length": 0, "abort": 0, "error": 0, "deadline": 0}

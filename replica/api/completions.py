@@ -1,11 +1,10 @@
 """``POST /v1/completions``."""
 
-from collections.abc import Sequence
-
 from starlette.requests import Request
 from starlette.responses import Response
 
 from replica.api.generation import Endpoint, serve_generation
+from replica.api.parameters import check_token_ids
 from replica.api.replies import CompletionReplies
 from replica.api.schemas import CompletionBody, Prompt
 from replica.errors import InvalidRequest
@@ -21,16 +20,6 @@ def _prompt(body: CompletionBody, tokenizer: Tokenizer) -> str | list[int]:
     if not isinstance(prompt, str):
         check_token_ids(prompt, tokenizer, "prompt")
     return prompt
-
-
-def check_token_ids(token_ids: Sequence[int], tokenizer: Tokenizer, param: str) -> None:
-    """Raises InvalidRequest."""
-    for index, token_id in enumerate(token_ids):
-        if not 0 <= token_id < tokenizer.vocab_size:
-            raise InvalidRequest(
-                f"{param}[{index}] must be a token id from 0 to {tokenizer.vocab_size - 1}",
-                param=param,
-            )
 
 
 def _only_prompt(prompt: Prompt) -> str | list[int]:

@@ -12,21 +12,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from contracts.names import HEADER_REQUEST_ID
+from contracts.replica_api import RESUME_TOKENS_FIELD
 from replica.api.body import read_body
 from replica.api.context import ReplicaContext, context_of
 from replica.api.event_stream import EventStream, abort_on_disconnect, events
 from replica.api.parameters import (
     cache_salt,
     check_prompt_fits,
+    check_token_ids,
     completion_budget,
+    max_time_s,
     priority,
     requested_tokens,
+    resume_tokens,
     sampling_params,
 )
 from replica.api.replies import Replies
 from replica.api.schemas import GenerationBody, decode_body, refuse_unsupported
 from replica.engine.engine import Engine
-from replica.engine.live_request import LiveRequest
+from replica.engine.live_request import LiveRequest, Work
 from replica.errors import InvalidRequest, NotReady, UnknownModel
 from replica.model.tokenizer import Tokenizer
 
@@ -103,8 +107,16 @@ async def _submit(
     max_model_len = engine.ready.max_model_len
     prompt = await asyncio.to_thread(_encode, body, endpoint, tokenizer, max_model_len)
     budget = completion_budget(len(prompt), max_tokens, max_model_len, endpoint.prompt_param)
-    params = sampling_params(body, budget, context.new_seed())
-    engine.submit(live, prompt, params, cache_salt=cache_salt(body), priority=priority(body))
+    check_token_ids(body.resume_tokens or (), tokenizer, RESUME_TOKENS_FIELD)
+    work = Work(
+        prompt_token_ids=prompt,
+        params=sampling_params(body, budget, context.new_seed()),
+        cache_salt=cache_salt(body),
+        priority=priority(body),
+        max_time_s=max_time_s(body),
+        resume_token_ids=resume_tokens(body, budget, tokenizer.eos_token_ids),
+    )
+    engine.submit(live, work)
 
 
 def _encode(

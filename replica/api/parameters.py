@@ -1,16 +1,20 @@
 """Sampling parameters from a body: defaults, ranges, and the proof that the request can finish."""
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
+from contracts.replica_api import MAX_TIME_FIELD, RESUME_TOKENS_FIELD
 from replica.api.schemas import GenerationBody
 from replica.engine.messages import SamplingParams
 from replica.errors import ContextLengthExceeded, InvalidRequest
+from replica.model.tokenizer import Tokenizer
 
 _MAX_STOPS: Final = 16  # OpenAI allows 4
 _MAX_STOP_CHARS: Final = 1_000
 _MAX_TEMPERATURE: Final = 2.0
 _MAX_CACHE_SALT_CHARS: Final = 512
+_MAX_TIME_S: Final = 86_400.0
 _MAX_PRIORITY: Final = 1_000
 _SEED_RANGE: Final = range(-(1 << 63), 1 << 63)
 
@@ -74,6 +78,40 @@ def priority(body: GenerationBody) -> int:
     """Raises InvalidRequest."""
     limit = _MAX_PRIORITY
     return _int_in(body.priority, "priority", default=0, low=-limit, high=limit)
+
+
+def max_time_s(body: GenerationBody) -> float | None:
+    """Raises InvalidRequest."""
+    value = body.max_time_s
+    if value is not None and not 0.0 < value <= _MAX_TIME_S:
+        raise InvalidRequest(
+            f"max_time_s must be above 0 and at most {_MAX_TIME_S}, got {value}",
+            param=MAX_TIME_FIELD,
+        )
+    return value
+
+
+def resume_tokens(body: GenerationBody, max_tokens: int, eos_token_ids: Sequence[int]) -> list[int]:
+    """Raises InvalidRequest unless the completion they begin could go on."""
+    tokens = body.resume_tokens or []
+    if len(tokens) >= max_tokens:
+        raise InvalidRequest(
+            f"resume_tokens has {len(tokens)} tokens of a completion of {max_tokens}",
+            param=RESUME_TOKENS_FIELD,
+        )
+    if tokens and tokens[-1] in eos_token_ids and not body.ignore_eos:
+        raise InvalidRequest("resume_tokens has ended already", param=RESUME_TOKENS_FIELD)
+    return tokens
+
+
+def check_token_ids(token_ids: Sequence[int], tokenizer: Tokenizer, param: str) -> None:
+    """Raises InvalidRequest."""
+    for index, token_id in enumerate(token_ids):
+        if not 0 <= token_id < tokenizer.vocab_size:
+            raise InvalidRequest(
+                f"{param}[{index}] must be a token id from 0 to {tokenizer.vocab_size - 1}",
+                param=param,
+            )
 
 
 def cache_salt(body: GenerationBody) -> str:

@@ -9,7 +9,12 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from contracts.replica_api import CACHE_SALT_FIELD
+from contracts.replica_api import (
+    CACHE_SALT_FIELD,
+    MAX_TIME_FIELD,
+    PRIORITY_FIELD,
+    RESUME_TOKENS_FIELD,
+)
 from replica.errors import InvalidRequest
 
 
@@ -33,7 +38,9 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    cache_salt: str | None = None  # contracts.replica_api.CACHE_SALT_FIELD
+    cache_salt: str | None = None  # this and the two below: see contracts.replica_api
+    max_time_s: float | None = None
+    resume_tokens: list[int] | None = None
 
     # Refused unless neutral: see NEUTRAL_VALUES.
     allowed_token_ids: object = None
@@ -176,4 +183,6 @@ def _field(message: str) -> str | None:
     return ".".join(parts) or None
 
 
-assert CACHE_SALT_FIELD in GenerationBody.__struct_fields__
+assert {CACHE_SALT_FIELD, PRIORITY_FIELD, MAX_TIME_FIELD, RESUME_TOKENS_FIELD} <= set(
+    GenerationBody.__struct_fields__
+)

@@ -8,9 +8,9 @@ from starlette.responses import Response
 
 from replica.api.body import read_body
 from replica.api.chat import render_messages
-from replica.api.completions import check_token_ids
 from replica.api.context import context_of
 from replica.api.generation import check_model, tokenizer_of
+from replica.api.parameters import check_token_ids
 from replica.api.schemas import DetokenizeBody, TokenizeBody, decode_body
 from replica.errors import InvalidRequest
 from replica.model.tokenizer import Tokenizer

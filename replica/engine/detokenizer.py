@@ -25,6 +25,14 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
 
+    def resume(self, token_ids: Sequence[int], num_unstoppable: int) -> None:
+        """Take in what was put out elsewhere already; what that held back is held back again.
+
+        The first ``num_unstoppable`` could not complete a stop string.
+        """
+        for index, token_id in enumerate(token_ids):
+            self.push(token_id, may_stop=index >= num_unstoppable, is_last=False)
+
     def push(self, token_id: int, *, may_stop: bool, is_last: bool) -> DetokenizedText:
         """Text that became certain.  After ``is_last`` or a stop nothing more may be pushed."""
         text = self._held + self._decoder.decode(self._token_bytes[token_id], final=is_last)

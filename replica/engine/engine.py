@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from contracts.replica_api import Phase, ReplicaState
-from replica.engine.live_request import LiveRequest
+from replica.engine.live_request import LiveRequest, Work
 from replica.engine.messages import (
     LENGTH_PREFIX_BYTES,
     Abort,
@@ -25,7 +25,6 @@ from replica.engine.messages import (
     Loading,
     Located,
     Ready,
-    SamplingParams,
     StepReport,
     Submit,
     ToEngine,
@@ -148,11 +147,7 @@ class Engine:
     def submit(
         self,
         request: LiveRequest,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        cache_salt: str,
-        priority: int,
+        work: Work,
     ) -> None:
         """Raises NotReady, Overloaded or RequestAborted.  The caller has proven that it fits."""
         self.check_accepting()
@@ -168,12 +163,20 @@ class Engine:
         self._send(
             Submit(
                 sequence_id=request.sequence_id,
-                prompt_token_ids=list(prompt_token_ids),
-                params=params,
-                cache_salt=cache_salt,
-                priority=priority,
+                prompt_token_ids=[*work.prompt_token_ids, *work.resume_token_ids],
+                params=work.params,
+                cache_salt=work.cache_salt,
+                priority=work.priority,
+                time_left_s=self._time_left_s(request, work.max_time_s),
+                num_resumed_tokens=len(work.resume_token_ids),
             )
         )
+
+    def _time_left_s(self, request: LiveRequest, max_time_s: float | None) -> float | None:
+        """The clock of a request runs from its arrival, tokenizing included."""
+        if max_time_s is None:
+            return None
+        return max_time_s - (self._monotonic_s() - request.arrived_monotonic_s)
 
     def check_accepting(self) -> None:
         """Raises NotReady or EngineDied."""
@@ -265,8 +268,11 @@ class Engine:
                 await self._load_tokenizer(Path(path))
             case Ready():
                 self.ready = message
-                self._enter(Phase.READY, 1.0, "")
-                logger.info("engine ready", extra={"num_blocks": message.num_blocks})
+                self._enter(Phase.READY, 1.0, message.detail)
+                logger.info(
+                    "engine ready",
+                    extra={"num_blocks": message.num_blocks, "reason": message.detail},
+                )
             case LoadFailed(detail=detail):
                 self._fail(detail)
 

@@ -1,10 +1,23 @@
 """One HTTP request as the facade sees it: from its arrival to the engine's final count."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 
-from replica.engine.messages import Delta, FinishReason, Usage
+from replica.engine.messages import Delta, FinishReason, SamplingParams, Usage
 from replica.errors import GenerationFailed, ReplicaError
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the engine is asked to do.  It has been proven to fit."""
+
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+    cache_salt: str = ""
+    priority: int = 0
+    max_time_s: float | None = None
+    resume_token_ids: Sequence[int] = ()
 
 
 class LiveRequest:

@@ -1,5 +1,6 @@
 """The engine's only thread: take what arrived, schedule, execute, account, report.  No awaits."""
 
+import heapq
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -62,6 +63,7 @@ class EngineLoop:
         self._monotonic_s = monotonic_s
         self._live: dict[int, _LiveSequence] = {}
         self._num_arrivals = 0
+        self._deadlines: list[tuple[float, int]] = []  # a heap; the finished ones stay in it
 
     def run(self, channel: Channel) -> None:
         """Returns never; raises ChannelClosed when the HTTP process is gone."""
@@ -75,6 +77,7 @@ class EngineLoop:
         """None: there was nothing to do."""
         deltas = [delta for message in messages for delta in self._take(message)]
         started_at_s = self._monotonic_s()
+        deltas += self._end_overdue(started_at_s)
         num_preemptions = self._scheduler.num_preemptions
         chunks = self._scheduler.schedule(started_at_s)
         if self._scheduler.num_preemptions > num_preemptions:
@@ -107,20 +110,35 @@ class EngineLoop:
             case Submit():
                 self._add(message)
             case Abort(sequence_id=sequence_id):
-                sequence = self._scheduler.get(sequence_id)
-                if sequence is not None:
-                    self._scheduler.finish(sequence, FinishReason.ABORT)
-                    return [self._final(sequence, text="", num_tokens=0, queue_s=None)]
+                return self._end(sequence_id, FinishReason.ABORT)
             case EngineConfig():
                 raise ValueError("the engine is configured already")
         return []
 
+    def _end_overdue(self, now_s: float) -> list[Delta]:
+        deltas: list[Delta] = []
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, sequence_id = heapq.heappop(self._deadlines)
+            deltas += self._end(sequence_id, FinishReason.DEADLINE)
+        return deltas
+
+    def _end(self, sequence_id: int, reason: FinishReason) -> list[Delta]:
+        """Nothing, when it has ended already."""
+        sequence = self._scheduler.get(sequence_id)
+        if sequence is None:
+            return []
+        self._scheduler.finish(sequence, reason)
+        return [self._final(sequence, text="", num_tokens=0, queue_s=None)]
+
     def _add(self, message: Submit) -> None:
         self._num_arrivals += 1
         now_s = self._monotonic_s()
-        self._live[message.sequence_id] = _LiveSequence(
-            Detokenizer(self._token_bytes, message.params.stop), now_s
-        )
+        detokenizer = Detokenizer(self._token_bytes, message.params.stop)
+        num_prompt_tokens = len(message.prompt_token_ids) - message.num_resumed_tokens
+        detokenizer.resume(message.prompt_token_ids[num_prompt_tokens:], message.params.min_tokens)
+        self._live[message.sequence_id] = _LiveSequence(detokenizer, now_s)
+        if message.time_left_s is not None:
+            heapq.heappush(self._deadlines, (now_s + message.time_left_s, message.sequence_id))
         self._scheduler.add(
             EngineSequence(
                 sequence_id=message.sequence_id,
@@ -128,6 +146,7 @@ class EngineLoop:
                 prompt_token_ids=message.prompt_token_ids,
                 params=message.params,
                 root=self._identity.root(message.cache_salt),
+                num_resumed_tokens=message.num_resumed_tokens,
             )
         )
 

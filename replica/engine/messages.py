@@ -9,12 +9,23 @@ from typing import Final
 
 import msgspec
 
+from contracts.replica_api import FINISH_REASON_DEADLINE
+
 
 class FinishReason(enum.StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    DEADLINE = FINISH_REASON_DEADLINE
+
+
+class CpuBackend(enum.StrEnum):
+    """What computes the steps."""
+
+    AUTO = "auto"  # compiled, where model and machine allow it, and torch elsewhere
+    COMPILED = "compiled"
+    TORCH = "torch"
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -43,6 +54,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, array_like=True, t
     model: str
     model_cache_dir: str
     num_threads: int | None
+    cpu_backend: CpuBackend
+    compile_cache_dir: str
     max_model_len: int | None
     memory_bytes: int | None
     kv_cache_bytes: int
@@ -61,6 +74,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="su
     params: SamplingParams
     cache_salt: str  # the tenant: prefixes are shared and service is fair within it
     priority: int = 0  # the least goes first
+    time_left_s: float | None = None  # until its deadline
+    num_resumed_tokens: int = 0  # the last of the prompt's: generated elsewhere already
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="abort"):
@@ -85,6 +100,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="rea
     max_model_len: int
     num_blocks: int
     block_size: int
+    detail: str  # one line for people: what computes the steps, and why
 
 
 class LoadFailed(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="load_failed"):

@@ -19,7 +19,7 @@ _FIRST_CANDIDATES = (
 
 def sample(logits: torch.Tensor, params: SamplingParams, position: int) -> int:
     """logits: [vocab] float32, finite or -inf."""
-    if params.temperature == 0.0 or params.top_p == 0.0 or params.top_k == 1:
+    if is_greedy(params):
         return int(logits.argmax())
     # In float64, and from the maximum: a tiny temperature must neither overflow nor lose the order.
     scaled = (logits.double() - logits.max().double()) / params.temperature
@@ -33,6 +33,11 @@ def sample(logits: torch.Tensor, params: SamplingParams, position: int) -> int:
     draw = uniform(params.seed, position) * cumulative[-1]
     index = int(torch.searchsorted(cumulative, draw, right=True).clamp(max=len(weights) - 1))
     return index if token_ids is None else int(token_ids[index])
+
+
+def is_greedy(params: SamplingParams) -> bool:
+    """Whether the most likely token is taken, whatever the seed."""
+    return params.temperature == 0.0 or params.top_p == 0.0 or params.top_k == 1
 
 
 def uniform(seed: int, position: int) -> float:

@@ -34,6 +34,7 @@ class Sequence:
         "num_counted_prompt_tokens",
         "num_prompt_tokens",
         "num_published_blocks",
+        "num_resumed_tokens",
         "params",
         "prefixes",
         "sequence_id",
@@ -49,12 +50,15 @@ class Sequence:
         prompt_token_ids: SequenceOf[int],
         params: SamplingParams,
         root: Prefix,
+        num_resumed_tokens: int = 0,
     ) -> None:
+        """The last ``num_resumed_tokens`` of the prompt are the beginning of the completion."""
         self.sequence_id = sequence_id
         self.standing = standing
         self.awaited_digest: bytes | None = None  # of a block that somebody else computes for it
         self.token_ids = list(prompt_token_ids)
-        self.num_prompt_tokens = len(self.token_ids)
+        self.num_resumed_tokens = num_resumed_tokens
+        self.num_prompt_tokens = len(self.token_ids) - num_resumed_tokens
         self.params = params
         self.is_running = False
         self.num_computed_tokens = 0
@@ -79,10 +83,11 @@ class Sequence:
 
     @property
     def usage(self) -> Usage:
+        """What was processed here: resumed tokens were read like a prompt."""
         return Usage(
             prompt_tokens=self.num_counted_prompt_tokens,
             cached_prompt_tokens=self.num_cached_prompt_tokens,
-            completion_tokens=self.num_completion_tokens,
+            completion_tokens=self.num_completion_tokens - self.num_resumed_tokens,
         )
 
     def block_prefixes(self, num_blocks: int, block_size: int) -> SequenceOf[Prefix]:
@@ -99,7 +104,7 @@ class Sequence:
         returns how many prompt tokens that computed for the first time.
         """
         self.num_computed_tokens += num_tokens
-        reached = min(self.num_computed_tokens, self.num_prompt_tokens)
+        reached = min(self.num_computed_tokens, self.num_prompt_tokens + self.num_resumed_tokens)
         fresh = max(0, reached - self.num_counted_prompt_tokens)
         self.num_counted_prompt_tokens += fresh
         return fresh

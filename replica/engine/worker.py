@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from contracts.replica_api import Phase
+from replica.engine.backend import choose_backend
 from replica.engine.block_manager import BlockManager
 from replica.engine.channel import Channel
 from replica.engine.free_memory import free_memory_bytes
@@ -13,7 +14,6 @@ from replica.engine.loop import EngineLoop
 from replica.engine.memory_plan import plan_memory
 from replica.engine.messages import EngineConfig, Loading, Ready
 from replica.engine.prefix import PrefixIdentity
-from replica.engine.runner import TorchRunner
 from replica.engine.scheduler import Scheduler, SchedulerLimits
 from replica.model import store
 from replica.model.loader import open_model
@@ -25,22 +25,17 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
 
-    def report(ratio: float) -> None:
-        channel.send(Loading(phase=Phase.LOADING, progress_ratio=ratio, detail="loading weights"))
+    def report(ratio: float, detail: str) -> None:
+        channel.send(Loading(phase=Phase.LOADING, progress_ratio=ratio, detail=detail))
 
     opened = open_model(path)
+    backend = choose_backend(config, opened, tokenizer.eos_token_ids)
     # Before the weights: a limit that cannot be kept is said at once.
     plan = plan_memory(
         config,
         opened.config,
-        weights_bytes=opened.weights_bytes,
+        weights_bytes=backend.weights_bytes,
         available_bytes=_available_bytes(config),
-    )
-    runner = TorchRunner(
-        opened.load(report),
-        num_blocks=plan.num_blocks,
-        block_size=config.block_size,
-        eos_token_ids=tokenizer.eos_token_ids,
     )
     limits = SchedulerLimits(
         block_size=config.block_size,
@@ -52,7 +47,7 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
     )
     loop = EngineLoop(
         scheduler=Scheduler(limits, BlockManager(plan.num_blocks), tokenizer.eos_token_ids),
-        runner=runner,
+        runner=backend.load(plan.num_blocks, report),
         token_bytes=tokenizer.token_bytes,
         identity=PrefixIdentity(model_revision=store.revision(path), kv_dtype="float32"),
         monotonic_s=time.monotonic,
@@ -62,6 +57,7 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
             max_model_len=plan.max_model_len,
             num_blocks=plan.num_blocks,
             block_size=config.block_size,
+            detail=backend.description,
         )
     )
     loop.run(channel)

@@ -63,16 +63,25 @@ class GgufFile:
 
     def dequantize(self, name: str) -> npt.NDArray[np.float32]:
         """A new array.  Raises ModelInvalid."""
-        entry = self.tensors.get(name)
-        if entry is None:
-            raise ModelInvalid(f"{self.path.name}: tensor {name!r} is missing")
-        raw = np.frombuffer(self._map, np.uint8, entry.size_bytes, entry.offset_bytes)
-        rows = raw.reshape(*entry.shape[:-1], -1)
-        values = gguf.quants.dequantize(rows, entry.kind).reshape(entry.shape)
+        entry = self.entry(name)
+        values = gguf.quants.dequantize(self.raw(name), entry.kind).reshape(entry.shape)
         # A tensor stored as float32 comes back as a view of the read-only file.
         return (
             values.copy() if not values.flags.writeable else values.astype(np.float32, copy=False)
         )
+
+    def raw(self, name: str) -> npt.NDArray[np.uint8]:
+        """A view of the read-only file: bytes in rows.  Raises ModelInvalid."""
+        entry = self.entry(name)
+        raw = np.frombuffer(self._map, np.uint8, entry.size_bytes, entry.offset_bytes)
+        return raw.reshape(*entry.shape[:-1], -1)
+
+    def entry(self, name: str) -> TensorEntry:
+        """Raises ModelInvalid."""
+        entry = self.tensors.get(name)
+        if entry is None:
+            raise ModelInvalid(f"{self.path.name}: tensor {name!r} is missing")
+        return entry
 
     def _placed(self, entry: TensorEntry, start: int) -> TensorEntry:
         offset_bytes = start + entry.offset_bytes

@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Collection, Mapping
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from replica.model.config import LlamaConfig
@@ -25,6 +27,11 @@ _IN_BLOCK: Final[Mapping[str, str]] = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_FLOATS: Final[Mapping[str, str]] = {"f32": "float32", "bf16": "bfloat16"}
+_FLOAT_DTYPES: Final[Mapping[str, type[np.generic]]] = {
+    "float32": np.float32,
+    "bfloat16": np.uint16,
+}
 _BLOCK_NAME: Final = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
 
 
@@ -40,12 +47,27 @@ class GgufTensors:
         return self._gguf_names.keys()
 
     def load(self, name: str) -> torch.Tensor:
-        tensor = torch.from_numpy(self._file.dequantize(self._gguf_names.get(name, name)))
+        values = self._file.dequantize(self._gguf_name(name))
+        return torch.from_numpy(self._in_hf_order(name, values))
+
+    def stored_format(self, name: str) -> str:
+        kind = self._file.entry(self._gguf_name(name)).kind.name.lower()
+        return _FLOATS.get(kind, kind)
+
+    def load_stored(self, name: str) -> npt.NDArray[Any]:
+        raw = self._file.raw(self._gguf_name(name))
+        dtype = _FLOAT_DTYPES.get(self.stored_format(name), np.uint8)
+        return self._in_hf_order(name, raw.view(dtype))
+
+    def _gguf_name(self, name: str) -> str:
+        return self._gguf_names.get(name, name)
+
+    def _in_hf_order(self, name: str, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if name.endswith("q_proj.weight"):
-            return _unpermute(tensor, self._config.num_heads)
+            return _unpermute(rows, self._config.num_heads)
         if name.endswith("k_proj.weight"):
-            return _unpermute(tensor, self._config.num_kv_heads)
-        return tensor
+            return _unpermute(rows, self._config.num_kv_heads)
+        return rows
 
 
 def _hf_name(gguf_name: str) -> str:
@@ -56,12 +78,12 @@ def _hf_name(gguf_name: str) -> str:
     return _TOP.get(gguf_name, gguf_name)
 
 
-def _unpermute(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Rows [heads, head_dim/2, 2] -> [heads, 2, head_dim/2].
+def _unpermute(rows: npt.NDArray[Any], num_heads: int) -> npt.NDArray[Any]:
+    """[heads, head_dim/2, 2] rows -> [heads, 2, head_dim/2] rows, whatever a row holds.
 
     llama.cpp rotates neighbouring pairs and its converter reorders the rows of q and k to suit;
     we rotate halves, as the original checkpoint does.  Each tensor has its own number of heads.
     """
-    rows, columns = weight.shape
-    pairs = weight.view(num_heads, rows // num_heads // 2, 2, columns)
-    return pairs.transpose(1, 2).reshape(rows, columns).contiguous()
+    num_rows, width = rows.shape
+    pairs = rows.reshape(num_heads, num_rows // num_heads // 2, 2, width)
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(num_rows, width)

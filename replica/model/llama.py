@@ -27,7 +27,7 @@ class LlamaModel:
     def __init__(self, config: LlamaConfig, weights: LlamaWeights) -> None:
         self.config = config
         self._weights = weights
-        self._cos, self._sin = _rotary_tables(config)
+        self._cos, self._sin = rotary_tables(config)
 
     def hidden_states(
         self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention
@@ -82,7 +82,7 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return x * cos + rotated * sin
 
 
-def _rotary_tables(config: LlamaConfig) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary_tables(config: LlamaConfig) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin, each [max_positions, head_dim]."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
     frequencies = 1.0 / (config.rope_theta**exponents)

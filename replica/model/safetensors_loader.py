@@ -1,10 +1,12 @@
 """Tensors of a Hugging Face directory: one ``model.safetensors``, or shards with an index."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -13,6 +15,7 @@ from replica.errors import ModelInvalid, ModelNotFound, ModelUnsupported
 _SINGLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 _FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
+_FORMATS: Final[Mapping[str, str]] = {"F32": "float32", "BF16": "bfloat16"}
 
 
 class _Index(msgspec.Struct):
@@ -31,17 +34,37 @@ class SafetensorsDirectory:
         return self._file_by_name.keys()
 
     def load(self, name: str) -> torch.Tensor:
+        return self._tensor(name).to(torch.float32).contiguous()
+
+    def stored_format(self, name: str) -> str:
+        with self._opened(name) as file:
+            kind: str = file.get_slice(name).get_dtype()
+        return _FORMATS.get(kind, kind)
+
+    def load_stored(self, name: str) -> npt.NDArray[Any]:
+        tensor = self._tensor(name)
+        if tensor.dtype is torch.bfloat16:
+            tensor = tensor.view(torch.uint16)
+        return tensor.numpy()
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        with self._opened(name) as file:
+            tensor: torch.Tensor = file.get_tensor(name)
+        if tensor.dtype not in _FLOATS:
+            raise ModelUnsupported(f"tensor {name}: {tensor.dtype} is not supported")
+        return tensor
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[Any]:
+        """The library's file, which has no types."""
         file_name = self._file_by_name.get(name)
         if file_name is None:
             raise ModelInvalid(f"{self._directory.name}: tensor {name!r} is missing")
         try:
             with safe_open(self._directory / file_name, framework="pt") as file:
-                tensor: torch.Tensor = file.get_tensor(name)
+                yield file
         except (SafetensorError, OSError) as exc:
             raise ModelInvalid(f"{file_name}: {exc}") from exc
-        if tensor.dtype not in _FLOATS:
-            raise ModelUnsupported(f"tensor {name}: {tensor.dtype} is not supported")
-        return tensor.to(torch.float32).contiguous()
 
     def _read_index(self) -> dict[str, str]:
         index_path = self._directory / _INDEX

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
+import numpy.typing as npt
 import torch
 
 from replica.errors import ModelInvalid, ModelUnsupported
@@ -16,12 +17,26 @@ ReportProgress = Callable[[float], None]
 
 
 class TensorSource(Protocol):
-    """Tensors by the names of a Hugging Face Llama checkpoint, as contiguous float32."""
+    """Tensors by the names, and with the order of rows, of a Hugging Face Llama checkpoint.
+
+    Each raises ModelInvalid for a missing one.
+    """
 
     def names(self) -> Collection[str]: ...
 
     def load(self, name: str) -> torch.Tensor:
-        """Raises ModelInvalid for a missing one."""
+        """Contiguous float32."""
+        ...
+
+    def stored_format(self, name: str) -> str:
+        """What the file holds: ``float32``, ``bfloat16``, or GGUF's own name, such as ``q4_1``."""
+        ...
+
+    def load_stored(self, name: str) -> npt.NDArray[Any]:
+        """A matrix as the file holds it: [out, bytes of a row] uint8, or [out, in] of floats.
+
+        bfloat16 comes as uint16.  It may be a view of the file.
+        """
         ...
 
 
@@ -53,9 +68,9 @@ def assemble(
 ) -> LlamaWeights:
     """Raises ModelInvalid for missing or misshapen tensors, ModelUnsupported for unknown ones."""
     names = set(source.names())
-    _refuse_unknown(names, config)
+    refuse_unknown(names, config)
     hidden, vocab = config.hidden_size, config.vocab_size
-    embedding = _load(source, "model.embed_tokens.weight", (vocab, hidden))
+    embedding = load_checked(source, "model.embed_tokens.weight", (vocab, hidden))
     layers: list[LayerWeights] = []
     with ThreadPoolExecutor(_NUM_LOADING_THREADS, "load") as pool:
         for layer in pool.map(lambda i: _layer(source, config, i), range(config.num_layers)):
@@ -65,8 +80,8 @@ def assemble(
     return LlamaWeights(
         embedding=embedding,
         layers=tuple(layers),
-        final_norm=_load(source, "model.norm.weight", (hidden,)),
-        lm_head=embedding if is_tied else _load(source, "lm_head.weight", (vocab, hidden)),
+        final_norm=load_checked(source, "model.norm.weight", (hidden,)),
+        lm_head=embedding if is_tied else load_checked(source, "lm_head.weight", (vocab, hidden)),
     )
 
 
@@ -84,7 +99,7 @@ def _layer(source: TensorSource, config: LlamaConfig, index: int) -> LayerWeight
     kv_size = config.num_kv_heads * config.head_dim
 
     def load(name: str, *shape: int, kind: str = "weight") -> torch.Tensor:
-        return _load(source, f"model.layers.{index}.{name}.{kind}", shape)
+        return load_checked(source, f"model.layers.{index}.{name}.{kind}", shape)
 
     def qkv_bias() -> torch.Tensor:
         sizes = (("q", q_size), ("k", kv_size), ("v", kv_size))
@@ -111,7 +126,8 @@ def _layer(source: TensorSource, config: LlamaConfig, index: int) -> LayerWeight
     )
 
 
-def _load(source: TensorSource, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+def load_checked(source: TensorSource, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """Raises ModelInvalid."""
     tensor = source.load(name)
     if tuple(tensor.shape) != shape:
         raise ModelInvalid(f"tensor {name}: expected shape {shape}, got {tuple(tensor.shape)}")
@@ -127,7 +143,7 @@ _BIAS_TENSORS: Final = ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_
 _NORM_TENSORS: Final = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 
 
-def _refuse_unknown(names: Collection[str], config: LlamaConfig) -> None:
+def refuse_unknown(names: Collection[str], config: LlamaConfig) -> None:
     """A tensor nobody reads would mean an architecture we only believe to know."""
     known = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
     tensors = [*_LAYER_TENSORS]

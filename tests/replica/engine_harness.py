@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from contracts.prefix import block_hash
 from replica.engine.block_manager import BlockManager
@@ -63,9 +64,10 @@ class EngineHarness:
         params: SamplingParams,
         cache_salt: str = "",
         priority: int = 0,
+        **fields: Any,
     ) -> int:
         """Takes a step."""
-        sequence_id = self.enqueue(prompt, params, cache_salt, priority)
+        sequence_id = self.enqueue(prompt, params, cache_salt, priority, **fields)
         self.step()
         return sequence_id
 
@@ -75,6 +77,7 @@ class EngineHarness:
         params: SamplingParams,
         cache_salt: str = "",
         priority: int = 0,
+        **fields: Any,
     ) -> int:
         """The next step takes it in."""
         sequence_id = len(self.outcomes) + 1
@@ -86,6 +89,7 @@ class EngineHarness:
                 params=params,
                 cache_salt=cache_salt,
                 priority=priority,
+                **fields,
             )
         )
         return sequence_id

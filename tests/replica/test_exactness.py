@@ -1,6 +1,8 @@
-"""Greedy decoding gives the tokens that transformers gives, in float32, however it is scheduled."""
+"""Greedy decoding gives the tokens that transformers gives, in float32, however it is scheduled
+and whatever computes it.
+"""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -8,12 +10,14 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from replica.engine.messages import SamplingParams
-from replica.engine.runner import TorchRunner
+from replica.engine.backend import choose_backend
+from replica.engine.loop import ModelRunner
+from replica.engine.messages import CpuBackend, SamplingParams
 from replica.engine.scheduler import SchedulerLimits
 from replica.model.llama import LlamaModel
 from replica.model.loader import open_model
 from replica.model.tokenizer import Tokenizer
+from replica.settings import Settings
 from tests.replica.engine_harness import EngineHarness
 
 pytestmark = pytest.mark.timeout(600)  # two minutes of arithmetic, more where cores are shared
@@ -71,9 +75,20 @@ def prompts(tokenizer: Tokenizer) -> list[list[int]]:
     return bare + prefixed
 
 
+@pytest.fixture(scope="module", params=[CpuBackend.TORCH, CpuBackend.COMPILED], ids=str)
+def new_runner(
+    request: pytest.FixtureRequest, model_path: Path, tokenizer: Tokenizer
+) -> Callable[[], ModelRunner]:
+    settings = Settings(cpu_backend=request.param, block_size=BLOCK_SIZE, max_num_seqs=16)
+    config = settings.engine_config()
+    backend = choose_backend(config, open_model(model_path), tokenizer.eos_token_ids)
+    assert str(request.param) in backend.description
+    return lambda: backend.load(NUM_BLOCKS, lambda ratio, detail: None)
+
+
 @pytest.fixture(scope="module")
-def alone(model: LlamaModel, tokenizer: Tokenizer) -> EngineHarness:
-    return engine(model, tokenizer, SchedulerLimits(BLOCK_SIZE, 16, 512))
+def alone(new_runner: Callable[[], ModelRunner], tokenizer: Tokenizer) -> EngineHarness:
+    return engine(new_runner(), tokenizer, SchedulerLimits(BLOCK_SIZE, 16, 512))
 
 
 @pytest.fixture(scope="module")
@@ -100,13 +115,7 @@ def expected(
 GREEDY = SamplingParams(max_tokens=NUM_NEW_TOKENS, temperature=0.0)
 
 
-def engine(model: LlamaModel, tokenizer: Tokenizer, limits: SchedulerLimits) -> EngineHarness:
-    runner = TorchRunner(
-        model,
-        num_blocks=NUM_BLOCKS,
-        block_size=limits.block_size,
-        eos_token_ids=tokenizer.eos_token_ids,
-    )
+def engine(runner: ModelRunner, tokenizer: Tokenizer, limits: SchedulerLimits) -> EngineHarness:
     # The text is each token's number: comparing it compares tokens.
     names = [b"%d " % i for i in range(tokenizer.vocab_size)]
     return EngineHarness(runner, names, tokenizer.eos_token_ids, limits, NUM_BLOCKS)
@@ -143,13 +152,14 @@ def test_prefix_hits_change_nothing(
 
 @pytest.mark.parametrize("max_num_batched_tokens", [24, 512], ids=["small chunks", "large chunks"])
 def test_company_and_chunking_change_nothing(
-    model: LlamaModel,
+    new_runner: Callable[[], ModelRunner],
     tokenizer: Tokenizer,
     prompts: list[list[int]],
     expected: list[list[int]],
     max_num_batched_tokens: int,
 ) -> None:
-    together = engine(model, tokenizer, SchedulerLimits(BLOCK_SIZE, 16, max_num_batched_tokens))
+    limits = SchedulerLimits(BLOCK_SIZE, 16, max_num_batched_tokens)
+    together = engine(new_runner(), tokenizer, limits)
     assert generated(together, together.submit_together(prompts, GREEDY)) == expected
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from replica.engine.free_memory import free_memory_bytes
 from replica.engine.memory_plan import plan_memory
-from replica.engine.messages import EngineConfig
+from replica.engine.messages import CpuBackend, EngineConfig
 from replica.errors import ModelUnsupported
 from replica.model.config import LlamaConfig
 from tests.replica.replica_process import ReplicaProcess
@@ -31,6 +31,8 @@ CONFIG = EngineConfig(
     model="m",
     model_cache_dir="",
     num_threads=None,
+    cpu_backend=CpuBackend.AUTO,
+    compile_cache_dir="",
     max_model_len=None,
     memory_bytes=None,
     kv_cache_bytes=1 << 40,
@@ -98,7 +100,7 @@ def test_the_engine_says_what_would_fit_and_ends(
     replica_settings: dict[str, object], tmp_path: Path
 ) -> None:
     settings = replica_settings | {"memory_bytes": 600 << 20, "max_model_len": 8192}
-    settings |= {"kv_cache_bytes": 1 << 30}
+    settings |= {"kv_cache_bytes": 1 << 30, "cpu_backend": "torch"}
     with ReplicaProcess(tmp_path / "log", **settings) as replica:
         assert replica.process.wait() == 1
         (last,) = replica.log.splitlines()[-1:]
