@@ -29,6 +29,7 @@ class Outcome(enum.StrEnum):
     COMPLETED = "completed"
     CLIENT_DISCONNECTED = "client_disconnected"
     UPSTREAM_FAILED = "upstream_failed"
+    REFUSED = "refused"  # by the replica, for what the request says; nothing was generated
     CANCELLED = "cancelled"  # by the gateway: its own deadline or shutdown
 
 

@@ -54,6 +54,15 @@ def test_golden_bytes() -> None:
     assert decode_usage_event(GOLDEN) == EVENT
 
 
+@pytest.mark.parametrize(
+    "outcome", ["completed", "client_disconnected", "upstream_failed", "refused", "cancelled"]
+)
+def test_every_outcome_has_its_name_on_the_wire(outcome: str) -> None:
+    payload = GOLDEN.replace(b"completed", outcome.encode())
+    assert decode_usage_event(payload).outcome == outcome
+    assert outcome in set(Outcome)
+
+
 def test_totals_are_sums_of_disjoint_classes() -> None:
     assert EVENT.input_tokens == 18
     assert EVENT.total_tokens == 23
