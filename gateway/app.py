@@ -18,6 +18,7 @@ from gateway.api.health import health_router
 from gateway.api.models import models_router
 from gateway.auth import Authenticator
 from gateway.clock import SYSTEM_CLOCK, Clock, IdMaker
+from gateway.fleet import Fleet, RelayLimits
 from gateway.metering import EventSource
 from gateway.metrics import Metrics
 from gateway.outbox.kafka import KafkaShipper
@@ -25,7 +26,6 @@ from gateway.outbox.spool import Spool
 from gateway.pipeline import Pipeline, Stages
 from gateway.policies import PolicyStore
 from gateway.readiness import Readiness
-from gateway.relay import Fleet, RelayLimits
 from gateway.routing.filters.ready import Ready
 from gateway.routing.filters.serves_model import ServesModel
 from gateway.routing.pickers.best_score import BestScore

@@ -113,6 +113,8 @@ class SpoolUnavailable(Unavailable):
 
 
 class NoReplicaAvailable(Unavailable):
+    """Nobody has begun this request, and nobody can now."""
+
     code = "server_is_overloaded"
 
 
@@ -144,6 +146,10 @@ class UpstreamRefused(GatewayError):
         self.code = "upstream_refused"
         self.upstream_status = status
         self.error = error  # an encoded OpenAI error body
+
+    @property
+    def is_clients_fault(self) -> bool:
+        return 400 <= self.upstream_status < 500
 
 
 class Interrupted(Exception):

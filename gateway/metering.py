@@ -1,6 +1,6 @@
 """From what a request consumed to the event that bills it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -34,7 +34,6 @@ class Meter:
     engine_usage: Usage | None = None  # the last usage the replica reported
     num_content_events: int = 0  # relayed events that carried generated text
     first_byte_monotonic_s: float | None = None
-    status: int = field(default=0)  # sent to the client; 0: nothing was
 
     def best_known(self, estimated_prompt_tokens: int) -> Usage:
         """The replica's count, or ours: a token per content event, and the estimated prompt."""
@@ -108,7 +107,7 @@ class EventSource:
             input_uncached_tokens=usage.prompt_tokens - usage.cached_prompt_tokens,
             input_cache_read_tokens=usage.cached_prompt_tokens,
             output_text_tokens=usage.completion_tokens,
-            reserved_tokens=context.reserved_tokens,
+            reserved_tokens=context.request.estimated_tokens,
             ttft_ms=(
                 None if first_byte is None else (first_byte - context.started_monotonic_s) * 1e3
             ),

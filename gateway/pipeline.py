@@ -3,7 +3,8 @@
 authenticate -> parse -> reserve -> route and relay -> settle and record -> end the answer.
 
 No other module knows this order.  Every admitted request is settled and recorded exactly once,
-whichever way it ends; its answer does not end before both are done.
+whichever way it ends; its answer does not end before both are done.  One that no replica would
+begin is withdrawn instead: it was not admitted after all.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 from contracts.usage import Outcome
 from gateway.access_log import AccessLog, Trace
+from gateway.admission.limiter import Reservation
 from gateway.admission.redis_limiter import RedisLimiter
 from gateway.api.chat import parse_request
 from gateway.api.context import InferenceRequest, RequestContext
@@ -23,14 +25,18 @@ from gateway.errors import (
     GatewayError,
     Interrupted,
     InvalidRequest,
+    NoReplicaAvailable,
     RateLimited,
     ShuttingDown,
     SpoolUnavailable,
+    UpstreamRefused,
 )
 from gateway.exchange import Exchange
+from gateway.fleet import Fleet
+from gateway.metering import Usage
 from gateway.policies import Grant
-from gateway.relay import Fleet, Relay
-from gateway.settlement import Settlement, SettlementDesk, reservation_of
+from gateway.relay import Relay
+from gateway.settlement import Settlement, SettlementDesk
 
 logger = logging.getLogger(__name__)
 
@@ -99,8 +105,9 @@ class Pipeline:
             exchange.endpoint, exchange.body, grant, stages.fleet.pool.resolve
         )
         self._check_can_be_served(request, grant)
-        context = await self._admit(trace, grant, request)
-        settlement = Settlement(stages.desk, context, trace.meter)
+        context = self._context(trace, grant, request)
+        reservation = await self._admit(trace, context)
+        settlement = Settlement(stages.desk, context, reservation, trace.meter)
         relay = Relay(stages.fleet, exchange, context, trace.meter, _head(trace))
         end = await self._generate(relay, settlement, trace)
         trace.status = 200
@@ -119,24 +126,31 @@ class Pipeline:
             )
         if self._stages.desk.spool.is_failing:
             raise SpoolUnavailable("Usage cannot be recorded now.")
-        self._stages.fleet.pool.require_ready(request.model)
+        self._stages.fleet.require_candidate(request)
 
-    async def _admit(self, trace: Trace, grant: Grant, request: InferenceRequest) -> RequestContext:
-        """Raises RateLimited, QuotaUnavailable."""
-        context = RequestContext(
+    def _context(self, trace: Trace, grant: Grant, request: InferenceRequest) -> RequestContext:
+        return RequestContext(
             request_id=trace.request_id,
             event_id=str(self._stages.ids.uuid7()),
             grant=grant,
             request=request,
-            reserved_tokens=request.estimated_tokens,
             admitted_at=self._stages.clock.now(),
             started_monotonic_s=trace.started_monotonic_s,
         )
-        verdict = await self._stages.limiter.reserve(reservation_of(context))
+
+    async def _admit(self, trace: Trace, context: RequestContext) -> Reservation:
+        """Raises RateLimited, QuotaUnavailable."""
+        reservation = Reservation(
+            reservation_id=context.event_id,
+            tenant_id=context.grant.tenant.tenant_id,
+            limits=context.grant.limits,
+            reserved_tokens=context.request.estimated_tokens,
+        )
+        verdict = await self._stages.limiter.reserve(reservation)
         trace.budget = verdict.budget
         if verdict.refusal is not None:
             raise RateLimited(verdict.refusal.limit, verdict.refusal.retry_after_ms)
-        return context
+        return reservation
 
     # The answer
 
@@ -153,9 +167,13 @@ class Pipeline:
         except Interrupted as interruption:
             failure = interruption
             settlement.close(await relay.stop(), interruption.outcome)
+        except NoReplicaAvailable as error:
+            failure = error
+            settlement.withdraw()
         except GatewayError as error:
             failure = error
-            settlement.close(await relay.stop_after_failure(), Outcome.UPSTREAM_FAILED)
+            usage = await relay.stop_after_failure()
+            settlement.close(usage, _outcome_of(error, usage))
         finally:
             # Only a cancelled task, or a defect, gets here unsettled.
             closing = settlement.close(relay.usage(), Outcome.CANCELLED)
@@ -181,6 +199,12 @@ class Pipeline:
     def _break_off(self, exchange: Exchange, trace: Trace, outcome: Outcome) -> None:
         if outcome is Outcome.CANCELLED:
             self._refuse(exchange, trace, ShuttingDown("The gateway is shutting down."))
+
+
+def _outcome_of(error: GatewayError, usage: Usage) -> Outcome:
+    if isinstance(error, UpstreamRefused) and error.is_clients_fault and not usage.total_tokens:
+        return Outcome.REFUSED
+    return Outcome.UPSTREAM_FAILED
 
 
 def _head(trace: Trace) -> bytes:

@@ -38,7 +38,6 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class PolicySnapshot:
-    version: int
     grants: Mapping[str, Grant]  # by key hash
 
 
@@ -51,7 +50,7 @@ def snapshot_of(document: PolicyDocument, pepper: bytes) -> PolicySnapshot:
         limits = tenant.limits()
         for key in tenant.keys:
             grants[key.key_hash] = Grant(tenant, key, limits, salt)
-    return PolicySnapshot(document.version, grants)
+    return PolicySnapshot(grants)
 
 
 class PolicyStore:

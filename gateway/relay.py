@@ -18,17 +18,11 @@ from contracts.usage import UsageSource
 from gateway.api.context import RequestContext
 from gateway.api.event_stream import DONE, EventSplitter, EventTooLarge, event_payload
 from gateway.api.upstream_errors import error_in_event, refusal
-from gateway.clock import Clock
-from gateway.errors import (
-    NoReplicaAvailable,
-    UpstreamError,
-    UpstreamUnreachable,
-)
+from gateway.errors import NoReplicaAvailable, UpstreamError, UpstreamUnreachable
 from gateway.exchange import Exchange
+from gateway.fleet import Fleet
 from gateway.metering import NOTHING_USED, Meter, Usage, reported_usage
-from gateway.routing.endpoint import RoutingRequest
-from gateway.routing.pool import Replica, ReplicaPool
-from gateway.routing.profile import NoEndpointAvailable, RoutingProfile
+from gateway.routing.pool import Replica
 from gateway.upstream.replica_client import read_body
 from gateway.upstream.response import UpstreamResponse
 
@@ -36,6 +30,7 @@ FORWARDED_HEADERS: Final = frozenset({b"accept", b"traceparent", b"tracestate"})
 _GENERATED_TEXT = re.compile(
     rb'"(?:content|text|reasoning_content|reasoning|arguments)"\s*:\s*"[^"]'
 )
+_AT_ONCE_S = 5.0  # a replica that takes no work says so first; a later 503 may follow some
 _DRAIN_S = 0.1  # an answer that ended a moment before the abort is on its way already
 _MAX_ERROR_BYTES = 64 * 1024
 _ANSWER_BYTES_PER_TOKEN = 4  # of a document whose replica reports no usage
@@ -53,27 +48,11 @@ _chunk_decoder = msgspec.json.Decoder(_Chunk)
 
 
 @dataclass(frozen=True, slots=True)
-class RelayLimits:
-    max_answer_bytes: int
-    max_event_bytes: int
-    abort_timeout_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Fleet:
-    """Where a relay finds replicas."""
-
-    pool: ReplicaPool
-    profile: RoutingProfile
-    limits: RelayLimits
-    clock: Clock
-
-
-@dataclass(frozen=True, slots=True)
 class _Attempt:
     replica: Replica
     request_id: str
     response: UpstreamResponse
+    began_monotonic_s: float
 
 
 class Relay:
@@ -90,6 +69,7 @@ class Relay:
         self._is_stream = False
         self._is_answered = False
         self._is_usage_final = False
+        self._retry_after_ms: int | None = None  # the least that a replica asked for
 
     async def answer(self) -> bytes:
         """Relays all but the end, and returns that: ``[DONE]``, or the whole document.
@@ -157,35 +137,45 @@ class Relay:
             try:
                 await self._exchange.watch(attempt.response.head)
             except UpstreamUnreachable:
-                self._give_up_on(attempt, tried)
-                continue
-            if attempt.response.status == 503:  # draining or full: it has done nothing
-                self._give_up_on(attempt, tried)
-                continue
-            return attempt.response
+                self._fleet.pool.mark_unreachable(attempt.replica.name)
+                attempt.response.cancel()
+            else:
+                if not self._is_turned_away(attempt):
+                    return attempt.response
+                self._note_retry_after(attempt.response)
+                attempt.response.discard()
+            tried.add(attempt.replica.name)
+            attempt.replica.num_in_flight -= 1
+            self._attempt = self._meter.replica = None
 
     def _try_next(self, tried: set[str]) -> _Attempt:
         request = self._context.request
-        wanted = RoutingRequest(request.model, request.affinity_key, frozenset(tried))
         try:
-            decision = self._fleet.profile.route(wanted, self._fleet.pool.endpoints())
-        except NoEndpointAvailable as exc:
-            raise NoReplicaAvailable("No replica can take this request now.") from exc
-        replica = self._fleet.pool[decision.endpoint]
+            replica = self._fleet.choose(request, frozenset(tried))
+        except NoReplicaAvailable as error:
+            if self._retry_after_ms is not None:
+                error.retry_after_ms = self._retry_after_ms
+            raise
         request_id = f"{self._context.request_id}-{len(tried)}"
+        began_s = self._fleet.clock.monotonic_s()
         response = replica.client.post(
             request.endpoint.path, self._request_headers(request_id), request.body
         )
         replica.num_in_flight += 1
         self._meter.replica = replica.name
-        self._attempt = _Attempt(replica, request_id, response)
+        self._attempt = _Attempt(replica, request_id, response, began_s)
         return self._attempt
 
-    def _give_up_on(self, attempt: _Attempt, tried: set[str]) -> None:
-        self._fleet.pool.mark_unreachable(attempt.replica.name)
-        tried.add(attempt.replica.name)
-        self.close()
-        self._meter.replica = None
+    def _is_turned_away(self, attempt: _Attempt) -> bool:
+        """The replica is draining or full, and has done nothing."""
+        elapsed_s = self._fleet.clock.monotonic_s() - attempt.began_monotonic_s
+        return attempt.response.status == 503 and elapsed_s < _AT_ONCE_S
+
+    def _note_retry_after(self, response: UpstreamResponse) -> None:
+        if response.retry_after_s is not None:
+            asked_ms = response.retry_after_s * 1000
+            least_ms = asked_ms if self._retry_after_ms is None else self._retry_after_ms
+            self._retry_after_ms = min(asked_ms, least_ms)
 
     def _request_headers(self, request_id: str) -> bytes:
         """An allow-list: the client's key and cookies are none of the replica's business."""

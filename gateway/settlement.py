@@ -19,9 +19,11 @@ from gateway.outbox.spool import Spool
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    usage: Usage
-    outcome: Outcome
-    committed: "asyncio.Future[None]"  # the event is on disk
+    """``None`` where a request was withdrawn: it has no usage, and no event."""
+
+    usage: Usage | None
+    outcome: Outcome | None
+    committed: "asyncio.Future[None] | None"  # the event is on disk
     settled: "asyncio.Future[None]"  # the store has confirmed
 
 
@@ -37,7 +39,8 @@ class SettlementDesk:
 
     async def hold(self, closing: Closing) -> None:
         """Until committed and settled, within bounds.  Raises SpoolUnavailable."""
-        if not await _done_within(closing.committed, self.commit_hold_s):
+        committed = closing.committed
+        if committed is not None and not await _done_within(committed, self.commit_hold_s):
             raise SpoolUnavailable("The usage of this request could not be recorded in time.")
         await _done_within(closing.settled, self.settle_hold_s)  # as a rule it came first
 
@@ -45,9 +48,12 @@ class SettlementDesk:
 class Settlement:
     """Owns the end of one request: the first ``close`` wins, later ones change nothing."""
 
-    def __init__(self, desk: SettlementDesk, context: RequestContext, meter: Meter) -> None:
+    def __init__(
+        self, desk: SettlementDesk, context: RequestContext, reservation: Reservation, meter: Meter
+    ) -> None:
         self._desk = desk
         self._context = context
+        self._reservation = reservation
         self._meter = meter
         self.closing: Closing | None = None
 
@@ -59,18 +65,16 @@ class Settlement:
                     desk.source.event(context, self._meter, usage, outcome, seq)
                 )
             )
-            settled = desk.limiter.settle(reservation_of(context), usage.total_tokens)
+            settled = desk.limiter.settle(self._reservation, usage.total_tokens)
             self.closing = Closing(usage, outcome, committed, settled)
         return self.closing
 
-
-def reservation_of(context: RequestContext) -> Reservation:
-    return Reservation(
-        reservation_id=context.event_id,
-        tenant_id=context.grant.tenant.tenant_id,
-        limits=context.grant.limits,
-        reserved_tokens=context.reserved_tokens,
-    )
+    def withdraw(self) -> Closing:
+        """As ``close``, for a request that nobody has begun: as if it had never been admitted."""
+        if self.closing is None:
+            settled = self._desk.limiter.release(self._reservation)
+            self.closing = Closing(None, None, None, settled)
+        return self.closing
 
 
 async def _done_within(future: "asyncio.Future[None]", seconds: float) -> bool:

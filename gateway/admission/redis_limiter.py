@@ -93,13 +93,17 @@ class RedisLimiter:
             if _is_unknown_script(reply):
                 reply = await self._client.call(_eval(script, constant, asked, _RESERVE_PARTS))
         except (QuotaUnanswered, asyncio.CancelledError):
-            self._release(reservation)  # it may have been made although no answer came
+            self.release(reservation)  # it may have been made although no answer came
             raise
         return _verdict(self._checked(reply), reservation.limits)
 
     def settle(self, reservation: Reservation, actual_tokens: int) -> "asyncio.Future[None]":
         """Done when the store has confirmed.  Goes on in the background if nobody waits."""
         return self._enqueue(reservation, actual_tokens, is_settle=True)
+
+    def release(self, reservation: Reservation) -> "asyncio.Future[None]":
+        """As ``settle``, for an ask that led to no request: gives the request back, too."""
+        return self._enqueue(reservation, 0, is_settle=False)
 
     async def run(self) -> None:
         """Sends again what was not confirmed; runs until cancelled."""
@@ -126,9 +130,6 @@ class RedisLimiter:
         return commands
 
     # Settling
-
-    def _release(self, reservation: Reservation) -> None:
-        self._enqueue(reservation, 0, is_settle=False)
 
     def _enqueue(
         self, reservation: Reservation, actual_tokens: int, *, is_settle: bool

@@ -45,6 +45,5 @@ class RequestContext:
     event_id: str
     grant: Grant
     request: InferenceRequest
-    reserved_tokens: int
     admitted_at: datetime
     started_monotonic_s: float

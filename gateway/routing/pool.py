@@ -76,11 +76,6 @@ class ReplicaPool:
             raise NoReplicaAvailable("The replicas have not told yet which models they serve.")
         raise ModelNotFound(f"The model '{model}' does not exist.")
 
-    def require_ready(self, model: str) -> None:
-        """Raises NoReplicaAvailable."""
-        if not any(r.is_ready and model in (r.models or ()) for r in self._replicas.values()):
-            raise NoReplicaAvailable(f"No replica that serves '{model}' is ready.")
-
     def mark_unreachable(self, name: str) -> None:
         """Until the next poll finds it well."""
         self._set_ready(self._replicas[name], is_ready=False)

@@ -1,6 +1,7 @@
 """One HTTP/1.1 connection to a replica: one request at a time, kept alive in between."""
 
 import asyncio
+import re
 import socket
 import struct
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from gateway.upstream.response import UpstreamResponse
 
 OnFree = Callable[["UpstreamConnection"], None]
 
+_SECONDS = re.compile(rb"\d{1,5}")
 _AT_ONCE_S = 0.05  # from the writing of a request to a reset that nothing but a close can mean
 _BYTES_ACKED = struct.Struct("=120xQ")  # tcpi_bytes_acked of Linux' struct tcp_info, since 4.1
 
@@ -46,6 +48,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._num_sent_bytes = 0  # of all requests before the running one
         self._num_request_bytes = 0
         self._sent_s = 0.0
+        self._retry_after_s: int | None = None
         self.idle_since_s = 0.0
         self._reset_message()
         self._deadline_s = 0.0
@@ -112,13 +115,15 @@ class UpstreamConnection(asyncio.Protocol):
         name = name.lower()
         if name == b"content-type":
             self._content_type = value
+        elif name == b"retry-after" and _SECONDS.fullmatch(value):  # it may also be a date
+            self._retry_after_s = int(value)
         elif name in (b"content-length", b"transfer-encoding"):
             self._is_framed = True
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if status >= 200 and self._response is not None and not self._has_excess:
-            self._response.set_head(status, self._content_type)
+            self._response.set_head(status, self._content_type, self._retry_after_s)
 
     def on_body(self, body: bytes) -> None:
         if self._response is not None and not self._has_excess:
@@ -136,6 +141,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _reset_message(self) -> None:
         self._content_type = b""
+        self._retry_after_s = None
         self._is_framed = False
         self._has_answered = False
         self._is_complete = False

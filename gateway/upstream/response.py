@@ -10,7 +10,6 @@ from collections.abc import Callable
 from gateway.errors import UpstreamError
 
 _HIGH_WATER_BYTES = 256 * 1024  # a screenful of events; beyond it the replica waits
-_LOW_WATER_BYTES = 64 * 1024
 
 
 class UpstreamResponse:
@@ -20,6 +19,7 @@ class UpstreamResponse:
         self.request = request  # kept whole until the head is in: it may be sent once more
         self.status = 0
         self.content_type = b""
+        self.retry_after_s: int | None = None
         self.is_sent = False  # once true, the replica may have begun to work
         self.is_ended = False
         self.head: asyncio.Future[None] = loop.create_future()
@@ -73,8 +73,9 @@ class UpstreamResponse:
     def detach(self) -> None:
         self._pause = self._resume = self._cancel = None
 
-    def set_head(self, status: int, content_type: bytes) -> None:
+    def set_head(self, status: int, content_type: bytes, retry_after_s: int | None) -> None:
         self.status, self.content_type = status, content_type
+        self.retry_after_s = retry_after_s
         if not self.head.done():
             self.head.set_result(None)
 

@@ -112,6 +112,13 @@ class Tenant:
             await asyncio.sleep(0.02)
         raise AssertionError("the gateway does not become ready")
 
+    def num_requests_left(self) -> int:
+        """In the bucket as of its last change."""
+        with self.valkey.client as client:
+            level = client.hget(f"{{{self.name}}}:quota:bucket", "requests")
+            assert level is not None
+            return int(level) // 60_000
+
     def events(self) -> list[UsageEvent]:
         return self.gateway.events(self.name)
 

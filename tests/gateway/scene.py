@@ -1,0 +1,101 @@
+"""A gateway in the test's own process: for what must be timed, or seen from inside."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from contracts.spool import unframe
+from contracts.usage import UsageEvent, decode_usage_event
+from gateway.api.context import Endpoint
+from gateway.app import Gateway, create_app
+from gateway.clock import SYSTEM_CLOCK, Clock
+from gateway.exchange import Exchange
+from gateway.settings import ReplicaAddress, Settings
+from tests.gateway.http_client import chat, request_bytes
+from tests.gateway.processes import PEPPER, Policies, Valkey, eventually
+from tests.gateway.upstream_server import Upstream
+
+
+class RecordedTransport(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.is_closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Scene:
+    """A gateway in this process, and one request to it."""
+
+    def __init__(self, gateway: Gateway, spool_dir: Path, tenant: str, valkey: Valkey) -> None:
+        self.gateway = gateway
+        self._spool_dir = spool_dir
+        self._tenant = tenant
+        self._valkey = valkey
+        self.transport = RecordedTransport()
+
+    def exchange(self, **members: object) -> Exchange:
+        exchange = Exchange(
+            self.transport,
+            Endpoint.CHAT_COMPLETIONS,
+            [(b"authorization", f"Bearer sk-{self._tenant}".encode())],
+            keep_alive=True,
+            is_chunking_understood=True,
+            on_complete=lambda: None,
+        )
+        exchange.body = request_bytes(chat(**members), None).partition(b"\r\n\r\n")[2]
+        return exchange
+
+    def events(self) -> list[UsageEvent]:
+        lines = [
+            line
+            for path in sorted(self._spool_dir.glob("*.spool"))
+            for line in path.read_bytes().splitlines(keepends=True)
+        ]
+        return [decode_usage_event(unframe(line)) for line in lines]
+
+    async def only_event(self) -> UsageEvent:
+        await asyncio.to_thread(eventually, lambda: bool(self.events()), "an event")
+        (event,) = self.events()
+        expected = {"requests": 1, "tokens": event.total_tokens}
+        await asyncio.to_thread(
+            eventually, lambda: self._valkey.settled(self._tenant) == expected, "the settlement"
+        )
+        assert self._valkey.num_open_reservations(self._tenant) == 0
+        return event
+
+
+@asynccontextmanager
+async def running(
+    folder: Path,
+    valkey: Valkey,
+    policies: Policies,
+    upstream: Upstream,
+    clock: Clock = SYSTEM_CLOCK,
+) -> AsyncIterator[Gateway]:
+    settings = Settings(
+        replicas=(ReplicaAddress(name="replica-0", url=upstream.url),),
+        policy_file=policies.path,
+        key_pepper=PEPPER,
+        quota_url=valkey.url,
+        spool_dir=folder / "spool",
+    )
+    async with create_app(settings, clock) as gateway:
+        while gateway.readiness.reasons_not_ready():  # noqa: ASYNC110  # polls, as probes do
+            await asyncio.sleep(0.005)
+        yield gateway
+
+
+async def begun(upstream: Upstream, num_tokens: int) -> None:
+    def has_begun() -> bool:
+        return any(g.completion_tokens >= num_tokens for g in upstream.generations)
+
+    await asyncio.to_thread(eventually, has_begun, "the generation")
