@@ -7,14 +7,11 @@ from typing import Final
 import msgspec
 
 LOG_FIELDS: Final = frozenset({
-    "service", "tenant_id", "key_id", "request_id", "event_id", "replica", "model", "endpoint",
-    "status", "reason", "outcome", "is_stream", "input_tokens", "output_tokens",
-    "reserved_tokens", "ttft_ms", "latency_ms", "retry_after_s", "num_events", "num_waiting",
-    "num_running", "num_preempted", "num_blocks", "phase", "path", "port", "pid", "exit_code", "delay_s",
-    "duration_s", "version", "segment", "offset_bytes", "source_id",
-    "next_offset", "num_posted", "num_repeated", "num_unpriced", "num_dead",
-    "error", "topic", "partition", "signal",
-    "num_threads", "size_bytes",
+    "tenant_id", "key_id", "request_id", "replica", "model", "endpoint", "status", "reason",
+    "outcome", "is_stream", "input_tokens", "output_tokens", "ttft_ms", "latency_ms",
+    "num_events", "num_waiting", "num_running", "num_preempted", "num_blocks", "path", "port",
+    "pid", "exit_code", "signal", "version", "segment", "size_bytes", "source_id", "next_offset",
+    "num_posted", "num_repeated", "num_unpriced", "num_dead", "error", "topic", "partition",
 })  # fmt: skip
 """Every ``extra`` field a logger may carry.  A prompt, an answer or a key is not among them."""
 
