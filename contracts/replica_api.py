@@ -13,6 +13,8 @@ Any OpenAI-compatible server can stand in a replica's place.  It ignores what it
 - ``POST abort_path(id)``: stop generating now; answers ``AbortedUsage`` with the final count.  A
   server without it answers 404, and the gateway falls back to closing the connection and to its
   own count.
+- ``GET contracts.load.LOAD_PATH`` and ``GET contracts.blocks.BLOCKS_PATH``: how busy it is and what
+  its prefix cache holds.  A server without them answers 404.
 - ``GET /ready``: ``ReplicaState``, status 200 when it takes work and 503 otherwise.
 """
 

@@ -9,7 +9,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from replica.api import abort, chat, completions, health, metrics, models, tokens
+from contracts.blocks import BLOCKS_PATH
+from contracts.load import LOAD_PATH
+from replica.api import abort, blocks, chat, completions, health, load, metrics, models, tokens
 from replica.api.context import ReplicaContext
 from replica.api.errors import error_response
 from replica.engine.engine import Engine
@@ -36,6 +38,9 @@ def create_app(engine: Engine, *, max_body_bytes: int) -> FastAPI:
     app.add_route(abort.ROUTE, abort.abort_request, methods=["POST"])
     app.add_route("/health", health.health, methods=["GET"])
     app.add_route("/ready", health.ready, methods=["GET"])
+    app.add_route(LOAD_PATH, load.load, methods=["GET"])
+    app.add_route(BLOCKS_PATH, blocks.block_changes, methods=["GET"])
+    app.add_route("/reset_prefix_cache", blocks.reset_prefix_cache, methods=["POST"])
     app.add_route("/metrics", metrics.metrics, methods=["GET"])
     app.add_exception_handler(ReplicaError, _replica_error)
     app.add_exception_handler(HTTPException, _http_error)

@@ -9,6 +9,7 @@ nobody.
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
+from replica.engine.messages import BlockChange, BlockRemoved, BlocksCleared, BlockStored
 from replica.engine.prefix import Prefix
 
 NULL_BLOCK = 0
@@ -26,6 +27,7 @@ class BlockManager:
         self._ref_counts = [0] * num_blocks
         self._contents: list[Prefix | None] = [None] * num_blocks
         self._block_by_digest: dict[bytes, int] = {}
+        self._changes: list[BlockChange] = []
         # In order of reuse: blocks without known content first, then cached ones, least recently
         # used first.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
@@ -86,6 +88,8 @@ class BlockManager:
         if self._contents[block] is None and prefix.digest not in self._block_by_digest:
             self._contents[block] = prefix
             self._block_by_digest[prefix.digest] = block
+            parent = prefix if prefix.parent is None else prefix.parent
+            self._changes.append(BlockStored(prefix.digest, parent.digest, len(prefix.token_ids)))
 
     def forget(self, block: int) -> None:
         """Make a block's content unfindable."""
@@ -93,6 +97,19 @@ class BlockManager:
         if content is not None:
             del self._block_by_digest[content.digest]
             self._contents[block] = None
+            self._changes.append(BlockRemoved(content.digest))
+
+    def clear(self) -> None:
+        """Make everything unfindable.  Blocks stay with their owners."""
+        for content, block in self.contents.items():
+            del self._block_by_digest[content.digest]
+            self._contents[block] = None
+        self._changes.append(BlocksCleared())
+
+    def take_changes(self) -> list[BlockChange]:
+        """Of what can be found, since it was last called."""
+        changes, self._changes = self._changes, []
+        return changes
 
     def release(self, block_table: Sequence[int]) -> None:
         """Give up one reference to each block.

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from contracts.replica_api import Phase, ReplicaState
+from replica.engine.block_mirror import BlockMirror
 from replica.engine.live_request import LiveRequest, Work
 from replica.engine.messages import (
     LENGTH_PREFIX_BYTES,
     Abort,
+    ClearCache,
     Delta,
     EngineConfig,
     EngineStats,
@@ -68,6 +70,7 @@ class Engine:
         """``launcher`` stands before the engine's command line and must exec it."""
         self.model_name = model_name
         self.telemetry = Telemetry()
+        self.block_mirror = BlockMirror()
         self.stats = EngineStats()
         self.ready: Ready | None = None
         self.tokenizer: Tokenizer | None = None
@@ -177,6 +180,10 @@ class Engine:
         if max_time_s is None:
             return None
         return max_time_s - (self._monotonic_s() - request.arrived_monotonic_s)
+
+    def clear_cache(self) -> None:
+        """Of prefixes; effective before any request that is submitted later."""
+        self._send(ClearCache())
 
     def check_accepting(self) -> None:
         """Raises NotReady or EngineDied."""
@@ -306,6 +313,7 @@ class Engine:
     def _take_step(self, report: StepReport) -> None:
         self._watchdog.feed()
         self.stats = report.stats
+        self.block_mirror.apply(report.block_changes)
         if report.num_batched_tokens:
             self.telemetry.iteration_tokens.observe(report.num_batched_tokens)
         now_s = self._monotonic_s()
@@ -356,6 +364,7 @@ class Engine:
             request.fail(EngineDied("the engine died while it worked on the request"))
             self._forget(request)
         self._by_sequence.clear()
+        self.block_mirror.close()
 
     def _enter(self, phase: Phase, progress_ratio: float, detail: str) -> None:
         """Draining is left only by failing, and failing never."""

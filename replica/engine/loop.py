@@ -5,13 +5,17 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+import msgspec
+
 from replica.engine.batch import FlatBatch, flatten
 from replica.engine.channel import Channel
 from replica.engine.detokenizer import Detokenizer
 from replica.engine.messages import (
     Abort,
+    ClearCache,
     Delta,
     EngineConfig,
+    EngineStats,
     FinishReason,
     StepReport,
     Submit,
@@ -21,6 +25,7 @@ from replica.engine.prefix import PrefixIdentity
 from replica.engine.scheduler import SampledToken, ScheduledChunk, Scheduler
 from replica.engine.sequence import Sequence as EngineSequence
 from replica.engine.sequence import Standing
+from replica.engine.step_meter import StepMeter
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +67,7 @@ class EngineLoop:
         self._identity = identity
         self._monotonic_s = monotonic_s
         self._live: dict[int, _LiveSequence] = {}
+        self._meter = StepMeter()
         self._num_arrivals = 0
         self._deadlines: list[tuple[float, int]] = []  # a heap; the finished ones stay in it
 
@@ -84,14 +90,31 @@ class EngineLoop:
             self._log_preemptions(self._scheduler.num_preemptions - num_preemptions)
         if chunks:
             tokens = self._runner.execute(flatten(chunks, self._scheduler.block_size))
+            self._measure(chunks, self._monotonic_s() - started_at_s)
             for chunk, token in zip(chunks, tokens, strict=True):
                 deltas += self._account(chunk, token, started_at_s)
-        if not chunks and not deltas:
+        block_changes = self._scheduler.take_block_changes()
+        if not chunks and not deltas and not block_changes:
             return None
         return StepReport(
             deltas=deltas,
-            stats=self._scheduler.stats(),
+            stats=self._stats(),
             num_batched_tokens=sum(chunk.num_tokens for chunk in chunks),
+            block_changes=block_changes,
+        )
+
+    def _measure(self, chunks: Sequence[ScheduledChunk], duration_s: float) -> None:
+        num_tokens = sum(chunk.num_tokens for chunk in chunks)
+        num_decoded = sum(chunk.num_tokens == 1 for chunk in chunks)
+        self._meter.note(
+            num_prefilled=num_tokens - num_decoded, num_decoded=num_decoded, duration_s=duration_s
+        )
+
+    def _stats(self) -> EngineStats:
+        return msgspec.structs.replace(
+            self._scheduler.stats(),
+            prefill_tokens_per_s=self._meter.prefill.tokens_per_s,
+            decode_tokens_per_s=self._meter.decode.tokens_per_s,
         )
 
     def _log_preemptions(self, num_preemptions: int) -> None:
@@ -111,6 +134,8 @@ class EngineLoop:
                 self._add(message)
             case Abort(sequence_id=sequence_id):
                 return self._end(sequence_id, FinishReason.ABORT)
+            case ClearCache():
+                self._scheduler.clear_cache()
             case EngineConfig():
                 raise ValueError("the engine is configured already")
         return []

@@ -84,6 +84,10 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="abo
     sequence_id: int
 
 
+class ClearCache(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="clear_cache"):
+    """No prefix that is cached now is found again."""
+
+
 class Loading(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="loading"):
     phase: str  # contracts.replica_api.Phase
     progress_ratio: float
@@ -130,6 +134,27 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     generation_tokens: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    queued_prompt_tokens: int = 0
+    expected_output_tokens: int = 0
+    prefill_tokens_per_s: float = 0.0
+    decode_tokens_per_s: float = 0.0
+
+
+class BlockStored(msgspec.Struct, frozen=True, array_like=True, tag="stored"):
+    digest: bytes
+    parent_digest: bytes
+    num_tokens: int
+
+
+class BlockRemoved(msgspec.Struct, frozen=True, array_like=True, tag="removed"):
+    digest: bytes
+
+
+class BlocksCleared(msgspec.Struct, frozen=True, array_like=True, tag="cleared"):
+    pass
+
+
+BlockChange = BlockStored | BlockRemoved | BlocksCleared
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="step"):
@@ -138,9 +163,10 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
     deltas: list[Delta]
     stats: EngineStats
     num_batched_tokens: int
+    block_changes: list[BlockChange]  # of the prefix cache, in order
 
 
-ToEngine = EngineConfig | Submit | Abort
+ToEngine = EngineConfig | Submit | Abort | ClearCache
 FromEngine = Loading | Located | Ready | LoadFailed | StepReport
 
 LENGTH_PREFIX_BYTES: Final = 4

@@ -17,7 +17,8 @@ from typing import Final
 
 from replica.engine.block_manager import BlockManager
 from replica.engine.fair_share import ServedTokens
-from replica.engine.messages import EngineStats, FinishReason
+from replica.engine.messages import BlockChange, EngineStats, FinishReason
+from replica.engine.output_forecast import OutputForecast
 from replica.engine.prefills_under_way import PrefillsUnderWay
 from replica.engine.sequence import Sequence
 from replica.engine.waiting_queue import WaitingQueue
@@ -88,6 +89,7 @@ class Scheduler:
         self._running: list[Sequence] = []  # sorted by rank
         self._served = ServedTokens()
         self._under_way = PrefillsUnderWay()
+        self._forecast = OutputForecast()
         self._by_id: dict[int, Sequence] = {}
         self._num_preemptions = 0
         self._num_prompt_tokens = 0
@@ -117,6 +119,7 @@ class Scheduler:
             raise ValueError(f"{num_tokens} tokens do not fit {self._blocks.num_usable} blocks")
         self._by_id[sequence.sequence_id] = sequence
         self._served.enter(sequence.standing.tenant)
+        self._forecast.enter(sequence.params.max_tokens, sequence.num_completion_tokens)
         self._waiting.add(sequence)
 
     def get(self, sequence_id: int) -> Sequence | None:
@@ -131,11 +134,23 @@ class Scheduler:
         sequence.finish_reason = reason
         del self._by_id[sequence.sequence_id]
         self._served.leave(sequence.standing.tenant)
+        self._forecast.leave(
+            sequence.params.max_tokens,
+            sequence.num_completion_tokens,
+            is_complete=reason in (FinishReason.STOP, FinishReason.LENGTH),
+        )
         if sequence.is_running:
             self._running.remove(sequence)
         else:
             self._waiting.remove(sequence)
         self._release(sequence)
+
+    def clear_cache(self) -> None:
+        """Every prefix must be computed anew."""
+        self._blocks.clear()
+
+    def take_block_changes(self) -> list[BlockChange]:
+        return self._blocks.take_changes()
 
     def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence's blocks away; it recomputes later, in its old place."""
@@ -178,6 +193,7 @@ class Scheduler:
         sequence.token_ids.append(sampled.token_id)
         self._num_generated_tokens += 1
         self._served.add(sequence.standing.tenant, 1)
+        self._forecast.generate()
         reason = self._finish_reason(sequence, sampled.token_id)
         if reason is not None:
             self.finish(sequence, reason)
@@ -193,6 +209,8 @@ class Scheduler:
             generation_tokens=self._num_generated_tokens,
             prefix_cache_queries=self._num_queried_tokens,
             prefix_cache_hits=self._num_hit_tokens,
+            queued_prompt_tokens=self._waiting.num_missing_tokens,
+            expected_output_tokens=self._forecast.expected_tokens,
         )
 
     def check_invariants(self) -> None:

@@ -1,6 +1,6 @@
 """The whole engine process but for its process: loop, scheduler, blocks and detokenizer."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ from replica.engine.block_manager import BlockManager
 from replica.engine.loop import EngineLoop, ModelRunner
 from replica.engine.messages import (
     Abort,
+    ClearCache,
     Delta,
     FinishReason,
     SamplingParams,
@@ -53,6 +54,7 @@ class EngineHarness:
             monotonic_s=lambda: self.now_s,
         )
         self.now_s = 0.0
+        self.on_report: Callable[[StepReport], None] = lambda report: None
         self._enqueued: list[ToEngine] = []
         self.outcomes: dict[int, Outcome] = {}
         self.stats = self._scheduler.stats()
@@ -104,6 +106,9 @@ class EngineHarness:
     def abort(self, sequence_id: int) -> None:
         self.step([Abort(sequence_id=sequence_id)])
 
+    def clear_cache(self) -> None:
+        self.step([ClearCache()])
+
     def preempt(self, sequence_id: int) -> None:
         """If it is running."""
         sequence = self._scheduler.get(sequence_id)
@@ -117,6 +122,7 @@ class EngineHarness:
         self.now_s += STEP_S
         self._scheduler.check_invariants()
         if report is not None:
+            self.on_report(report)
             self.stats = report.stats
             for delta in report.deltas:
                 self._note(delta)

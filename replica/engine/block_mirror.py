@@ -1,0 +1,82 @@
+"""The engine's prefix cache as the HTTP process knows it, and those who follow it."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from contracts import blocks as contract
+from replica.engine.messages import BlockChange, BlockRemoved, BlocksCleared, BlockStored
+
+_MAX_PENDING: Final = 1_000  # steps: a reader that far behind had better begin anew
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Subscription:
+    """A snapshot, then encoded changes; None: the stream is over."""
+
+    snapshot: bytes
+    changes: "asyncio.Queue[bytes | None]" = field(
+        default_factory=lambda: asyncio.Queue(_MAX_PENDING + 1)
+    )
+
+    def put(self, payload: bytes) -> bool:
+        """False: the reader has fallen behind, and is told so."""
+        if self.changes.qsize() < _MAX_PENDING:
+            self.changes.put_nowait(payload)
+            return True
+        self.changes.put_nowait(None)
+        return False
+
+
+class BlockMirror:
+    def __init__(self) -> None:
+        self._seq = 0
+        self._blocks: dict[bytes, contract.BlockStored] = {}
+        self._subscriptions: set[Subscription] = set()
+
+    def apply(self, changes: Sequence[BlockChange]) -> None:
+        """Of one step.  Nothing: nobody hears of it."""
+        if not changes:
+            return
+        self._seq += 1
+        told = tuple(self._take(change) for change in changes)
+        if self._subscriptions:
+            payload = msgspec.json.encode(contract.BlockChanges(seq=self._seq, changes=told))
+            self._subscriptions = {s for s in self._subscriptions if s.put(payload)}
+
+    @contextmanager
+    def subscribe(self) -> Iterator[Subscription]:
+        snapshot = contract.BlockSnapshot(seq=self._seq, blocks=tuple(self._blocks.values()))
+        subscription = Subscription(msgspec.json.encode(snapshot))
+        self._subscriptions.add(subscription)
+        try:
+            yield subscription
+        finally:
+            self._subscriptions.discard(subscription)
+
+    def close(self) -> None:
+        """Nothing will change any more."""
+        for subscription in self._subscriptions:
+            subscription.changes.put_nowait(None)
+        self._subscriptions = set()
+
+    def _take(
+        self, change: BlockChange
+    ) -> contract.BlockStored | contract.BlockRemoved | contract.BlocksCleared:
+        match change:
+            case BlockStored(digest=digest, parent_digest=parent, num_tokens=num_tokens):
+                stored = contract.BlockStored(
+                    hash=digest.hex(), parent_hash=parent.hex(), num_tokens=num_tokens
+                )
+                self._blocks[digest] = stored
+                return stored
+            case BlockRemoved(digest=digest):
+                del self._blocks[digest]
+                return contract.BlockRemoved(hash=digest.hex())
+            case BlocksCleared():
+                self._blocks.clear()
+                return contract.BlocksCleared()

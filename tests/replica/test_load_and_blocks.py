@@ -1,0 +1,210 @@
+"""A replica's load and its cache, told to those who choose replicas."""
+
+import http.client
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contracts.blocks import (
+    BLOCKS_PATH,
+    BlockChanges,
+    BlockRemoved,
+    BlocksCleared,
+    BlockSnapshot,
+    BlockStored,
+)
+from contracts.load import LOAD_PATH, ReplicaLoad
+from replica.engine.block_mirror import BlockMirror, Subscription
+from replica.engine.messages import SamplingParams
+from replica.engine.output_forecast import OutputForecast
+from replica.engine.scheduler import SchedulerLimits
+from replica.engine.step_meter import StepMeter
+from tests.replica.engine_harness import EngineHarness
+from tests.replica.hash_model import EOS, TOKEN_BYTES, HashModel
+from tests.replica.replica_process import POLL_INTERVAL_S, ReplicaProcess, next_event
+from tests.replica.test_engine_fuzz import prompts
+
+Line = BlockSnapshot | BlockChanges
+PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
+
+
+class Follower:
+    """Knows the cache from the stream alone."""
+
+    def __init__(self) -> None:
+        self.hashes: set[str] = set()
+        self._seq: int | None = None
+
+    def take(self, line: bytes) -> None:
+        message = msgspec.json.decode(line, type=Line)
+        if isinstance(message, BlockSnapshot):
+            self.hashes = {block.hash for block in message.blocks}
+        else:
+            assert self._seq is not None
+            assert message.seq == self._seq + 1
+            for change in message.changes:
+                self._change(change)
+        self._seq = message.seq
+
+    def _change(self, change: BlockStored | BlockRemoved | BlocksCleared) -> None:
+        match change:
+            case BlockStored(hash=hash_):
+                self.hashes.add(hash_)
+            case BlockRemoved(hash=hash_):
+                self.hashes.remove(hash_)
+            case BlocksCleared():
+                self.hashes.clear()
+
+
+def engine_with_mirror(mirror: BlockMirror, num_blocks: int) -> EngineHarness:
+    limits = SchedulerLimits(4, 4, 16)
+    engine = EngineHarness(HashModel(4), TOKEN_BYTES, [EOS], limits, num_blocks)
+    engine.on_report = lambda report: mirror.apply(report.block_changes)
+    return engine
+
+
+def drain(subscription: Subscription, follower: Follower) -> None:
+    while not subscription.changes.empty():
+        line = subscription.changes.get_nowait()
+        assert line is not None
+        follower.take(line)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    work=st.lists(st.one_of(prompts, st.integers(1, 8), st.none()), max_size=25),
+    joined_at=st.integers(0, 24),
+)
+def test_mirror_made_of_events_alone_equals_the_cache(
+    work: list[list[int] | int | None], joined_at: int
+) -> None:
+    """Also for who joins in the middle.  None clears the cache."""
+    mirror = BlockMirror()
+    engine = engine_with_mirror(mirror, num_blocks=20)
+    followers: list[tuple[Subscription, Follower]] = []
+
+    subscriptions = ExitStack()
+
+    def join() -> None:
+        subscription = subscriptions.enter_context(mirror.subscribe())
+        follower = Follower()
+        follower.take(subscription.snapshot)
+        followers.append((subscription, follower))
+
+    join()
+    for index, item in enumerate(work):
+        if index == joined_at:
+            join()
+        if item is None:
+            engine.clear_cache()
+        elif isinstance(item, int):
+            for _ in range(item):
+                engine.step()
+        else:
+            engine.submit(item, PARAMS)
+    engine.run()
+    truth = {content.digest.hex() for content in engine.blocks.contents}
+    for subscription, follower in followers:
+        drain(subscription, follower)
+        assert follower.hashes == truth
+    subscriptions.close()
+
+
+def test_reader_that_falls_behind_is_cut_off() -> None:
+    mirror = BlockMirror()
+    engine = engine_with_mirror(mirror, num_blocks=400)
+    with mirror.subscribe() as slow:
+        for token in range(1, 60):
+            engine.submit([token] * 9, SamplingParams(max_tokens=80, ignore_eos=True))
+            engine.run()
+        lines = [slow.changes.get_nowait() for _ in range(slow.changes.qsize())]
+    assert lines[-1] is None
+    assert None not in lines[:-1]
+
+
+def test_expected_output_follows_the_lengths_of_answers() -> None:
+    forecast = OutputForecast()
+    forecast.enter(100, 0)
+    assert forecast.expected_tokens == 100
+    for _ in range(20):
+        forecast.generate()
+    assert forecast.expected_tokens == 80
+    forecast.leave(100, 20, is_complete=True)
+    assert forecast.expected_tokens == 0
+    forecast.enter(100, 0)
+    assert forecast.expected_tokens == 20
+    forecast.enter(5, 0)
+    assert 5 < forecast.expected_tokens <= 40
+
+
+def test_rates_are_measured_apart() -> None:
+    meter = StepMeter()
+    assert meter.prefill.tokens_per_s == meter.decode.tokens_per_s == 0.0
+    meter.note(num_prefilled=100, num_decoded=4, duration_s=0.5)
+    meter.note(num_prefilled=0, num_decoded=4, duration_s=0.1)
+    assert meter.prefill.tokens_per_s == pytest.approx(200)
+    assert meter.decode.tokens_per_s == pytest.approx(40)
+    for _ in range(2000):
+        meter.note(num_prefilled=0, num_decoded=4, duration_s=0.2)
+    assert meter.decode.tokens_per_s == pytest.approx(20)
+
+
+def load_of(replica: ReplicaProcess) -> ReplicaLoad:
+    answer = replica.get(LOAD_PATH)
+    assert answer.status == 200
+    return msgspec.json.decode(answer.body, type=ReplicaLoad)
+
+
+def test_load_over_http(replica: ReplicaProcess) -> None:
+    body = {"prompt": "Count on:", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    connection = replica.connect()
+    connection.request("POST", "/v1/completions", json.dumps(body))
+    response = connection.getresponse()
+    next_event(response)
+    next_event(response)
+    next_event(response)
+    busy = load_of(replica)
+    connection.close()
+    assert (busy.num_running, busy.is_ready, busy.is_draining) == (1, True, False)
+    assert busy.kv_cache_usage > 0
+    assert busy.expected_output_tokens > 0
+    assert busy.prefill_tokens_per_s > 0
+    assert busy.decode_tokens_per_s > 0
+    while (idle := load_of(replica)).num_running:
+        time.sleep(POLL_INTERVAL_S)
+    assert idle.expected_output_tokens == idle.queued_prompt_tokens == 0
+    assert idle.num_kv_blocks > 0
+
+
+@contextmanager
+def following(replica: ReplicaProcess) -> Iterator[tuple[http.client.HTTPResponse, Follower]]:
+    connection = replica.connect()
+    connection.request("GET", BLOCKS_PATH)
+    response = connection.getresponse()
+    follower = Follower()
+    follower.take(response.readline())
+    yield response, follower
+    response.close()
+    connection.close()
+
+
+def test_blocks_over_http(replica: ReplicaProcess) -> None:
+    prompt = "A prefix that nobody else in these tests has. " * 10
+    with following(replica) as (response, follower):
+        before = set(follower.hashes)
+        usage = replica.post("/v1/completions", {"prompt": prompt, "max_tokens": 1}).json["usage"]
+        while len(follower.hashes - before) < usage["prompt_tokens"] // 16:
+            follower.take(response.readline())
+        with following(replica) as (_, late):
+            assert late.hashes == follower.hashes
+        assert replica.request("POST", "/reset_prefix_cache").status == 200
+        while follower.hashes:
+            follower.take(response.readline())
+    again = replica.post("/v1/completions", {"prompt": prompt, "max_tokens": 1}).json["usage"]
+    assert again["prompt_tokens_details"]["cached_tokens"] == 0
