@@ -1,0 +1,153 @@
+"""Ten thousand bodies that nobody would send: no 500, no stuck block, and the replica goes on."""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from contracts.replica_api import abort_path
+from replica.api.schemas import ChatCompletionBody, CompletionBody
+from tests.replica.replica_process import ReplicaProcess
+from tests.replica.test_hf_tokenizer import byte_level
+
+NUM_BODIES = 10_000
+NUM_CLIENTS = 4
+PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+ACCEPTABLE = {200, 400, 404, 413}
+TEMPLATE = "{% for m in messages %}{{ m['role'] + ':' + m['content'] }}{% endfor %}"
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def tiny_replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaProcess]:
+    """Random weights, a vocabulary of bytes: whole answers in a millisecond."""
+    directory = tmp_path_factory.mktemp("tiny")
+    model = directory / "tiny"
+    save_tiny_model(model)
+    settings = {"model": model, "max_model_len": 64, "kv_cache_bytes": 1 << 20, "max_num_seqs": 8}
+    with ReplicaProcess(directory / "log", **settings, num_threads=1) as process:
+        process.wait_ready()
+        yield process
+
+
+def save_tiny_model(directory: Path) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=259,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        eos_token_id=257,
+    )
+    LlamaForCausalLM(config).save_pretrained(directory)
+    byte_level().save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+
+
+class Bodies:
+    """Good ones, changed a little; ones of odd types; damaged bytes."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+
+    def next(self) -> tuple[str, bytes]:
+        rng = self._rng
+        path = rng.choice(PATHS)
+        body = self._good(path)
+        for _ in range(rng.choice((0, 1, 1, 2, 4))):
+            body[rng.choice(self._fields(path))] = self._odd(3)
+        payload = json.dumps(body).encode()
+        match rng.randrange(12):
+            case 0:
+                payload = payload[: rng.randrange(len(payload))]
+            case 1:
+                position = rng.randrange(len(payload))
+                payload = payload[:position] + rng.randbytes(3) + payload[position + 1 :]
+            case 2:
+                payload = json.dumps(self._odd(6)).encode()
+            case 3:
+                payload = rng.randbytes(rng.randrange(30))
+        return path, payload
+
+    def _good(self, path: str) -> dict[str, Any]:
+        rng = self._rng
+        text = "".join(rng.choices("ab é🦜\n\x00", k=rng.randrange(1, 12)))
+        sampling = {"max_tokens": rng.randrange(1, 6), "stream": rng.random() < 0.3}
+        match path:
+            case "/v1/chat/completions":
+                return {"messages": [{"role": "user", "content": text}], **sampling}
+            case "/v1/completions":
+                return {"prompt": rng.choice([text, [1, 2, 3], [text], [[5, 6]]]), **sampling}
+            case "/tokenize":
+                return {"prompt": text}
+            case _:
+                return {"tokens": [rng.randrange(259) for _ in range(5)]}
+
+    def _fields(self, path: str) -> tuple[str, ...]:
+        if path == "/v1/chat/completions":
+            return ChatCompletionBody.__struct_fields__
+        return (*CompletionBody.__struct_fields__, "tokens", "add_special_tokens")
+
+    def _odd(self, depth: int) -> Any:
+        rng = self._rng
+        simple = (
+            None, True, False, 0, 1, -1, 2, 1.5, -0.0, 1e999, float("nan"), 1 << 63, -(1 << 70), "",
+            "x", "x" * 2000, "\ud800", "\x00", "a\u0301" * 40, 1e-300, [], {}, "user", "text", 257,
+        )  # fmt: skip
+        if depth and rng.random() < 0.35:
+            if rng.random() < 0.5:
+                return [self._odd(depth - 1) for _ in range(rng.randrange(4))]
+            names = ("role", "content", "type", "text", "include_usage", "x")
+            return {rng.choice(names): self._odd(depth - 1) for _ in range(rng.randrange(4))}
+        return rng.choice(simple)
+
+
+def ask(replica: ReplicaProcess, seed: int) -> Counter[int]:
+    """Over one connection, as long as it lasts; some are aborted or left half-way."""
+    bodies = Bodies(seed)
+    rng = random.Random(-seed)
+    statuses: Counter[int] = Counter()
+    connection = replica.connect()
+    for index in range(NUM_BODIES // NUM_CLIENTS):
+        path, payload = bodies.next()
+        request_id = f"{seed}-{index}"
+        connection.request("POST", path, payload, {"x-request-id": request_id})
+        fate = rng.random()
+        if fate < 0.02:
+            connection.close()  # without reading the answer
+            continue
+        response = connection.getresponse()
+        if fate < 0.04:
+            replica.request("POST", abort_path(request_id))
+        body = response.read()
+        assert response.status in ACCEPTABLE, (response.status, path, payload, body)
+        if response.status != 200:
+            assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+        statuses[response.status] += 1
+    connection.close()
+    return statuses
+
+
+def test_ten_thousand_odd_bodies(tiny_replica: ReplicaProcess) -> None:
+    with ThreadPoolExecutor(NUM_CLIENTS) as pool:
+        statuses = sum(pool.map(lambda seed: ask(tiny_replica, seed), range(4)), Counter())
+    # The net has meshes: neither is everything refused nor everything taken.
+    assert statuses[200] > 1_000
+    assert statuses[400] > 1_000
+    tiny_replica.wait_metric("vllm:num_requests_running", 0)
+    tiny_replica.wait_metric("vllm:num_requests_waiting", 0)
+    assert tiny_replica.metric("vllm:kv_cache_usage_perc") == 0
+    assert "Traceback" not in tiny_replica.log
+    answer = tiny_replica.post("/v1/completions", {"prompt": "ab", "max_tokens": 2})
+    assert answer.status == 200
