@@ -75,7 +75,7 @@ class SpoolSource:
         """Holds nothing open between polls."""
 
     def _next_batch(self) -> Batch | None:
-        names = [name for name in self._segment_names() if not self._remove_if_kept(name)]
+        names = [name for name in self._segment_names() if not self._remove_if_done(name)]
         newest = {parse_segment_name(name)[0]: name for name in names}  # the last of each boot wins
         turn = [n for n in names if n > self._last_served] + [
             n for n in names if n <= self._last_served
@@ -142,7 +142,7 @@ class SpoolSource:
         is_recent = self._now_s() - written_at_s < LOCKED_WITHIN_S
         return is_recent or has_writer(self._spool_dir / name)
 
-    def _remove_if_kept(self, name: str) -> bool:
+    def _remove_if_done(self, name: str) -> bool:
         """Whether it is gone."""
         segment = self._segments.get(name)
         if segment is None or not segment.is_finished or segment.is_reported:

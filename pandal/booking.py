@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from billing.errors import LedgerMissing, LedgerUnavailable
+from billing.ledger_schema import LedgerRef, open_for_reading
 from billing.lookup import PostedEvent, find_event, next_offset
 from contracts.names import spool_source_id
 from contracts.spool import SEGMENT_SUFFIX
@@ -52,20 +53,37 @@ async def spool_booked(data_dir: DataDir, *, patience_s: float) -> None:
 
 
 def _not_booked(ledger_url: str, segments: Sequence[Path]) -> list[Path]:
-    return [each for each in segments if not _is_booked(ledger_url, each)]
-
-
-def _is_booked(ledger_url: str, segment: Path) -> bool:
-    """A torn last line, which a crash leaves behind, is nothing to wait for."""
+    written = [segment for segment in segments if _num_bytes(segment) > 0]
+    if not written:
+        return []
     try:
-        offset = next_offset(ledger_url, spool_source_id(segment.name))
+        ledger = open_for_reading(ledger_url)
+    except LedgerMissing:
+        return written  # billing is about to make it
+    try:
+        return [segment for segment in written if not _is_booked(ledger, segment)]
+    except LedgerMissing:
+        return written
+    finally:
+        ledger.dispose()
+
+
+def _num_bytes(segment: Path) -> int:
+    try:
+        return segment.stat().st_size
+    except FileNotFoundError:
+        return 0  # billing removes what is booked
+
+
+def _is_booked(ledger: LedgerRef, segment: Path) -> bool:
+    """A torn last line, which a crash leaves behind, is nothing to wait for."""
+    offset = next_offset(ledger, spool_source_id(segment.name))
+    try:
         with segment.open("rb") as file:
             file.seek(0 if offset is None else offset)
             return not any(line.endswith(b"\n") for line in file)
-    except LedgerMissing:
-        return segment.stat().st_size == 0  # billing is about to make it
     except FileNotFoundError:
-        return True  # billing removes what is booked
+        return True
 
 
 def _find(ledger_url: str, request_id: str) -> PostedEvent | None:
