@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import hiredis
 
+from gateway.backoff import backoff_s
 from gateway.errors import QuotaUnanswered, QuotaUnavailable
 
 logger = logging.getLogger(__name__)
@@ -161,8 +162,8 @@ class RespClient:
             if connection is None:
                 if failures == 0:
                     logger.error("quota store unreachable")
-                await asyncio.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
                 failures += 1
+                await asyncio.sleep(backoff_s(_BACKOFF_S, failures))
                 continue
             failures = 0
             logger.info("quota store connected")

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from contracts.spool import frame, segment_name
+from gateway.backoff import backoff_s
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +131,9 @@ class Spool:
             logger.error("usage events left unwritten", extra={"num_events": self._num_open()})
         self._stopping.set()
         self._batches.put(None)
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, timeout_s)
+        if self._thread.is_alive():  # a daemon: the process ends without it
+            logger.error("spool writer does not stop, the disk hangs")
         return self._num_open()
 
     def _num_open(self) -> int:
@@ -170,8 +173,8 @@ class Spool:
                     self._close_segment()
                 if failures == 0:
                     self._begin_failing(exc)
-                self._stopping.wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
                 failures += 1
+                self._stopping.wait(backoff_s(_BACKOFF_S, failures))
             else:
                 return True
         return False

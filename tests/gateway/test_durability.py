@@ -1,9 +1,11 @@
 """Nothing that was answered is ever forgotten: not by kill, not by outage, not by a full disk."""
 
 import asyncio
+import logging
 import resource
 import shutil
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -231,6 +233,40 @@ async def test_a_spool_stopped_on_a_full_disk_says_what_is_missing(tmp_path: Pat
         await asyncio.to_thread(eventually, lambda: spool.is_failing, "the spool to fail")
         num_missing = await spool.stop(0.05)
     assert num_missing == 1
+
+
+class HangingWriter(logging.Filter):
+    """A writer thread that stops in the middle, as in a sync of a disk that hangs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_hung = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.threadName == "spool-writer":
+            self.has_hung.set()
+            self.may_go_on.wait(60)
+        return True
+
+
+async def test_a_writer_that_hangs_does_not_keep_the_spool_from_stopping(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hanging = HangingWriter()
+    log = logging.getLogger("gateway.outbox.spool")
+    log.addFilter(hanging)
+    spool = Spool(tmp_path / "spool", "00ab", 1)
+    spool.start()
+    (tmp_path / "spool").rename(tmp_path / "moved")  # the writer tells of it, and hangs in that
+    spool.append(payload)
+    await asyncio.to_thread(hanging.has_hung.wait, 20)
+    try:
+        assert await spool.stop(0.05) == 1
+        assert "does not stop" in caplog.text
+    finally:
+        hanging.may_go_on.set()
+        log.removeFilter(hanging)
 
 
 async def test_while_the_spool_fails_new_requests_are_refused(
