@@ -23,6 +23,7 @@ from gateway.metering import EventSource
 from gateway.metrics import Metrics
 from gateway.outbox.kafka import KafkaShipper
 from gateway.outbox.spool import Spool
+from gateway.outbox.unshipped import unshipped
 from gateway.pipeline import Pipeline, Stages
 from gateway.policies import PolicyStore
 from gateway.readiness import Readiness
@@ -88,7 +89,7 @@ async def create_app(settings: Settings, clock: Clock = SYSTEM_CLOCK) -> AsyncGe
         quota.run,
         limiter.run,
         partial(pool.watch, settings.poll_interval_s),
-        *_shipping(settings, boot_id, metrics),
+        *_shipping(settings, boot_id, metrics, clock),
     ]
     async with _closing(pool), _open(spool), _background(loops):
         pipeline = Pipeline(stages)
@@ -136,14 +137,12 @@ def _desk(
     )
 
 
-def _shipping(settings: Settings, boot_id: str, metrics: Metrics) -> list[Loop]:
+def _shipping(settings: Settings, boot_id: str, metrics: Metrics, clock: Clock) -> list[Loop]:
     """Without Kafka, billing reads the spool itself."""
     if settings.kafka_bootstrap is None:
         return []
-    shipper = KafkaShipper(
-        settings.kafka_bootstrap, settings.spool_dir, boot_id, metrics.count_shipped
-    )
-    return [shipper.run]
+    open_pass = partial(unshipped, settings.spool_dir, boot_id, clock.wall_s)
+    return [KafkaShipper(settings.kafka_bootstrap, open_pass, metrics.count_shipped).run]
 
 
 @asynccontextmanager

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from contracts.spool import SEGMENT_SUFFIX, parse_segment_name
+from contracts.errors import ContractError
+from contracts.spool import LOCKED_WITHIN_S, SEGMENT_SUFFIX, parse_segment_name
 
 _CHECKPOINT_FOLDER = "shipped"
 
@@ -19,15 +20,18 @@ class SegmentFile:
     """One segment of any boot."""
 
     def __init__(self, path: Path) -> None:
+        """Raises ContractError for a path that does not name a segment."""
         self.path = path
         self.boot_id, self.index = parse_segment_name(path.name)
         self._checkpoint = path.parent / _CHECKPOINT_FOLDER / (path.name + ".offset")
 
     def shipped_bytes(self) -> int:
+        """Zero if there is no checkpoint, or none that can be right: better twice than never."""
         try:
-            return int(self._checkpoint.read_text())
-        except FileNotFoundError:
+            num_bytes = int(self._checkpoint.read_bytes())
+        except (FileNotFoundError, ValueError):
             return 0
+        return num_bytes if 0 <= num_bytes <= self.path.stat().st_size else 0
 
     def read_lines(self, offset_bytes: int, max_bytes: int) -> list[bytes]:
         """Whole lines from there on, newlines included; a torn last line is not returned."""
@@ -41,7 +45,10 @@ class SegmentFile:
     def record_shipped(self, num_bytes: int) -> None:
         self._checkpoint.parent.mkdir(mode=0o700, exist_ok=True)
         written = self._checkpoint.with_suffix(".new")
-        written.write_text(str(num_bytes))
+        with written.open("wb") as file:
+            file.write(b"%d" % num_bytes)
+            file.flush()
+            os.fsync(file.fileno())  # or a power cut leaves an empty file under the new name
         written.replace(self._checkpoint)
 
     def set_aside(self, line: bytes) -> None:
@@ -55,20 +62,38 @@ class SegmentFile:
         self._checkpoint.unlink(missing_ok=True)
 
     @contextmanager
-    def claimed(self) -> Iterator[bool]:
+    def claimed(self, now_s: float) -> Iterator[bool]:
         """True, for as long as the block runs, if no living process writes or ships it."""
-        descriptor = os.open(self.path, os.O_RDONLY)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                is_claimed = True
-            except BlockingIOError:
-                is_claimed = False
-            yield is_claimed
+            descriptor = os.open(self.path, os.O_RDONLY)
+        except FileNotFoundError:
+            yield False  # shipped and removed by another gateway
+            return
+        try:
+            is_settled = now_s - os.fstat(descriptor).st_mtime >= LOCKED_WITHIN_S
+            yield is_settled and _is_lockable(descriptor)
         finally:
             os.close(descriptor)
 
 
+def _is_lockable(descriptor: int) -> bool:
+    """It is locked then, until the descriptor is closed."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def segments_of(folder: Path) -> list[SegmentFile]:
-    """In the order of writing."""
-    return [SegmentFile(path) for path in sorted(folder.glob(f"*{SEGMENT_SUFFIX}"))]
+    """In the order of writing.  Other files in the folder are none of ours."""
+    paths = sorted(folder.glob(f"*{SEGMENT_SUFFIX}"))
+    return [SegmentFile(path) for path in paths if _is_segment(path.name)]
+
+
+def _is_segment(name: str) -> bool:
+    try:
+        parse_segment_name(name)
+    except ContractError:
+        return False
+    return True

@@ -2,19 +2,22 @@
 
 import asyncio
 import fcntl
+import logging
 import os
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
 from aiokafka.protocol.transaction import InitProducerIdRequest
 
-from contracts.spool import frame, segment_name
-from contracts.usage import Outcome, UsageEvent, UsageSource, encode_usage_event
+from contracts.spool import LOCKED_WITHIN_S, frame, segment_name
+from contracts.usage import encode_usage_event
 from gateway.outbox.kafka import KafkaShipper
 from gateway.outbox.segments import SegmentFile
+from gateway.outbox.unshipped import unshipped
 from tests.gateway.brokers import (
     Broker,
     apache_kafka,
@@ -26,41 +29,15 @@ from tests.gateway.brokers import (
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat
 from tests.gateway.processes import Gateway, Policies, Valkey, eventually
+from tests.gateway.spooled import usage_event
 from tests.gateway.upstream_server import Upstream
 
 OWN_BOOT = "0000000000bb"
 
 
-def event(seq: int, boot: str) -> UsageEvent:
-    return UsageEvent(
-        event_id=f"{boot}-{seq}",
-        request_id=f"req-{seq}",
-        tenant_id=f"tenant-{seq % 3}",
-        key_id="key",
-        tier="free",
-        model_requested="m",
-        model="m",
-        replica=None,
-        endpoint="completions",
-        is_stream=False,
-        admitted_at=datetime(2026, 1, 1, tzinfo=UTC),
-        occurred_at=datetime(2026, 1, 1, tzinfo=UTC),
-        outcome=Outcome.COMPLETED,
-        usage_source=UsageSource.ENGINE,
-        input_uncached_tokens=1,
-        input_cache_read_tokens=0,
-        output_text_tokens=1,
-        reserved_tokens=1,
-        ttft_ms=None,
-        gateway_id="g",
-        gateway_boot_id=boot,
-        gateway_seq=seq,
-    )
-
-
 def write(folder: Path, boot: str, index: int, seqs: range, tail: bytes = b"") -> Path:
     path = folder / segment_name(boot, index)
-    lines = [frame(encode_usage_event(event(seq, boot))) for seq in seqs]
+    lines = [frame(encode_usage_event(usage_event(seq, boot))) for seq in seqs]
     with path.open("ab") as file:
         file.write(b"".join(lines) + tail)
     return path
@@ -88,7 +65,9 @@ def folder(tmp_path: Path) -> Path:
 async def shipping(broker: Broker, folder: Path) -> AsyncIterator[list[int]]:
     """Runs a shipper; yields the sizes of the batches it has shipped so far."""
     shipped: list[int] = []
-    shipper = KafkaShipper(broker.bootstrap, folder, OWN_BOOT, shipped.append)
+    later_s = time.time() + LOCKED_WITHIN_S  # what is not locked now will not be
+    open_pass = partial(unshipped, folder, OWN_BOOT, lambda: later_s)
+    shipper = KafkaShipper(broker.bootstrap, open_pass, shipped.append)
     task = asyncio.create_task(shipper.run())
     try:
         yield shipped
@@ -122,10 +101,16 @@ async def test_every_boots_events_arrive_in_order_keyed_by_tenant(
     assert own.exists(), "still being written"
 
 
-async def test_a_broker_that_is_down_at_first_is_waited_for(broker: Broker, folder: Path) -> None:
+async def wait_for_log(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    await asyncio.to_thread(eventually, lambda: text in caplog.text, f"{text!r} in the log")
+
+
+async def test_a_broker_that_is_down_at_first_is_waited_for(
+    broker: Broker, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write(folder, OWN_BOOT, 0, range(1, 4))
     async with shipping(broker, folder) as shipped:
-        await asyncio.sleep(0.3)
+        await wait_for_log(caplog, "kafka unreachable")
         assert shipped == []
         broker.start()
         await create_topic(broker.bootstrap)
@@ -152,7 +137,9 @@ async def test_a_broker_that_loses_its_memory_gets_what_comes_after(
     assert {e.gateway_seq for _, e in records} == {3, 4}
 
 
-async def test_a_stop_while_the_broker_is_away_does_not_hang(broker: Broker, folder: Path) -> None:
+async def test_a_stop_while_the_broker_is_away_does_not_hang(
+    broker: Broker, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     broker.start()
     await create_topic(broker.bootstrap)
     write(folder, OWN_BOOT, 0, range(1, 3))
@@ -160,7 +147,8 @@ async def test_a_stop_while_the_broker_is_away_does_not_hang(broker: Broker, fol
         await wait_for(shipped, 2)
         broker.stop()
         write(folder, OWN_BOOT, 0, range(3, 5))
-        await asyncio.sleep(0.5)
+        await wait_for_log(caplog, "Unable connect to node")  # aiokafka's, while it tries to send
+    assert sum(shipped) == 2
     assert SegmentFile(folder / segment_name(OWN_BOOT, 0)).shipped_bytes() > 0
 
 
@@ -176,8 +164,9 @@ async def test_a_living_writers_segment_is_left_to_its_own_shipper(
     try:
         async with shipping(broker, folder) as shipped:
             await wait_for(shipped, 2)
-            await asyncio.sleep(0.3)
-            assert sum(shipped) == 2
+            write(folder, OWN_BOOT, 0, range(3, 5))
+            await wait_for(shipped, 4)  # another pass, on which the foreign one came first
+            assert sum(shipped) == 4
     finally:
         os.close(descriptor)
     assert foreign.exists()
@@ -195,6 +184,47 @@ async def test_a_corrupt_line_is_set_aside_and_the_rest_goes_on(
         records = await consume(broker.bootstrap, 2)
     assert [e.gateway_seq for _, e in records] == [1, 2]
     assert path.with_suffix(".corrupt").read_bytes() == b"00000000 {}\n"
+
+
+async def test_a_fault_of_our_own_disk_is_not_the_brokers(
+    broker: Broker, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    broker.start()
+    await create_topic(broker.bootstrap)
+    write(folder, OWN_BOOT, 0, range(1, 3))
+    async with shipping(broker, folder) as shipped:
+        await wait_for(shipped, 2)
+        (folder / "shipped").rename(folder / "elsewhere")
+        (folder / "shipped").write_text("a file where the checkpoints' folder should be")
+        await wait_for_log(caplog, "spool cannot be read")
+        (folder / "shipped").unlink()
+        (folder / "elsewhere").rename(folder / "shipped")
+        write(folder, OWN_BOOT, 0, range(3, 5))
+        await wait_for(shipped, 4)
+    assert "kafka unreachable" not in caplog.text
+    assert caplog.text.count("kafka connected") == 1, "a healthy producer is kept"
+
+
+def opened(pipe: Path) -> int | None:
+    """For writing; ``None`` as long as nobody tries to read."""
+    try:
+        return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+
+
+async def test_a_disk_that_hangs_holds_nothing_else_up(folder: Path) -> None:
+    """A pipe in a segment's place: opening it waits until somebody opens the other end."""
+    pipe = folder / segment_name("0000000000aa", 0)
+    os.mkfifo(pipe)
+    shipper = KafkaShipper("127.0.0.1:1", partial(unshipped, folder, OWN_BOOT, time.time), print)
+    task = asyncio.create_task(shipper.run())
+    while (writer := opened(pipe)) is None:  # noqa: ASYNC110  # nobody would set an event
+        await asyncio.sleep(0)  # on this loop, which the opening must not hold up
+    os.close(writer)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def test_a_line_longer_than_a_batch_is_read_whole(folder: Path) -> None:

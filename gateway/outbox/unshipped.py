@@ -1,0 +1,68 @@
+"""What waits in the spool, in batches ready to be sent.  Reads, decodes and checkpoints: blocking.
+
+A shipper takes its own boot's segments, and those whose writer is dead.  A segment that will not
+grow and has been shipped whole is removed.
+"""
+
+import logging
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+from contracts.errors import ContractError
+from contracts.spool import unframe
+from contracts.usage import decode_usage_event
+from gateway.outbox.segments import SegmentFile, segments_of
+
+logger = logging.getLogger(__name__)
+
+_BATCH_BYTES = 512 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    key: bytes  # the tenant: one tenant's events stay in order
+    value: bytes
+
+
+Batch = list[Record]
+
+
+def unshipped(folder: Path, own_boot_id: str, now_s: Callable[[], float]) -> Generator[Batch]:
+    """One pass over the spool.  Raises OSError.
+
+    Asking for the next batch says that the last one was acknowledged; closed instead, the pass
+    leaves it to be shipped again.  ``now_s``: seconds since 1970.
+    """
+    segments = segments_of(folder)
+    newest = max((s.index for s in segments if s.boot_id == own_boot_id), default=None)
+    for segment in segments:
+        if segment.boot_id == own_boot_id:
+            yield from _rest_of(segment, may_remove=segment.index != newest)
+            continue
+        with segment.claimed(now_s()) as is_claimed:
+            if is_claimed:  # its writer is dead
+                yield from _rest_of(segment, may_remove=True)
+
+
+def _rest_of(segment: SegmentFile, *, may_remove: bool) -> Generator[Batch]:
+    offset_bytes = segment.shipped_bytes()
+    while lines := segment.read_lines(offset_bytes, _BATCH_BYTES):
+        yield [record for line in lines if (record := _record(line, segment)) is not None]
+        offset_bytes += sum(map(len, lines))
+        segment.record_shipped(offset_bytes)
+    if may_remove:
+        segment.remove()
+
+
+def _record(line: bytes, segment: SegmentFile) -> Record | None:
+    """``None`` for a line that is corrupt; it has been set aside."""
+    try:
+        payload = unframe(line)
+        event = decode_usage_event(payload)
+    except ContractError as exc:
+        segment.set_aside(line)
+        fields = {"segment": segment.path.name, "error": str(exc)}
+        logger.warning("corrupt spool line set aside", extra=fields)
+        return None
+    return Record(event.tenant_id.encode(), payload)

@@ -1,0 +1,106 @@
+"""The spool as its shipper reads it: nothing twice without need, and nothing never."""
+
+import os
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+
+from contracts.spool import frame, segment_name
+from contracts.usage import encode_usage_event
+from gateway.outbox.segments import SegmentFile, segments_of
+from gateway.outbox.unshipped import Batch, unshipped
+from tests.gateway.conftest import Tenant
+from tests.gateway.http_client import get
+from tests.gateway.processes import Gateway, eventually
+from tests.gateway.spooled import usage_event
+
+OWN_BOOT, DEAD_BOOT = "0000000000bb", "0000000000aa"
+
+
+def write(folder: Path, boot: str, index: int, seqs: range) -> Path:
+    path = folder / segment_name(boot, index)
+    path.write_bytes(b"".join(frame(encode_usage_event(usage_event(n, boot))) for n in seqs))
+    return path
+
+
+def age(path: Path, age_s: float) -> None:
+    os.utime(path, (NOW_S - age_s, NOW_S - age_s))
+
+
+NOW_S = 1_800_000_000.0
+
+
+def a_pass(folder: Path) -> Generator[Batch]:
+    return unshipped(folder, OWN_BOOT, lambda: NOW_S)
+
+
+def test_other_files_in_the_folder_are_none_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "notes.spool").write_text("not ours")
+    (tmp_path / "README").write_text("not ours")
+    segment = write(tmp_path, OWN_BOOT, 0, range(1, 4))
+    assert [s.path for s in segments_of(tmp_path)] == [segment]
+    assert [len(batch) for batch in a_pass(tmp_path)] == [3]
+
+
+@pytest.mark.parametrize(
+    "checkpoint", [b"", b"\0\0\0", b"\xff", b"ten", b"-5", b"1000000"], ids=repr
+)
+def test_a_checkpoint_that_cannot_be_right_ships_again(tmp_path: Path, checkpoint: bytes) -> None:
+    """An empty one is what a power cut leaves."""
+    path = write(tmp_path, OWN_BOOT, 0, range(1, 4))
+    (tmp_path / "shipped").mkdir()
+    (tmp_path / "shipped" / (path.name + ".offset")).write_bytes(checkpoint)
+    assert [len(batch) for batch in a_pass(tmp_path)] == [3]
+    assert SegmentFile(path).shipped_bytes() == path.stat().st_size
+    assert list(a_pass(tmp_path)) == []
+
+
+def test_a_pass_that_is_closed_ships_its_last_batch_again(tmp_path: Path) -> None:
+    write(tmp_path, OWN_BOOT, 0, range(1, 4))
+    given_up = a_pass(tmp_path)
+    first = next(given_up)
+    given_up.close()
+    assert list(a_pass(tmp_path)) == [first]
+
+
+def test_a_dead_writers_segment_is_shipped_and_removed(tmp_path: Path) -> None:
+    path = write(tmp_path, DEAD_BOOT, 0, range(1, 4))
+    age(path, 61.0)
+    assert [len(batch) for batch in a_pass(tmp_path)] == [3]
+    assert not path.exists()
+    assert list((tmp_path / "shipped").iterdir()) == []
+
+
+def test_a_strangers_new_segment_is_left_to_be_locked(tmp_path: Path) -> None:
+    path = write(tmp_path, DEAD_BOOT, 0, range(1, 4))
+    age(path, 59.0)
+    assert list(a_pass(tmp_path)) == []
+    assert path.exists()
+
+
+def test_a_segment_that_another_gateway_removed_is_not_missed(tmp_path: Path) -> None:
+    gone = write(tmp_path, DEAD_BOOT, 0, range(1, 4))
+    age(gone, 61.0)
+    path = write(tmp_path, OWN_BOOT, 0, range(1, 3))
+    (gone_segment, own_segment) = segments_of(tmp_path)
+    gone.unlink()
+    with gone_segment.claimed(NOW_S) as is_claimed:
+        assert not is_claimed
+    assert own_segment.read_lines(0, 10)
+    assert path.exists()
+
+
+async def test_a_gateway_starts_with_strange_files_in_its_spool(
+    start_gateway: Callable[..., Gateway], make_tenant: Callable[..., Tenant], tmp_path: Path
+) -> None:
+    spool_dir = tmp_path / "strange-spool"
+    (spool_dir / "shipped").mkdir(parents=True)
+    (spool_dir / "notes.spool").write_text("not ours")
+    dead = write(spool_dir, DEAD_BOOT, 0, range(1, 4))
+    age(dead, NOW_S)
+    (spool_dir / "shipped" / (dead.name + ".offset")).write_text("")
+    gateway = start_gateway(GATEWAY_SPOOL_DIR=str(spool_dir), GATEWAY_KAFKA_BOOTSTRAP="127.0.0.1:1")
+    eventually(lambda: "kafka unreachable" in gateway.log_path.read_text(), "an attempt to ship")
+    assert (await get(gateway.port, "/health")).status == 200
+    assert gateway.stop() == 0
