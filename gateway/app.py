@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from gateway.access_log import AccessLog
 from gateway.admission.redis_limiter import RedisLimiter, preload_commands
-from gateway.admission.resp import RespAddress, RespClient
+from gateway.admission.resp import RespClient
 from gateway.api.control_plane import control_plane
 from gateway.api.health import health_router
 from gateway.api.models import models_router
@@ -27,6 +27,7 @@ from gateway.outbox.unshipped import unshipped
 from gateway.pipeline import Pipeline, Stages
 from gateway.policies import PolicyStore
 from gateway.readiness import Readiness
+from gateway.resp_address import RespAddress
 from gateway.routing.filters.ready import Ready
 from gateway.routing.filters.serves_model import ServesModel
 from gateway.routing.pickers.best_score import BestScore

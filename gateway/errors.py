@@ -104,6 +104,14 @@ class QuotaUnavailable(Unavailable):
     code = "quota_unavailable"
 
 
+class QuotaRefused(QuotaUnavailable):
+    """The store is there, but refuses the commands; ``reason`` is its word for why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("The quota store cannot decide.")
+        self.reason = reason
+
+
 class QuotaUnanswered(QuotaUnavailable):
     """The call was sent: it may have taken effect although no answer came."""
 

@@ -6,6 +6,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from gateway.resp_address import RespAddress
+
 
 class ReplicaAddress(BaseModel):
     """One configured replica."""
@@ -65,9 +67,8 @@ class Settings(BaseSettings):
 
     @field_validator("quota_url")
     @classmethod
-    def _scheme_is_known(cls, value: SecretStr) -> SecretStr:
-        if not value.get_secret_value().startswith(("unix://", "redis://")):
-            raise ValueError("expected a URL that begins with unix:// or redis://")
+    def _quota_url_is_an_address(cls, value: SecretStr) -> SecretStr:
+        RespAddress.parse(value.get_secret_value())
         return value
 
     @field_validator("replicas")

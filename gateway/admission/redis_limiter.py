@@ -22,8 +22,8 @@ from contracts.names import (
 )
 from contracts.policy import Limits
 from gateway.admission.limiter import Budget, Refusal, Reservation, Verdict
-from gateway.admission.resp import RespClient, pack, pack_arguments
-from gateway.errors import QuotaUnanswered, QuotaUnavailable
+from gateway.admission.resp import RespClient, first_word, pack, pack_arguments
+from gateway.errors import QuotaRefused, QuotaUnanswered, QuotaUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -175,14 +175,12 @@ class RedisLimiter:
 
     def _checked(self, reply: object) -> object:
         """Raises QuotaUnavailable for an error reply, and logs it once, not once per request."""
-        refusal = None
-        if isinstance(reply, hiredis.ReplyError):
-            refusal = str(reply).split(" ", 1)[0]  # LOADING, OOM, ...: the rest may quote a command
+        refusal = first_word(reply) if isinstance(reply, hiredis.ReplyError) else None
         if refusal is not None and refusal != self._last_refusal:
             logger.error("quota store refused", extra={"reason": refusal})
         self._last_refusal = refusal
         if refusal is not None:
-            raise QuotaUnavailable("The quota store cannot decide.")
+            raise QuotaRefused(refusal)
         return reply
 
 

