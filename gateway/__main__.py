@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from contracts.logs import configure_logging
 from gateway.app import create_app
 from gateway.server import GatewayServer
-from gateway.settings import Settings
+from gateway.settings import Settings, unread_variables
 
 logger = logging.getLogger("gateway")
 
@@ -21,12 +21,14 @@ logger = logging.getLogger("gateway")
 def main() -> int:
     try:
         settings = Settings()
+        faults = dict(unread_variables())
     except ValidationError as exc:
+        faults = {**_faults(exc), **unread_variables()}
+    if faults:
         configure_logging("gateway", "info")
-        for error in exc.errors(include_input=False, include_url=False):
-            name = ".".join(map(str, error["loc"])) or "settings"
+        for name, fault in faults.items():
             # No traceback: whoever wrote the setting needs its name and nothing of ours.
-            logger.critical("bad setting", extra={"path": name, "error": error["msg"]})
+            logger.critical("bad setting", extra={"path": name, "error": fault})
         return 2
     configure_logging("gateway", settings.log_level)
     # It tells of each attempt at a broker that is gone; outbox.kafka tells the fact, once.
@@ -42,6 +44,11 @@ def main() -> int:
         return 1
     logger.info("stopped")
     return 0
+
+
+def _faults(exc: ValidationError) -> dict[str, str]:
+    errors = exc.errors(include_input=False, include_url=False)
+    return {".".join(map(str, e["loc"])) or "settings": e["msg"] for e in errors}
 
 
 async def _serve(settings: Settings) -> None:

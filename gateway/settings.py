@@ -1,12 +1,17 @@
 """Every knob of the gateway, read once from the environment (prefix ``GATEWAY_``)."""
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from contracts.environment import nearest_variable, unknown_variables
 from gateway.resp_address import RespAddress
+
+PREFIX = "GATEWAY_"
 
 
 class ReplicaAddress(BaseModel):
@@ -20,7 +25,7 @@ class ReplicaAddress(BaseModel):
 
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(
-        env_prefix="GATEWAY_",
+        env_prefix=PREFIX,
         extra="forbid",
         frozen=True,
         hide_input_in_errors=True,  # two of the inputs are secrets
@@ -77,3 +82,14 @@ class Settings(BaseSettings):
         if len({replica.name for replica in value}) != len(value):
             raise ValueError("each replica needs a name of its own")
         return value
+
+
+def unread_variables() -> Mapping[str, str]:
+    """Variables of ours that are no setting, each with what to do about it."""
+    known = Settings.model_fields
+    faults = {}
+    for name in unknown_variables(os.environ, PREFIX, known):
+        nearest = nearest_variable(name, PREFIX, known)
+        hint = "" if nearest is None else f"; did you mean {nearest}?"
+        faults[name] = f"there is no such setting{hint}"
+    return faults

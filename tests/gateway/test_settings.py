@@ -58,6 +58,17 @@ def test_a_bad_setting_is_named_and_not_shown(tmp_path: Path, name: str, value: 
     assert "too-short" not in printed
 
 
+def test_a_misspelt_variable_is_named_with_what_was_meant(tmp_path: Path) -> None:
+    status, lines, printed = run(tmp_path, GATEWAY_DRAIN_TIMEOUT="hunter2", GATEWAY_POLICY_FILE="")
+    assert status == 2
+    told = {str(line["path"]): line["error"] for line in lines}
+    assert set(told) == {"policy_file", "GATEWAY_DRAIN_TIMEOUT"}
+    assert told["GATEWAY_DRAIN_TIMEOUT"] == (
+        "there is no such setting; did you mean GATEWAY_DRAIN_TIMEOUT_S?"
+    )
+    assert "hunter2" not in printed
+
+
 def test_a_spool_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     status, lines, _ = run(tmp_path, GATEWAY_SPOOL_DIR=str(tmp_path / "file" / "spool"))
