@@ -6,11 +6,10 @@ no device, no awaiting.  One rule covers everything: a step hands out at most
 then to waiting ones.  When blocks run out, the sequence that ranks last (lowest priority, then
 latest arrival) gives its own back and recomputes later, in its old place; the first in rank
 therefore always advances, and since no admitted sequence is larger than the pool, everyone
-finishes.  Who waits displaces who runs only for a better priority, or when its tenant has been
-served less by more than ``fair_share_slack_tokens``: each turn then is so much progress.
+finishes.  Who waits displaces who runs only for a better priority, or when the other's tenant runs
+more sequences and has been served more by ``fair_share_slack_tokens``: each turn is progress.
 """
 
-import bisect
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -20,8 +19,9 @@ from replica.engine.fair_share import ServedTokens
 from replica.engine.messages import BlockChange, EngineStats, FinishReason
 from replica.engine.output_forecast import OutputForecast
 from replica.engine.prefills_under_way import PrefillsUnderWay
+from replica.engine.running_set import RunningSet
 from replica.engine.sequence import Sequence
-from replica.engine.waiting_queue import WaitingQueue
+from replica.engine.waiting_queue import Ranking, WaitingQueue
 
 _MAX_HELD_BACK: Final = 64  # per step: for each, its prefix is looked up
 
@@ -85,8 +85,9 @@ class Scheduler:
         self._limits = limits
         self._blocks = blocks
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._waiting = WaitingQueue(limits.aging_s)
-        self._running: list[Sequence] = []  # sorted by rank
+        ranking = Ranking(limits.aging_s)
+        self._waiting = WaitingQueue(ranking)
+        self._running = RunningSet(ranking)
         self._served = ServedTokens()
         self._under_way = PrefillsUnderWay()
         self._forecast = OutputForecast()
@@ -156,7 +157,6 @@ class Scheduler:
         """Take a running sequence's blocks away; it recomputes later, in its old place."""
         self._running.remove(sequence)
         self._release(sequence)
-        sequence.is_running = False
         sequence.num_computed_tokens = 0
         self._waiting.add(sequence)
         self._num_preemptions += 1
@@ -169,7 +169,7 @@ class Scheduler:
         """Empty when nothing is live.  Blocks for every chunk are in its sequence's table."""
         step = _Step(self._limits.max_num_batched_tokens)
         num_preemptions = self._num_preemptions
-        for sequence in self._in_order_of_service():
+        for sequence in self._running.in_order_of_service():
             if not sequence.is_running:
                 continue  # preempted by a better rank in this very loop
             num_tokens = min(sequence.num_missing_tokens, step.num_free_tokens)
@@ -217,16 +217,11 @@ class Scheduler:
         """Raises AssertionError."""
         self._blocks.check_invariants(s.block_table for s in self._by_id.values())
         self._waiting.check_invariants()
+        self._running.check_invariants()
         self._under_way.check_invariants(s.sequence_id for s in self._running)
         assert set(self._by_id.values()) == {*self._running, *self._waiting}
         assert not any(s.block_table for s in self._waiting), "a waiting sequence owns blocks"
-        in_order = sorted(self._running, key=self._waiting.rank)
-        assert self._running == in_order, "the running ones are out of order"
         assert len(self._running) <= self._limits.max_num_seqs
-
-    def _in_order_of_service(self) -> list[Sequence]:
-        """Decoding ones, then prefilling ones, each by rank: sorting is stable."""
-        return sorted(self._running, key=lambda s: s.num_missing_tokens > 1)
 
     def _admit(self, step: _Step, now_s: float) -> None:
         num_held_back = 0
@@ -281,25 +276,19 @@ class Scheduler:
         """Whom ``sequence`` may displace, as few as suffice.  None: even all would not."""
         victims: list[Sequence] = []
         num_free_blocks = self._blocks.num_free
-        candidates = reversed(self._running)
+        candidates = self._running.displaceable(
+            sequence, self._served, self._limits.fair_share_slack_tokens, now_s
+        )
         while (
             len(self._running) - len(victims) >= self._limits.max_num_seqs
             or num_free_blocks < num_blocks
         ):
-            victim = next((c for c in candidates if self._may_displace(sequence, c, now_s)), None)
+            victim = next(candidates, None)
             if victim is None:
                 return None
             victims.append(victim)
             num_free_blocks += self._blocks.num_sole(set(victim.block_table) - kept)
         return victims
-
-    def _may_displace(self, sequence: Sequence, victim: Sequence, now_s: float) -> bool:
-        level = self._waiting.level(sequence, now_s)
-        victim_level = self._waiting.level(victim, now_s)
-        if level != victim_level:
-            return level < victim_level
-        ahead = self._served.of(victim.standing.tenant) - self._served.of(sequence.standing.tenant)
-        return ahead > self._limits.fair_share_slack_tokens
 
     def _start(self, sequence: Sequence, cached: list[int]) -> None:
         """Hold its cached prefix and run it."""
@@ -316,11 +305,7 @@ class Scheduler:
         if self._limits.is_prefix_caching:
             full = sequence.block_prefixes(sequence.num_known_tokens // size, size)
             self._under_way.begin(sequence.sequence_id, full[len(cached) :])
-        self._run(sequence)
-
-    def _run(self, sequence: Sequence) -> None:
-        bisect.insort(self._running, sequence, key=self._waiting.rank)
-        sequence.is_running = True
+        self._running.add(sequence)
 
     def _num_sharable_blocks(self, sequence: Sequence) -> int:
         """The last known token is always computed: its logits are what the step is for."""
@@ -336,7 +321,7 @@ class Scheduler:
         """Preempt from the last rank until the chunk fits.  False: that was the sequence itself."""
         wanted = self._num_blocks(sequence.num_computed_tokens + num_tokens)
         while wanted - len(sequence.block_table) > self._blocks.num_free:
-            victim = self._running[-1]
+            victim = self._running.last
             step.drop(victim)
             self.preempt(victim)
             if victim is sequence:
@@ -355,10 +340,10 @@ class Scheduler:
         sequence.block_table = []
 
     def _publish_full_blocks(self, sequence: Sequence) -> None:
-        if not self._limits.is_prefix_caching:
-            return
         size = self._limits.block_size
         num_full = sequence.num_computed_tokens // size
+        if num_full <= sequence.num_published_blocks or not self._limits.is_prefix_caching:
+            return
         prefixes = sequence.block_prefixes(num_full, size)
         for index in range(sequence.num_published_blocks, num_full):
             self._blocks.publish(sequence.block_table[index], prefixes[index])

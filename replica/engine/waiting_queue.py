@@ -7,6 +7,7 @@ starves behind a flood of urgent requests, and a deep backlog never outranks fai
 import bisect
 import heapq
 import math
+from collections import deque
 from collections.abc import Iterator
 from itertools import chain
 
@@ -16,11 +17,29 @@ from replica.engine.sequence import Sequence
 Rank = tuple[float, int]
 
 
-class WaitingQueue:
-    """One sorted queue per tenant."""
+class Ranking:
+    """How sequences compare."""
 
     def __init__(self, aging_s: float) -> None:
         self._aging_s = aging_s
+
+    def rank(self, sequence: Sequence) -> Rank:
+        """A total order that never changes: a level of priority counts as so much waiting."""
+        standing = sequence.standing
+        return standing.submitted_at_s + standing.priority * self._aging_s, standing.arrival
+
+    def level(self, sequence: Sequence, now_s: float) -> int:
+        """Its priority by now; the least goes first."""
+        if sequence.standing.priority <= 0:
+            return sequence.standing.priority
+        return max(0, math.ceil((self.rank(sequence)[0] - now_s) / self._aging_s))
+
+
+class WaitingQueue:
+    """One sorted queue per tenant."""
+
+    def __init__(self, ranking: Ranking) -> None:
+        self._ranking = ranking
         self._by_tenant: dict[str, list[Sequence]] = {}
         self._num_sequences = 0
         self.num_missing_tokens = 0
@@ -31,59 +50,45 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         return chain.from_iterable(self._by_tenant.values())
 
-    def rank(self, sequence: Sequence) -> Rank:
-        """A total order that never changes: a level of priority counts as so much waiting."""
-        return (
-            sequence.standing.submitted_at_s + sequence.standing.priority * self._aging_s,
-            sequence.standing.arrival,
-        )
-
-    def level(self, sequence: Sequence, now_s: float) -> int:
-        """Its priority by now; the least goes first."""
-        if sequence.standing.priority <= 0:
-            return sequence.standing.priority
-        return max(0, math.ceil((self.rank(sequence)[0] - now_s) / self._aging_s))
-
     def add(self, sequence: Sequence) -> None:
         queue = self._by_tenant.setdefault(sequence.standing.tenant, [])
-        bisect.insort(queue, sequence, key=self.rank)
+        bisect.insort(queue, sequence, key=self._ranking.rank)
         self._num_sequences += 1
         self.num_missing_tokens += sequence.num_missing_tokens
 
     def remove(self, sequence: Sequence) -> None:
         """As it was when it was added: nothing is computed for who waits."""
         queue = self._by_tenant[sequence.standing.tenant]
-        del queue[bisect.bisect_left(queue, self.rank(sequence), key=self.rank)]
+        del queue[bisect.bisect_left(queue, self._ranking.rank(sequence), key=self._ranking.rank)]
         if not queue:
             del self._by_tenant[sequence.standing.tenant]
         self._num_sequences -= 1
         self.num_missing_tokens -= sequence.num_missing_tokens
 
     def in_order(self, now_s: float, served: ServedTokens) -> Iterator[Sequence]:
-        """Those waiting now, best first; the queue and ``served`` may change meanwhile."""
-        heap: list[tuple[int, int, int, Sequence, Iterator[Sequence]]] = []
+        """Best first; the queue and ``served`` may change meanwhile.  O(tenants) to begin with."""
 
-        def push(rest: Iterator[Sequence]) -> None:
-            head = next(rest, None)
-            if head is not None:
-                key = (
-                    self.level(head, now_s),
-                    served.of(head.standing.tenant),
-                    head.standing.arrival,
-                )
-                heapq.heappush(heap, (*key, head, rest))
+        def key(sequence: Sequence) -> tuple[int, int, int, str]:
+            standing = sequence.standing
+            level = self._ranking.level(sequence, now_s)
+            return level, served.of(standing.tenant), standing.arrival, standing.tenant
 
-        for queue in self._by_tenant.values():
-            push(iter(tuple(queue)))
+        heap = [key(queue[0]) for queue in self._by_tenant.values()]
+        heapq.heapify(heap)
+        rest_by_tenant: dict[str, deque[Sequence]] = {}
         while heap:
-            *_, head, rest = heapq.heappop(heap)
-            yield head
-            push(rest)
+            *_, tenant = heapq.heappop(heap)
+            if tenant not in rest_by_tenant:
+                rest_by_tenant[tenant] = deque(self._by_tenant[tenant])
+            rest = rest_by_tenant[tenant]
+            yield rest.popleft()
+            if rest:
+                heapq.heappush(heap, key(rest[0]))
 
     def check_invariants(self) -> None:
         """Raises AssertionError."""
         for queue in self._by_tenant.values():
             assert queue, "an empty queue is kept"
-            assert queue == sorted(queue, key=self.rank), "a queue is out of order"
+            assert queue == sorted(queue, key=self._ranking.rank), "a queue is out of order"
         assert self._num_sequences == sum(map(len, self._by_tenant.values()))
         assert self.num_missing_tokens == sum(s.num_missing_tokens for s in self)

@@ -145,6 +145,18 @@ def test_lone_tenant_is_never_displaced_by_itself() -> None:
     assert engine.stats.num_preemptions == 0
 
 
+def test_fairness_costs_few_preemptions() -> None:
+    """Each makes up for so many tokens of another tenant."""
+    engine = harness(max_num_seqs=16, num_blocks=2000)
+    backlogs = [Backlog(engine, f"tenant {i}", 20, 8, 30) for i in range(5)]
+    for _ in range(400):
+        for backlog in backlogs:
+            backlog.refill()
+        engine.step()
+    num_tokens = sum(backlog.num_tokens() for backlog in backlogs)
+    assert engine.stats.num_preemptions < num_tokens / SLACK_TOKENS / 4
+
+
 def test_idleness_is_not_saved_up() -> None:
     served = ServedTokens()
     served.enter("busy")
