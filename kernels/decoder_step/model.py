@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kernels.linear.formats import GROUP_SIZE, TILE_COLUMNS
 from kernels.linear.packing import PackedWeight
 from kernels.paged_attention.formats import KvFormat
 from kernels.rms_norm.cpu import ROW_MULTIPLE
@@ -60,8 +61,7 @@ class DecoderWeights:
         """Raises ValueError for what the step could not compute."""
         if len(self.layers) != shape.num_layers:
             raise ValueError(f"expected {shape.num_layers} layers, got {len(self.layers)}")
-        if shape.hidden_size % ROW_MULTIPLE or shape.intermediate_size % ROW_MULTIPLE:
-            raise ValueError(f"expected sizes that are multiples of {ROW_MULTIPLE}")
+        check_sizes(shape)
         hidden, attended = shape.hidden_size, shape.num_heads * shape.head_dim
         for layer in self.layers:
             _check_matrix("qkv", layer.qkv, shape.qkv_size, hidden)
@@ -77,6 +77,19 @@ class DecoderWeights:
         }
         if len(formats) != 1:
             raise ValueError(f"expected one weight format in all layers, got {sorted(formats)}")
+
+
+def check_sizes(shape: DecoderShape) -> None:
+    """Rows are whole vectors, matrices whole tiles and groups.  Raises ValueError."""
+    sizes = {
+        "hidden size": (shape.hidden_size, ROW_MULTIPLE),
+        "intermediate size": (shape.intermediate_size, ROW_MULTIPLE),
+        "size of all query heads": (shape.num_heads * shape.head_dim, GROUP_SIZE),
+        "size of all heads": (shape.qkv_size, TILE_COLUMNS),
+    }
+    for name, (size, multiple) in sizes.items():
+        if size % multiple:
+            raise ValueError(f"{name}: expected a multiple of {multiple}, got {size}")
 
 
 def _check_matrix(name: str, weight: PackedWeight, out_features: int, in_features: int) -> None:

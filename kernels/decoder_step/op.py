@@ -1,5 +1,6 @@
 """The step as Python sees it: buffers allocated once, one call per batch."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,17 +16,36 @@ from kernels.decoder_step.cpu import (
     decoder_step,
     num_stages,
 )
-from kernels.decoder_step.model import DecoderShape, DecoderWeights, KvCache, LayerWeights
+from kernels.decoder_step.model import (
+    DecoderShape,
+    DecoderWeights,
+    KvCache,
+    LayerWeights,
+    check_sizes,
+)
 from kernels.linear.cpu import SCRATCH_BYTES
 from kernels.linear.formats import LinearSpecialization
 from kernels.paged_attention.cpu import scratch_bytes
-from kernels.paged_attention.formats import AttentionSpecialization
+from kernels.paged_attention.formats import AttentionSpecialization, KvFormat
 from kernels.threads.stage import STAGE_BYTES
 from kernels.threads.team import ThreadTeam
 from kernels.vector_ir.function import compile_for
-from kernels.vector_ir.levels import FeatureLevel, detect_level
+from kernels.vector_ir.levels import FeatureLevel, host_features, runnable_levels
 
 _CACHE_LINE_BYTES: Final = 64
+
+
+def fitting_level(shape: DecoderShape, kv_format: KvFormat, block_size: int) -> FeatureLevel:
+    """The best this CPU has whose vectors divide the sizes.
+
+    Raises ValueError, about the last level tried, for sizes that none computes.
+    """
+    check_sizes(shape)
+    *better, last = runnable_levels(host_features())
+    for level in better:
+        with suppress(ValueError):
+            return _attention_specialization(level, shape, kv_format, block_size).level
+    return _attention_specialization(last, shape, kv_format, block_size).level
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +73,18 @@ class DecoderStep:
     ) -> None:
         """Compiles, or loads from the cache: seconds, once per machine and weight format.
 
-        level: None for the best this CPU has.  Raises ValueError for weights of other shapes.
+        level: None for ``fitting_level``.  Raises ValueError for weights of other shapes.
         """
         weights.check(shape)
+        if level is None:
+            level = fitting_level(shape, cache.kv_format, cache.block_size)
         self._shape = shape
         self._weights = weights  # compiled code holds addresses only
         self._cache = cache
         self._team = team
         self._max_rows = max_rows
         self._max_sampled_rows = max_sampled_rows
-        self._specs = _specializations(
-            detect_level() if level is None else level, shape, weights, cache
-        )
+        self._specs = _specializations(level, shape, weights, cache)
         self._layers = _layer_addresses(weights, cache)
         self._tables = Tables(
             embedding=weights.embedding.address,
@@ -139,10 +159,14 @@ def _specializations(
         layers=LinearSpecialization(level, layer_format),
         embedding=LinearSpecialization(level, weights.embedding.weight_format),
         lm_head=LinearSpecialization(level, weights.lm_head.weight_format),
-        attention=AttentionSpecialization(
-            level, cache.kv_format, shape.head_dim, shape.group_size, cache.block_size
-        ),
+        attention=_attention_specialization(level, shape, cache.kv_format, cache.block_size),
     )
+
+
+def _attention_specialization(
+    level: FeatureLevel, shape: DecoderShape, kv_format: KvFormat, block_size: int
+) -> AttentionSpecialization:
+    return AttentionSpecialization(level, kv_format, shape.head_dim, shape.group_size, block_size)
 
 
 def _layer_addresses(weights: DecoderWeights, cache: KvCache) -> npt.NDArray[np.int64]:

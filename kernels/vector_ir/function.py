@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import numba
@@ -34,15 +35,18 @@ def inlined(function: _Function) -> _Function:
 
 
 def compiled_entry(function: _Function) -> _Function:
-    """A function that Python calls: kept in the disk cache, and free of the interpreter lock."""
-    return numba.njit(cache=True, **_OPTIONS)(function)  # type: ignore[no-any-return]
+    """A function that Python calls, by ``compile_for``; free of the interpreter lock."""
+    return numba.njit(**_OPTIONS)(function)  # type: ignore[no-any-return]
 
 
 def compile_for(function: Any, *arguments: Any) -> None:
     """Compile, or load from the cache, what a call with these arguments will run.
 
     To be done before several threads enter: one that compiles would keep the others waiting.
+    See ``compile_cache`` for where the cache is; without one, every process compiles anew.
     """
+    with suppress(RuntimeError):  # there is no folder to write to
+        function.enable_caching()
     function.compile(tuple(numba.typeof(argument) for argument in arguments))
 
 

@@ -1,0 +1,137 @@
+"""The compiled step around a model: when it can be used, and how it comes to be.
+
+Imports Numba, and so is imported only when the compiled step may be wanted.
+"""
+
+import logging
+import pickle
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from kernels.decoder_step.model import DecoderWeights, KvCache
+from kernels.decoder_step.op import DecoderStep, fitting_level
+from kernels.paged_attention.formats import KvFormat
+from kernels.threads.team import ThreadTeam
+from kernels.vector_ir.compile_cache import compiling_into
+from replica.engine.compiled_runner import CompiledRunner
+from replica.engine.messages import EngineConfig
+from replica.model.config import LlamaConfig
+from replica.model.damage import blaming
+from replica.model.loader import OpenedModel
+from replica.model.packed_weights import PackedModel, shape_of
+
+_MACHINES: Final = ("x86_64", "aarch64")
+_REPORT_INTERVAL_S: Final = 0.5
+_COMPILATION_S: Final = 10.0  # on one core of 2024; only progress reports depend on it
+
+logger = logging.getLogger(__name__)
+
+
+def obstacle(model: LlamaConfig, block_size: int) -> str | None:
+    """Why the compiled step cannot run this model on this machine; None: it can."""
+    if sys.platform != "linux" or platform.machine() not in _MACHINES:
+        return f"kernels are not compiled for {sys.platform} on {platform.machine()}"
+    if model.has_qkv_bias or model.has_qk_norm:
+        return "biases on q, k and v, or norms on their heads, are not compiled"
+    try:
+        fitting_level(shape_of(model), KvFormat.FLOAT32, block_size)
+    except ValueError as exc:
+        return str(exc)
+    return None
+
+
+class CompiledBackend:
+    """A Backend."""
+
+    def __init__(
+        self, opened: OpenedModel, config: EngineConfig, eos_token_ids: Collection[int]
+    ) -> None:
+        """There is no ``obstacle``.  Raises ModelError for files that are not what they should be.
+
+        From here on torch, which only samples, has one thread: its pool would compete with ours.
+        """
+        with blaming(opened.path):
+            self._model = PackedModel(opened.source, opened.config)
+        self._path = opened.path
+        self._shape = shape_of(opened.config)
+        self._config = config
+        self._eos_token_ids = eos_token_ids
+        self._num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+
+    @property
+    def description(self) -> str:
+        level = fitting_level(self._shape, KvFormat.FLOAT32, self._config.block_size)
+        return (
+            f"compiled kernels, {self._num_threads} threads: {level}, "
+            f"weights as {self._model.layer_format}"
+        )
+
+    @property
+    def weights_bytes(self) -> int:
+        return self._model.size_bytes
+
+    def load(self, num_blocks: int, report: Callable[[float, str], None]) -> CompiledRunner:
+        with blaming(self._path):
+            weights = self._model.load(lambda ratio: report(ratio / 2, "loading weights"))
+            weights.check(self._shape)
+        cache = KvCache(self._shape, KvFormat.FLOAT32, num_blocks, self._config.block_size)
+        team = ThreadTeam(self._num_threads)
+        with _rising(lambda ratio: report((1 + ratio) / 2, "compiling kernels")):
+            step = self._compile(weights, cache, team)
+        return CompiledRunner(step, cache, self._eos_token_ids)
+
+    def _compile(self, weights: DecoderWeights, cache: KvCache, team: ThreadTeam) -> DecoderStep:
+        config = self._config
+
+        def compile_into(directory: Path | None) -> DecoderStep:
+            with compiling_into(directory):
+                return DecoderStep(
+                    self._shape,
+                    weights,
+                    cache,
+                    team,
+                    max_rows=config.max_num_batched_tokens,
+                    max_sampled_rows=config.max_num_seqs,
+                )
+
+        directory = Path(config.compile_cache_dir) if config.compile_cache_dir else None
+        try:
+            return compile_into(directory)
+        except (OSError, EOFError, pickle.UnpicklingError) as exc:
+            extra = {"path": str(directory), "error": str(exc)}
+            logger.warning(
+                "compiled kernels cannot be kept: the next start compiles too", extra=extra
+            )
+        return compile_into(None)
+
+
+@contextmanager
+def _rising(report: Callable[[float], None]) -> Iterator[None]:
+    """Reports, while something lasts that cannot say how far it is, the part likely done.
+
+    It halves what is left every few seconds, so it always moves and never arrives.
+    """
+    is_over = threading.Event()
+
+    def run() -> None:
+        started_at_s = time.monotonic()
+        while not is_over.wait(_REPORT_INTERVAL_S):
+            report(1.0 - 0.5 ** (2 * (time.monotonic() - started_at_s) / _COMPILATION_S))
+
+    report(0.0)
+    thread = threading.Thread(target=run, name="progress")
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()

@@ -1,0 +1,72 @@
+"""A flat batch through the compiled step: lists go in, tokens come out."""
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import torch
+
+from kernels.decoder_step.batch import StepBatch
+from kernels.decoder_step.model import KvCache
+from kernels.decoder_step.op import DecoderStep, StepResult
+from kernels.paged_attention.plan import Segment
+from replica.engine.batch import FlatBatch, SampledRow
+from replica.engine.runner import NOT_FINITE
+from replica.engine.sampler import is_greedy, sample
+from replica.engine.scheduler import SampledToken
+
+
+class CompiledRunner:
+    """A ModelRunner."""
+
+    def __init__(self, step: DecoderStep, cache: KvCache, eos_token_ids: Collection[int]) -> None:
+        """``cache``: the step's own."""
+        self._step = step
+        self._cache = cache
+        self._eos_token_ids = sorted(eos_token_ids)
+
+    def execute(self, batch: FlatBatch) -> list[SampledToken | None]:
+        """See ``replica.engine.loop.ModelRunner``."""
+        result = self._step.run(
+            StepBatch(
+                batch.token_ids,
+                batch.positions,
+                batch.slots,
+                [
+                    Segment(s.first_row, s.num_tokens, s.start, s.block_table)
+                    for s in batch.segments
+                ],
+                [row.row for row in batch.sampled_rows],
+            )
+        )
+        tokens = self._sample_rows(result, batch.sampled_rows)
+        is_finite_row = result.is_finite.tolist()
+        results: list[SampledToken | None] = []
+        for segment in batch.segments:
+            last_row = segment.first_row + segment.num_tokens - 1
+            is_finite = all(is_finite_row[segment.first_row : last_row + 1])
+            results.append(tokens.get(last_row) if is_finite else NOT_FINITE)
+        return results
+
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        self._cache.clear_blocks(blocks)
+
+    def _sample_rows(
+        self, result: StepResult, sampled_rows: Sequence[SampledRow]
+    ) -> dict[int, SampledToken]:
+        """Sampled tokens by row."""
+        is_finite = np.isfinite(result.logits.sum(-1)).tolist()
+        logits = torch.from_numpy(result.logits)  # where the step has put them
+        best = result.best.tolist()
+        return {
+            row.row: self._sample_row(logits[index], best[index], row)
+            if is_finite[index]
+            else NOT_FINITE
+            for index, row in enumerate(sampled_rows)
+        }
+
+    def _sample_row(self, logits: torch.Tensor, best: int, row: SampledRow) -> SampledToken:
+        if row.is_eos_banned:
+            logits[self._eos_token_ids] = float("-inf")
+        elif is_greedy(row.params):
+            return SampledToken(best, is_finite=True)
+        return SampledToken(sample(logits, row.params, row.position), is_finite=True)
