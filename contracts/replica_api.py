@@ -9,7 +9,8 @@ Any OpenAI-compatible server can stand in a replica's place.  It ignores what it
   ``deadline``, with what it has and what that took.
 - ``resume_tokens`` (body field): token ids generated elsewhere already.  The answer goes on behind
   them: same sampling positions, ``max_tokens`` and stop strings as if it had never moved.  They
-  count as prompt tokens here.
+  count as prompt tokens here.  ``return_token_ids`` (body field, as vLLM spells it) puts the ids
+  generated here into ``choices[].token_ids``, for whoever may have to resume.
 - ``POST abort_path(id)``: stop generating now; answers ``AbortedUsage`` with the final count.  A
   server without it answers 404, and the gateway falls back to closing the connection and to its
   own count.

@@ -48,16 +48,17 @@ async def abort_on_disconnect(
 
 
 async def events(live: LiveRequest, replies: Replies, *, has_usage: bool) -> AsyncGenerator[bytes]:
-    """Raises what LiveRequest.texts raises."""
+    """Raises what LiveRequest.pieces raises."""
     is_open = False
-    async with aclosing(live.texts()) as texts:
-        async for text in texts:
+    async with aclosing(live.pieces()) as pieces:
+        async for piece in pieces:
             opening = None if is_open else replies.opening()
             is_open = True
             if opening is not None:
                 yield _event(opening)
-            if text:
-                yield _event(replies.text(text))
+            payload = replies.piece(piece)
+            if payload is not None:
+                yield _event(payload)
     assert live.finish_reason is not None
     yield _event(replies.finish(live.finish_reason))
     if has_usage:

@@ -27,10 +27,10 @@ from replica.api.parameters import (
     resume_tokens,
     sampling_params,
 )
-from replica.api.replies import Replies
+from replica.api.replies import Replies, ReplyOptions
 from replica.api.schemas import GenerationBody, decode_body, refuse_unsupported
 from replica.engine.engine import Engine
-from replica.engine.live_request import LiveRequest, Work
+from replica.engine.live_request import LiveRequest, Piece, Work
 from replica.errors import InvalidRequest, NotReady, UnknownModel
 from replica.model.tokenizer import Tokenizer
 
@@ -50,7 +50,7 @@ class Endpoint(Generic[Body]):
     prompt_param: str  # the field to blame for a prompt that does not fit
     prompt: Callable[[Body, Tokenizer], str | list[int]]  # or token ids; raises InvalidRequest
     max_tokens: Callable[[Body], tuple[int | None, str]]  # and the field it came from
-    replies: Callable[..., Replies]  # keywords: id_, model, created, has_usage
+    replies: Callable[[ReplyOptions], Replies]
 
 
 async def serve_generation(request: Request, endpoint: Endpoint[Body]) -> Response:
@@ -64,10 +64,13 @@ async def serve_generation(request: Request, endpoint: Endpoint[Body]) -> Respon
         await _submit(context, live, body, endpoint)
         has_usage = bool(body.stream_options and body.stream_options.include_usage)
         replies = endpoint.replies(
-            id_=request_id,
-            model=context.engine.model_name,
-            created=context.unix_time_s(),
-            has_usage=bool(body.stream) and has_usage,
+            ReplyOptions(
+                request_id=request_id,
+                model=context.engine.model_name,
+                created=context.unix_time_s(),
+                has_usage=bool(body.stream) and has_usage,
+                has_token_ids=bool(body.return_token_ids),
+            )
         )
         if body.stream:
             is_handed_over = True
@@ -131,16 +134,18 @@ def _encode(
 
 
 async def _whole(request: Request, engine: Engine, live: LiveRequest, replies: Replies) -> Response:
-    parts: list[str] = []
+    texts: list[str] = []
+    token_ids: list[int] = []
     async with (
         abort_on_disconnect(request.receive, engine, live),
-        aclosing(live.texts()) as texts,
+        aclosing(live.pieces()) as pieces,
     ):
-        async for text in texts:
-            parts.append(text)  # noqa: PERF401 - an async comprehension hides where it waits
+        async for piece in pieces:
+            texts.append(piece.text)
+            token_ids += piece.token_ids
     assert live.finish_reason is not None
     return Response(
-        replies.whole("".join(parts), live.finish_reason, live.usage),
+        replies.whole(Piece("".join(texts), token_ids), live.finish_reason, live.usage),
         headers={HEADER_REQUEST_ID: live.request_id},
         media_type="application/json",
     )

@@ -1,9 +1,12 @@
 """Answers of the OpenAI API, whole and in chunks."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
+from replica.engine.live_request import Piece
 from replica.engine.messages import FinishReason, Usage
 
 
@@ -23,11 +26,15 @@ class _ChatMessage(msgspec.Struct, frozen=True):
     content: str
 
 
-class _ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
-    message: _ChatMessage
-    finish_reason: str
+class _Choice(msgspec.Struct, frozen=True, kw_only=True):
     index: int = 0
     logprobs: None = None
+    token_ids: Sequence[int] | msgspec.UnsetType = msgspec.UNSET  # as vLLM has it, when asked for
+
+
+class _ChatChoice(_Choice, frozen=True, kw_only=True):
+    message: _ChatMessage
+    finish_reason: str
 
 
 class _ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -35,18 +42,14 @@ class _ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     content: str | None = None
 
 
-class _ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+class _ChatChunkChoice(_Choice, frozen=True, kw_only=True):
     delta: _ChatDelta
     finish_reason: str | None = None
-    index: int = 0
-    logprobs: None = None
 
 
-class _TextChoice(msgspec.Struct, frozen=True, kw_only=True):
+class _TextChoice(_Choice, frozen=True, kw_only=True):
     text: str
     finish_reason: str | None = None
-    index: int = 0
-    logprobs: None = None
 
 
 class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,13 +64,15 @@ class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
 class Replies(Protocol):
     """One request's answers, encoded as JSON."""
 
-    def whole(self, text: str, reason: FinishReason, usage: Usage) -> bytes: ...
+    def whole(self, piece: Piece, reason: FinishReason, usage: Usage) -> bytes: ...
 
     def opening(self) -> bytes | None:
         """The chunk before any text, if there is one."""
         ...
 
-    def text(self, text: str) -> bytes: ...
+    def piece(self, piece: Piece) -> bytes | None:
+        """None: there is nothing in it that was asked for."""
+        ...
 
     def finish(self, reason: FinishReason) -> bytes: ...
 
@@ -76,14 +81,30 @@ class Replies(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ReplyOptions:
+    """What is the same in all answers of one request."""
+
+    request_id: str
+    model: str
+    created: int  # Unix time, seconds
+    has_usage: bool
+    has_token_ids: bool
+
+
 class _Encoder:
     """The envelope every answer of one request stands in."""
 
-    def __init__(self, *, id_: str, model: str, created: int, has_usage: bool) -> None:
+    def __init__(self, id_: str, options: ReplyOptions) -> None:
         self._id = id_
-        self._model = model
-        self._created = created
-        self._usage: msgspec.UnsetType | None = None if has_usage else msgspec.UNSET
+        self._options = options
+        self._usage: msgspec.UnsetType | None = None if options.has_usage else msgspec.UNSET
+
+    def token_ids(self, piece: Piece) -> Sequence[int] | msgspec.UnsetType:
+        return piece.token_ids if self._options.has_token_ids else msgspec.UNSET
+
+    def is_empty(self, piece: Piece) -> bool:
+        return not piece.text and not (self._options.has_token_ids and piece.token_ids)
 
     def encode(
         self,
@@ -95,8 +116,8 @@ class _Encoder:
             _Envelope(
                 id=self._id,
                 object=object_,
-                created=self._created,
-                model=self._model,
+                created=self._options.created,
+                model=self._options.model,
                 choices=choices,
                 usage=self._usage if usage is None else _usage_body(usage),
             )
@@ -106,20 +127,26 @@ class _Encoder:
 class ChatReplies:
     """Replies of ``/v1/chat/completions``."""
 
-    def __init__(self, *, id_: str, model: str, created: int, has_usage: bool) -> None:
-        self._encoder = _Encoder(
-            id_=f"chatcmpl-{id_}", model=model, created=created, has_usage=has_usage
-        )
+    def __init__(self, options: ReplyOptions) -> None:
+        self._encoder = _Encoder(f"chatcmpl-{options.request_id}", options)
 
-    def whole(self, text: str, reason: FinishReason, usage: Usage) -> bytes:
-        choice = _ChatChoice(message=_ChatMessage("assistant", text), finish_reason=reason)
+    def whole(self, piece: Piece, reason: FinishReason, usage: Usage) -> bytes:
+        choice = _ChatChoice(
+            message=_ChatMessage("assistant", piece.text),
+            finish_reason=reason,
+            token_ids=self._encoder.token_ids(piece),
+        )
         return self._encoder.encode("chat.completion", choice, usage=usage)
 
     def opening(self) -> bytes | None:
         return self._chunk(_ChatChunkChoice(delta=_ChatDelta(role="assistant", content="")))
 
-    def text(self, text: str) -> bytes:
-        return self._chunk(_ChatChunkChoice(delta=_ChatDelta(content=text)))
+    def piece(self, piece: Piece) -> bytes | None:
+        if self._encoder.is_empty(piece):
+            return None
+        token_ids = self._encoder.token_ids(piece)
+        delta = _ChatDelta(content=piece.text)
+        return self._chunk(_ChatChunkChoice(delta=delta, token_ids=token_ids))
 
     def finish(self, reason: FinishReason) -> bytes:
         return self._chunk(_ChatChunkChoice(delta=_ChatDelta(), finish_reason=reason))
@@ -134,20 +161,23 @@ class ChatReplies:
 class CompletionReplies:
     """Replies of ``/v1/completions``: whole and chunk have one shape."""
 
-    def __init__(self, *, id_: str, model: str, created: int, has_usage: bool) -> None:
-        self._encoder = _Encoder(
-            id_=f"cmpl-{id_}", model=model, created=created, has_usage=has_usage
-        )
+    def __init__(self, options: ReplyOptions) -> None:
+        self._encoder = _Encoder(f"cmpl-{options.request_id}", options)
 
-    def whole(self, text: str, reason: FinishReason, usage: Usage) -> bytes:
-        choice = _TextChoice(text=text, finish_reason=reason)
+    def whole(self, piece: Piece, reason: FinishReason, usage: Usage) -> bytes:
+        choice = _TextChoice(
+            text=piece.text, finish_reason=reason, token_ids=self._encoder.token_ids(piece)
+        )
         return self._encoder.encode("text_completion", choice, usage=usage)
 
     def opening(self) -> bytes | None:
         return None
 
-    def text(self, text: str) -> bytes:
-        return self._encoder.encode("text_completion", _TextChoice(text=text))
+    def piece(self, piece: Piece) -> bytes | None:
+        if self._encoder.is_empty(piece):
+            return None
+        choice = _TextChoice(text=piece.text, token_ids=self._encoder.token_ids(piece))
+        return self._encoder.encode("text_completion", choice)
 
     def finish(self, reason: FinishReason) -> bytes:
         return self._encoder.encode("text_completion", _TextChoice(text="", finish_reason=reason))

@@ -29,11 +29,12 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None  # this and the four below: as vLLM spells them
+    top_k: int | None = None  # this and the five below: as vLLM spells them
     min_p: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     priority: int | None = None
+    return_token_ids: bool | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None

@@ -20,8 +20,16 @@ class Work:
     resume_token_ids: Sequence[int] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What was generated since the last one.  Tokens may not have become text yet."""
+
+    text: str
+    token_ids: Sequence[int]
+
+
 class LiveRequest:
-    """Text arrives in ``push``; one reader takes it from ``texts``.
+    """Tokens arrive in ``push``; one reader takes them from ``pieces``.
 
     What the reader has not taken yet is joined: a slow client costs its own text and nothing else.
     """
@@ -36,11 +44,14 @@ class LiveRequest:
         self.usage = Usage()
         self.ended = asyncio.Event()
         self._texts: list[str] = []
+        self._token_ids: list[int] = []
         self._failure: ReplicaError | None = None
         self._news = asyncio.Event()
 
     def push(self, delta: Delta) -> None:
         self._texts.append(delta.text)
+        if delta.token_id is not None:
+            self._token_ids.append(delta.token_id)
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
             assert delta.usage is not None
@@ -55,11 +66,10 @@ class LiveRequest:
         self.ended.set()
         self._news.set()
 
-    async def texts(self) -> AsyncGenerator[str]:
+    async def pieces(self) -> AsyncGenerator[Piece]:
         """Ends when the sequence has; then ``finish_reason`` and ``usage`` are final.
 
-        Raises GenerationFailed or EngineDied.  Yields at least once if tokens were generated, ""
-        when they have not become text yet.
+        Raises GenerationFailed or EngineDied.  Yields at least once if tokens were generated.
         """
         while True:
             await self._news.wait()
@@ -68,7 +78,8 @@ class LiveRequest:
             if self._failure is not None:
                 raise self._failure
             texts, self._texts = self._texts, []
+            token_ids, self._token_ids = self._token_ids, []
             if texts:
-                yield "".join(texts)
+                yield Piece("".join(texts), token_ids)
             if has_ended:
                 return

@@ -153,7 +153,7 @@ class EngineLoop:
         if sequence is None:
             return []
         self._scheduler.finish(sequence, reason)
-        return [self._final(sequence, text="", num_tokens=0, queue_s=None)]
+        return [self._final(sequence, text="", token_id=None, queue_s=None)]
 
     def _add(self, message: Submit) -> None:
         self._num_arrivals += 1
@@ -188,11 +188,19 @@ class EngineLoop:
         live.has_reported = True
         if not token.is_finite:
             self._runner.clear_blocks(self._scheduler.unowned(table))
-            return [self._final(sequence, text="", num_tokens=0, queue_s=queue_s)]
+            return [self._final(sequence, text="", token_id=None, queue_s=queue_s)]
         text = self._detokenize(sequence, live.detokenizer, token.token_id)
         if sequence.finish_reason is not None:
-            return [self._final(sequence, text=text, num_tokens=1, queue_s=queue_s)]
-        return [Delta(sequence_id=sequence.sequence_id, text=text, num_tokens=1, queue_s=queue_s)]
+            return [self._final(sequence, text=text, token_id=token.token_id, queue_s=queue_s)]
+        return [
+            Delta(
+                sequence_id=sequence.sequence_id,
+                text=text,
+                num_tokens=1,
+                token_id=token.token_id,
+                queue_s=queue_s,
+            )
+        ]
 
     def _detokenize(self, sequence: EngineSequence, detokenizer: Detokenizer, token_id: int) -> str:
         """May finish the sequence at a stop string, also one that its last token completed."""
@@ -208,13 +216,14 @@ class EngineLoop:
         return result.text
 
     def _final(
-        self, sequence: EngineSequence, *, text: str, num_tokens: int, queue_s: float | None
+        self, sequence: EngineSequence, *, text: str, token_id: int | None, queue_s: float | None
     ) -> Delta:
         del self._live[sequence.sequence_id]
         return Delta(
             sequence_id=sequence.sequence_id,
             text=text,
-            num_tokens=num_tokens,
+            num_tokens=0 if token_id is None else 1,
+            token_id=token_id,
             finish_reason=sequence.finish_reason,
             usage=sequence.usage,
             queue_s=queue_s,

@@ -117,6 +117,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     sequence_id: int
     text: str = ""
     num_tokens: int = 0
+    token_id: int | None = None  # of the only one, if there is one
     finish_reason: FinishReason | None = None
     usage: Usage | None = None  # set exactly when finish_reason is
     queue_s: float | None = None  # set on the first delta of a sequence that was scheduled

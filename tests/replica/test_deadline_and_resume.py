@@ -1,5 +1,7 @@
 """Requests that end by the clock, and requests that go on where another replica left off."""
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,7 +10,7 @@ from replica.engine.messages import FinishReason, SamplingParams, Usage
 from replica.engine.scheduler import SchedulerLimits
 from tests.replica.engine_harness import STEP_S, EngineHarness
 from tests.replica.hash_model import EOS, TOKEN_BYTES, HashModel, reference_completion
-from tests.replica.replica_process import ReplicaProcess
+from tests.replica.replica_process import ReplicaProcess, events
 from tests.replica.workload import check_counters
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -114,10 +116,26 @@ def test_deadline_over_http(replica: ReplicaProcess) -> None:
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.0, "seed": 11}])
 def test_answer_goes_on_over_http(replica: ReplicaProcess, sampling: dict[str, object]) -> None:
     body = {"prompt": "Once upon a time", "max_tokens": 12, "ignore_eos": True} | sampling
-    whole = replica.post("/v1/completions", body).json["choices"][0]["text"]
-    tokens = replica.post("/tokenize", {"prompt": whole}).json["tokens"][:5]
+    whole = replica.post("/v1/completions", body | {"return_token_ids": True}).json["choices"][0]
+    assert len(whole["token_ids"]) == 12
+    tokens = whole["token_ids"][:5]
     begun = replica.post("/detokenize", {"tokens": tokens}).json["prompt"]
-    assert whole.startswith(begun)
     rest = replica.post("/v1/completions", body | {"resume_tokens": tokens}).json
-    assert begun + rest["choices"][0]["text"] == whole
+    assert begun + rest["choices"][0]["text"] == whole["text"]
     assert rest["usage"]["completion_tokens"] == 7
+    assert "token_ids" not in rest["choices"][0]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_streamed_token_ids_are_those_of_the_whole_answer(
+    replica: ReplicaProcess, path: str
+) -> None:
+    body: dict[str, object] = {"max_tokens": 9, "temperature": 0, "return_token_ids": True}
+    body |= {"prompt": "🦜🦜🦜", "messages": [{"role": "user", "content": "🦜"}]}
+    whole = replica.post(path, body).json["choices"][0]["token_ids"]
+    connection = replica.connect()
+    connection.request("POST", path, json.dumps(body | {"stream": True}))
+    chunks = [e for e in events(connection.getresponse()) if e != "[DONE]"]
+    connection.close()
+    streamed = [t for c in chunks for t in c["choices"][0].get("token_ids", [])]
+    assert streamed == whole
