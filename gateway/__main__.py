@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from contracts.logs import configure_logging
 from gateway.app import create_app
-from gateway.server import GatewayServer
+from gateway.protocol import ConnectionLimits
+from gateway.server import GatewayServer, Listener
 from gateway.settings import Settings, unread_variables
 
 logger = logging.getLogger("gateway")
@@ -55,7 +56,25 @@ async def _serve(settings: Settings) -> None:
     async with create_app(settings) as gateway:
         gc.collect()
         gc.freeze()  # what exists now stays: no collection need look at it again
-        await GatewayServer(gateway, settings).serve()
+        await GatewayServer(gateway, _listener(settings), _limits(settings)).serve()
+
+
+def _listener(settings: Settings) -> Listener:
+    return Listener(
+        host=settings.host,
+        port=settings.port,
+        keep_alive_timeout_s=settings.keep_alive_timeout_s,
+        drain_timeout_s=settings.drain_timeout_s,
+    )
+
+
+def _limits(settings: Settings) -> ConnectionLimits:
+    return ConnectionLimits(
+        max_body_bytes=settings.max_body_bytes,
+        read_timeout_s=settings.read_timeout_s,
+        write_timeout_s=settings.write_timeout_s,
+        answer_timeout_s=settings.answer_timeout_s,
+    )
 
 
 if __name__ == "__main__":

@@ -146,6 +146,13 @@ class UpstreamTimeout(UpstreamError):
     code = "upstream_timeout"
 
 
+class AnswerTimeout(GatewayError):
+    """Ours: the answer as a whole took too long, whoever was slow."""
+
+    status = 504
+    code = "answer_timeout"
+
+
 class UpstreamRefused(GatewayError):
     """The replica's own 4xx: passed on as it came, in OpenAI's shape."""
 
@@ -161,8 +168,9 @@ class UpstreamRefused(GatewayError):
 
 
 class Interrupted(Exception):
-    """The wait is over before its end: the client left, or the gateway stops."""
+    """The wait is over before its end; ``error`` is for a client that is still there."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: Outcome, error: GatewayError | None = None) -> None:
         super().__init__(outcome.value)
         self.outcome = outcome
+        self.error = error

@@ -1,8 +1,8 @@
 """One data-plane request on one client connection: what came, and how to answer.
 
 The pipeline sees only this: bytes in, bytes out, and one way to end a wait early.  An exchange is
-interrupted when its client leaves or the gateway stops; whoever waits through ``watch`` then gets
-``Interrupted`` instead of a result.
+interrupted when its client leaves, its time is up or the gateway stops; whoever waits through
+``watch`` then gets ``Interrupted`` instead of a result.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class Exchange:
         self.disconnected = False
         self.message_event = asyncio.Event()
         self.is_started = False
-        self.interrupted_by: Outcome | None = None
+        self._interruption: tuple[Outcome, GatewayError | None] | None = None
         self.is_write_paused = False
         self._transport = transport
         self._is_chunking_understood = is_chunking_understood  # HTTP/1.0 clients do not
@@ -67,8 +67,8 @@ class Exchange:
     # Waiting
 
     def raise_if_interrupted(self) -> None:
-        if self.interrupted_by is not None:
-            raise Interrupted(self.interrupted_by)
+        if self._interruption is not None:
+            raise Interrupted(*self._interruption)
 
     async def watch(self, future: "asyncio.Future[T]") -> T:
         """The future's result.  Raises Interrupted if the exchange is, before or while waiting."""
@@ -85,17 +85,17 @@ class Exchange:
             self._writable = asyncio.get_running_loop().create_future()
             await self.watch(self._writable)
 
-    def interrupt(self, outcome: Outcome) -> None:
-        """The first reason stands."""
-        if self.interrupted_by is not None or self.response_complete:
+    def interrupt(self, outcome: Outcome, error: GatewayError | None) -> None:
+        """The first reason stands.  ``error`` is what the client reads, if it can."""
+        if self._interruption is not None or self.response_complete:
             return
-        self.interrupted_by = outcome
+        self._interruption = outcome, error
         if self._watched is not None and not self._watched.done():
-            self._watched.set_exception(Interrupted(outcome))
+            self._watched.set_exception(Interrupted(outcome, error))
 
     def client_lost(self) -> None:
         self.disconnected = True
-        self.interrupt(Outcome.CLIENT_DISCONNECTED)
+        self.interrupt(Outcome.CLIENT_DISCONNECTED, None)
 
     def resume_writing(self) -> None:
         self.is_write_paused = False

@@ -63,7 +63,7 @@ class Pipeline:
     def start(self, exchange: Exchange) -> None:
         """Serves the exchange in a task of its own."""
         if self._is_interrupted:
-            exchange.interrupt(Outcome.CANCELLED)
+            _shut_down(exchange)
         task = asyncio.get_running_loop().create_task(self.serve(exchange))
         self._tasks[task] = exchange
         task.add_done_callback(self._tasks.pop)
@@ -72,7 +72,7 @@ class Pipeline:
         """The gateway stops: running requests end now, settled and recorded; so do later ones."""
         self._is_interrupted = True
         for exchange in list(self._tasks.values()):
-            exchange.interrupt(Outcome.CANCELLED)
+            _shut_down(exchange)
 
     async def stop(self, timeout_s: float) -> None:
         """Waits for what is left, then cancels it; even then each request is settled."""
@@ -91,7 +91,8 @@ class Pipeline:
         except GatewayError as error:
             self._refuse(exchange, trace, error)
         except Interrupted as interruption:
-            self._break_off(exchange, trace, interruption.outcome)
+            if interruption.error is not None:
+                self._refuse(exchange, trace, interruption.error)
         except Exception:
             logger.exception("request failed", extra={"request_id": trace.request_id})
             self._refuse(exchange, trace, GatewayError("The gateway failed."))
@@ -196,9 +197,9 @@ class Pipeline:
             trace.status, _head(trace) + retry_headers(error) + challenge, error_body(error)
         )
 
-    def _break_off(self, exchange: Exchange, trace: Trace, outcome: Outcome) -> None:
-        if outcome is Outcome.CANCELLED:
-            self._refuse(exchange, trace, ShuttingDown("The gateway is shutting down."))
+
+def _shut_down(exchange: Exchange) -> None:
+    exchange.interrupt(Outcome.CANCELLED, ShuttingDown("The gateway is shutting down."))
 
 
 def _outcome_of(error: GatewayError, usage: Usage) -> Outcome:

@@ -7,8 +7,10 @@ this class were not there.  Both kinds may follow each other on one connection, 
 
 import asyncio
 import socket
+import struct
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import httptools
@@ -16,9 +18,11 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from contracts.usage import Outcome
 from gateway.api.context import Endpoint
 from gateway.api.errors import error_body
 from gateway.errors import (
+    AnswerTimeout,
     GatewayError,
     HeadersTooLarge,
     InvalidRequest,
@@ -33,7 +37,17 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LINGER_S = 2.0  # for a client to notice the refusal and stop sending
 _MAX_FRAMING_BYTES = 64 * 1024  # in a row; as nginx's four buffers of 8 KB, doubled
 
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # struct linger: on, zero seconds
+
 Start = Callable[[Exchange], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    max_body_bytes: int
+    read_timeout_s: float  # for a whole request
+    write_timeout_s: float  # without a byte taken by the client
+    answer_timeout_s: float  # for a whole answer, and again for the client to take what is left
 
 
 class DataPlaneProtocol(HttpToolsProtocol):
@@ -45,17 +59,17 @@ class DataPlaneProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         start: Start,
-        max_body_bytes: int,
-        write_timeout_s: float,
+        limits: ConnectionLimits,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._start = start
-        self._max_body_bytes = max_body_bytes
-        self._write_timeout_s = write_timeout_s
+        self._limits = limits
         self._is_in_head = True
         self._num_framing_bytes = 0  # since the last byte of a body: head, chunk sizes, trailers
         self._is_turn_due = False  # an answer has ended, but the client does not read
         self._reading_since_s: float | None = self.loop.time()  # None: no message is incomplete
+        self._answering_since_s = 0.0  # while an exchange is running
+        self._unread_since_s: float | None = None  # None: the client keeps up
         self._is_discarding = False  # the message that is being parsed has been refused
         self._incoming: Exchange | None = None  # its message is being parsed
         self._incoming_parts: list[bytes] = []
@@ -124,7 +138,7 @@ class DataPlaneProtocol(HttpToolsProtocol):
             super().on_body(body)
             return
         self._num_incoming_bytes += len(body)
-        if self._num_incoming_bytes <= self._max_body_bytes:
+        if self._num_incoming_bytes <= self._limits.max_body_bytes:
             self._incoming_parts.append(body)
         else:
             self._refuse(self._incoming, self._too_large())
@@ -141,6 +155,7 @@ class DataPlaneProtocol(HttpToolsProtocol):
             super().on_message_complete()
         else:
             exchange.body = b"".join(self._incoming_parts)
+            self._incoming_parts = []
             exchange.message_event.set()
             if exchange is self._running:
                 self._begin(exchange)
@@ -168,11 +183,11 @@ class DataPlaneProtocol(HttpToolsProtocol):
     # Refusing
 
     def _too_large(self) -> RequestTooLarge:
-        return RequestTooLarge(f"The body may hold at most {self._max_body_bytes} bytes.")
+        return RequestTooLarge(f"The body may hold at most {self._limits.max_body_bytes} bytes.")
 
     def _is_announced_too_large(self, exchange: Exchange) -> bool:
         length = exchange.header(b"content-length")
-        return length is not None and int(length) > self._max_body_bytes
+        return length is not None and int(length) > self._limits.max_body_bytes
 
     def _refuse(self, exchange: Exchange, error: GatewayError) -> None:
         """In its turn; the rest of its body is read and dropped."""
@@ -248,6 +263,7 @@ class DataPlaneProtocol(HttpToolsProtocol):
             self.transport.write(_CONTINUE)
 
     def _begin(self, exchange: Exchange) -> None:
+        self._answering_since_s = self.loop.time()
         if exchange.refusal is None:
             self._start(exchange)
         else:
@@ -259,7 +275,7 @@ class DataPlaneProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         # The kernel's clock: it alone knows whether a client has taken a byte, or is still there.
         transport.get_extra_info("socket").setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self._write_timeout_s * 1e3)
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self._limits.write_timeout_s * 1e3)
         )
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -269,13 +285,39 @@ class DataPlaneProtocol(HttpToolsProtocol):
         if self._running is not None:
             self._running.client_lost()
 
-    def close_if_stalled(self, now_s: float, read_timeout_s: float) -> None:
-        """Ends a connection whose request does not come to its end.  Called every few seconds."""
+    def check_deadlines(self, now_s: float) -> None:
+        """Ends what does not come to its end by itself.  Called every second."""
+        self._check_request(now_s)
+        self._check_answer(now_s)
+        self._check_client(now_s)
+
+    def _check_request(self, now_s: float) -> None:
         since_s = self._reading_since_s
-        if since_s is None or now_s - since_s < read_timeout_s or self.flow.read_paused:
+        if since_s is None or self.flow.read_paused or self._started():
             return
-        if self._running is None or not self._started():
+        if now_s - since_s >= self._limits.read_timeout_s:
             self._refuse_bytes(RequestTimeout("The request did not arrive in time."))
+
+    def _check_answer(self, now_s: float) -> None:
+        limit_s = self._limits.answer_timeout_s
+        if self._running is None or not self._started():
+            return
+        if now_s - self._answering_since_s >= limit_s:
+            error = AnswerTimeout(f"The answer was not complete after {limit_s:g} seconds.")
+            self._running.interrupt(Outcome.CANCELLED, error)
+
+    def _check_client(self, now_s: float) -> None:
+        """One that takes a byte now and then may take so for days what is written for it."""
+        if self.transport.get_write_buffer_size() == 0:
+            self._unread_since_s = None
+        elif self._unread_since_s is None:
+            self._unread_since_s = now_s
+        elif now_s - self._unread_since_s >= self._limits.answer_timeout_s:
+            # With a reset: else the kernel would go on where we left off.
+            self.transport.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE
+            )
+            self.transport.abort()
 
     def pause_writing(self) -> None:
         super().pause_writing()

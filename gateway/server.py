@@ -7,31 +7,34 @@ import logging
 import signal
 import socket
 from collections.abc import Generator
+from dataclasses import dataclass
 
 import uvicorn
 
 from gateway.app import Gateway
-from gateway.protocol import DataPlaneProtocol
-from gateway.settings import Settings
+from gateway.protocol import ConnectionLimits, DataPlaneProtocol
 
 logger = logging.getLogger(__name__)
 
 _SETTLE_S = 5.0  # from the interruption of the last requests to their settled end
 
 
+@dataclass(frozen=True, slots=True)
+class Listener:
+    host: str
+    port: int  # 0: any free one
+    keep_alive_timeout_s: int
+    drain_timeout_s: float
+
+
 class GatewayServer(uvicorn.Server):
-    def __init__(self, gateway: Gateway, settings: Settings) -> None:
-        protocol = functools.partial(
-            DataPlaneProtocol,
-            start=gateway.pipeline.start,
-            max_body_bytes=settings.max_body_bytes,
-            write_timeout_s=settings.write_timeout_s,
-        )
+    def __init__(self, gateway: Gateway, listener: Listener, limits: ConnectionLimits) -> None:
+        protocol = functools.partial(DataPlaneProtocol, start=gateway.pipeline.start, limits=limits)
         super().__init__(
             uvicorn.Config(
                 gateway.control_plane,
-                host=settings.host,
-                port=settings.port,
+                host=listener.host,
+                port=listener.port,
                 http=protocol,  # type: ignore[arg-type]  # called like the class it wraps
                 ws="none",
                 lifespan="off",
@@ -41,13 +44,12 @@ class GatewayServer(uvicorn.Server):
                 server_header=False,
                 date_header=False,
                 backlog=4096,
-                timeout_keep_alive=settings.keep_alive_timeout_s,
-                timeout_graceful_shutdown=int(settings.drain_timeout_s + _SETTLE_S) + 1,
+                timeout_keep_alive=listener.keep_alive_timeout_s,
+                timeout_graceful_shutdown=int(listener.drain_timeout_s + _SETTLE_S) + 1,
             )
         )
         self._gateway = gateway
-        self._drain_timeout_s = settings.drain_timeout_s
-        self._read_timeout_s = settings.read_timeout_s
+        self._drain_timeout_s = listener.drain_timeout_s
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -74,7 +76,7 @@ class GatewayServer(uvicorn.Server):
             now_s = asyncio.get_running_loop().time()
             for connection in list(self.server_state.connections):
                 if isinstance(connection, DataPlaneProtocol):
-                    connection.close_if_stalled(now_s, self._read_timeout_s)
+                    connection.check_deadlines(now_s)
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -54,6 +54,7 @@ class Settings(BaseSettings):
     max_event_bytes: int = Field(default=8 * 1024 * 1024, ge=1)  # of one server-sent event
     read_timeout_s: float = Field(default=60.0, gt=0)  # for a whole request; 8 MB at 1 Mbit/s fit
     write_timeout_s: float = Field(default=60.0, gt=0)  # without a byte taken the client is gone
+    answer_timeout_s: float = Field(default=3_600.0, gt=0)  # a slow reader's end; far above any use
     connect_timeout_s: float = Field(default=2.0, gt=0)  # a LAN answers in milliseconds
     head_timeout_s: float = Field(default=300.0, gt=0)  # a long prompt on a CPU takes minutes
     idle_timeout_s: float = Field(default=60.0, gt=0)  # the longest gap between two chunks

@@ -1,20 +1,23 @@
 """Clients that would have the gateway keep more than it should, for longer than it should."""
 
 import asyncio
+import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from contracts.usage import Outcome
+from contracts.usage import Outcome, UsageSource
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, hang_up, read_reply, request_bytes, send
 from tests.gateway.processes import Gateway, eventually
-from tests.gateway.upstream_server import Generation, Upstream
+from tests.gateway.upstream_server import Generation, Upstream, words
 
 CHUNKED_HEAD = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ntransfer-encoding: chunked\r\n\r\n"
 )
+TCP_CLOSE = 7  # of Linux' include/net/tcp_states.h
 HEALTH = b"GET /health HTTP/1.1\r\nhost: g\r\n\r\n"
 
 
@@ -35,6 +38,51 @@ async def test_a_client_that_takes_nothing_for_too_long_counts_as_gone(
     event = await asyncio.to_thread(tenant.only_event)
     assert event.outcome is Outcome.CLIENT_DISCONNECTED
     await hang_up(writer)
+
+
+@pytest.fixture
+async def hurried(
+    start_gateway: Callable[..., Gateway], make_tenant: Callable[..., Tenant], upstream: Upstream
+) -> Tenant:
+    """A tenant whose gateway has little time for an answer."""
+    tenant = make_tenant(on=start_gateway(GATEWAY_ANSWER_TIMEOUT_S="0.5"))
+    await tenant.accepted()
+    return tenant
+
+
+@pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "whole"])
+async def test_an_answer_that_takes_too_long_is_ended_and_billed(
+    hurried: Tenant, upstream: Upstream, is_stream: bool
+) -> None:
+    upstream.behaviour = words(5_000, pause_s=0.01)
+    reply = await hurried.chat(chat(stream=is_stream))
+    error = json.loads(reply.payloads[-1])["error"] if is_stream else reply.error
+    assert reply.status == (200 if is_stream else 504)
+    assert error["code"] == "answer_timeout"
+    event = hurried.only_event()
+    assert event.outcome is Outcome.CANCELLED
+    assert event.usage_source is UsageSource.ENGINE
+    assert event.output_text_tokens == upstream.generations[0].completion_tokens
+
+
+async def test_a_client_that_hardly_reads_is_let_go_in_the_end(
+    hurried: Tenant, upstream: Upstream
+) -> None:
+    """It takes a byte now and then, so it never counts as gone: nothing else would end this."""
+    upstream.behaviour = endless_words
+    reader, writer = await asyncio.open_connection("127.0.0.1", hurried.gateway.port, limit=1)
+    writer.write(request_bytes(chat(stream=True), hurried.key))
+    await reader.read(1)
+    event = await asyncio.to_thread(hurried.only_event)
+    assert event.outcome is Outcome.CANCELLED
+    client = writer.get_extra_info("socket")
+    await asyncio.to_thread(eventually, lambda: is_reset(client), "the connection to be reset")
+    await hang_up(writer)
+
+
+def is_reset(connection: socket.socket) -> bool:
+    state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+    return state == TCP_CLOSE
 
 
 def resident_bytes(gateway: Gateway) -> int:
