@@ -16,7 +16,7 @@ from billing.current_prices import CurrentPrices
 from billing.errors import BillingError, PriceBookInvalid, RequestInvalid
 from billing.kafka_source import KafkaSource
 from billing.ledger import Ledger
-from billing.settings import Settings
+from billing.settings import Settings, unread_variables
 from billing.spool_source import SpoolSource
 from contracts.logs import configure_logging
 
@@ -26,9 +26,13 @@ logger = logging.getLogger(__name__)
 def main() -> int:
     try:
         settings = Settings()
+        faults = unread_variables()
     except ValidationError as exc:
+        faults = {**_faults(exc), **unread_variables()}
+    if faults:
         configure_logging("billing", "info")
-        logger.critical("settings refused", extra={"error": str(exc)})
+        for name, fault in faults.items():
+            logger.critical("bad setting", extra={"path": name, "error": fault})
         return 2
     configure_logging("billing", settings.log_level)
     # It reports each attempt at a broker that is gone, many a second; kafka_source tells the fact.
@@ -43,6 +47,12 @@ def main() -> int:
         return 1
     logger.info("stopped")
     return 0
+
+
+def _faults(exc: ValidationError) -> dict[str, str]:
+    """By setting, without what was given: it may hold a password."""
+    errors = exc.errors(include_input=False, include_url=False)
+    return {".".join(map(str, e["loc"])) or "settings": e["msg"] for e in errors}
 
 
 async def _run(settings: Settings) -> None:

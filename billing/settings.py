@@ -1,17 +1,22 @@
 """Every knob of billing, read once from the environment (``BILLING_...``)."""
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from contracts.environment import nearest_variable, unknown_variables
 from contracts.names import USAGE_TOPIC
+
+PREFIX: Final = "BILLING_"
 
 
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(
-        env_prefix="BILLING_", extra="forbid", frozen=True, hide_input_in_errors=True
+        env_prefix=PREFIX, extra="forbid", frozen=True, hide_input_in_errors=True
     )
 
     # A database URL may hold a password.  No default: a ledger must not appear where nobody looks.
@@ -41,3 +46,14 @@ class Settings(BaseSettings):
         if self.spool_dir is None and self.kafka_bootstrap is None:
             raise ValueError("set BILLING_SPOOL_DIR or BILLING_KAFKA_BOOTSTRAP")
         return self
+
+
+def unread_variables() -> Mapping[str, str]:
+    """Variables of ours that are no setting, each with what to do about it."""
+    known = Settings.model_fields
+    faults = {}
+    for name in unknown_variables(os.environ, PREFIX, known):
+        nearest = nearest_variable(name, PREFIX, known)
+        hint = "" if nearest is None else f"; did you mean {nearest}?"
+        faults[name] = f"there is no such setting{hint}"
+    return faults

@@ -45,7 +45,7 @@ def _failure_message(line: str) -> str | None:
     record = _record(line)
     if record is None or record.get("level") not in _FAILURE_LEVELS:
         return None
-    parts = [record.get("message"), record.get("reason"), record.get("error")]
+    parts = [record.get(field) for field in ("message", "path", "reason", "error")]
     traceback = record.get("traceback")
     if isinstance(traceback, str) and not record.get("error"):
         parts.append(traceback.strip().splitlines()[-1])

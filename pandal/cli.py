@@ -16,7 +16,7 @@ from rich.console import Console
 from pandal.datadir import DataDir
 from pandal.errors import BadOption, PandalError
 from pandal.plan import DEFAULT_MODEL
-from pandal.settings import CommandSettings
+from pandal.settings import CommandSettings, unread_variables
 
 app = typer.Typer(
     name="pandal",
@@ -64,6 +64,8 @@ def pandal(
     ] = False,
 ) -> None:
     """An LLM gateway and the fleet behind it."""
+    for line in unread_variables():
+        typer.echo(f"pandal: {line}", err=True)
 
 
 @app.command()

@@ -1,15 +1,21 @@
 """The environment of the command line, read once per command."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from contracts.environment import nearest_variable, unknown_variables
+
+PREFIX: Final = "PANDAL_"
+
 
 class CommandSettings(BaseSettings):
     model_config = SettingsConfigDict(
-        env_prefix="PANDAL_", frozen=True, extra="forbid", env_ignore_empty=True
+        env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True
     )
 
     # A broker (HOST:PORT[,...]) to carry usage events.  None: billing reads the gateway's spool,
@@ -26,6 +32,15 @@ class CommandSettings(BaseSettings):
         if home is None or not home.is_absolute():
             home = Path.home() / ".local" / "share"
         return home / "pandal"
+
+
+def unread_variables() -> Iterator[str]:
+    """One line each, for people.  A service would refuse to start; a command does its work."""
+    known = [name for name, f in CommandSettings.model_fields.items() if f.validation_alias is None]
+    for name in unknown_variables(os.environ, PREFIX, known):
+        nearest = nearest_variable(name, PREFIX, known)
+        hint = "" if nearest is None else f"; did you mean {nearest}?"
+        yield f"{name} is no setting of pandal's and is ignored{hint}"
 
 
 def inherited_environment() -> dict[str, str]:

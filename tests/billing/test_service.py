@@ -257,8 +257,23 @@ def test_a_ledger_that_refuses_for_a_while_costs_only_time(service: Service) -> 
             },
             "greater than 0",
         ),
+        (
+            {
+                "BILLING_LEDGER_URL": "sqlite:///{folder}/l.db",
+                "BILLING_SPOOL_DIR": ".",
+                "BILLING_SPOOL_KEEP": "hunter2",
+            },
+            "did you mean BILLING_SPOOL_KEEP_S?",
+        ),
     ],
-    ids=["nothing", "no source", "no such database", "no price book", "no poll interval"],
+    ids=[
+        "nothing",
+        "no source",
+        "no such database",
+        "no price book",
+        "no poll interval",
+        "misspelt",
+    ],
 )
 def test_a_wrong_setting_ends_it_with_status_2_and_the_reason(
     tmp_path: Path, environment: dict[str, str], message: str

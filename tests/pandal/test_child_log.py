@@ -17,6 +17,11 @@ from pandal.child_log import last_error, rotate
             "load failed: bad magic",
         ),
         (
+            '{"level": "critical", "message": "bad setting", "path": "GATEWAY_PROT", '
+            '"error": "there is no such setting"}\n',
+            "bad setting: GATEWAY_PROT: there is no such setting",
+        ),
+        (
             '{"level": "error", "message": "tick failed", '
             '"traceback": "Traceback ...\\nValueError: x"}\n',
             "tick failed: ValueError: x",

@@ -232,6 +232,19 @@ def fill(disk: Path, num_free_bytes: int) -> None:
     (disk / "ballast").write_bytes(bytes(max(0, shutil.disk_usage(disk).free - num_free_bytes)))
 
 
+def test_a_variable_that_is_no_setting_is_named_and_the_command_goes_on(data_dir: DataDir) -> None:
+    result = subprocess.run(
+        (*PANDAL, "keys", "create", "--tenant", "acme", "--data-dir", str(data_dir.root)),
+        env={**os.environ, "PANDAL_MODEL_CASH": "/models"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0
+    assert "PANDAL_MODEL_CASH is no setting" in result.stderr
+    assert "did you mean PANDAL_MODEL_CACHE?" in result.stderr
+
+
 def test_an_old_python_is_told_in_one_line() -> None:
     old = next((path for v in ("3.10", "3.9") if (path := _interpreter(v))), None)
     if old is None:
