@@ -20,6 +20,7 @@ from contracts.policy import (
     TenantPolicy,
     decode_policy_document,
 )
+from gateway.worker_thread import WorkerThread
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,10 @@ def snapshot_of(document: PolicyDocument, pepper: bytes) -> PolicySnapshot:
 
 
 class PolicyStore:
-    """``current`` is replaced, never changed; ``None`` until a first good file was read."""
+    """``current`` is replaced, never changed, so that any thread may read it at any time.
+
+    ``None`` until a first good file was read.
+    """
 
     def __init__(self, path: Path, pepper: bytes) -> None:
         self._path = path
@@ -64,7 +68,7 @@ class PolicyStore:
         self.current: PolicySnapshot | None = None
 
     def refresh(self) -> None:
-        """Reads the file if it changed; never raises."""
+        """Reads the file if it changed; never raises.  Before ``watch``, or from its thread."""
         try:
             status = self._path.stat()
             identity = (status.st_mtime_ns, status.st_ino, status.st_size)
@@ -83,10 +87,14 @@ class PolicyStore:
         logger.info("policy loaded", extra={"version": document.version})
 
     async def watch(self, poll_interval_s: float) -> None:
-        """Runs until cancelled."""
-        while True:
-            await asyncio.sleep(poll_interval_s)
-            self.refresh()
+        """Runs until cancelled.  While the file system hangs, the last good snapshot stands."""
+        reader = WorkerThread("policy-reader")
+        try:
+            while True:
+                await asyncio.sleep(poll_interval_s)
+                await reader.call(self.refresh)
+        finally:
+            reader.stop()
 
     def _keep_last_good(self, failure: str) -> None:
         if failure != self._failure:  # once per fault, not four times a second

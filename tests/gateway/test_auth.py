@@ -1,5 +1,6 @@
 """Who gets in, and what the others are told."""
 
+import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from gateway.auth import Authenticator
 from gateway.errors import InvalidApiKey, PolicyUnavailable
 from gateway.policies import PolicyStore
 from tests.gateway.conftest import Tenant
+from tests.gateway.hanging_file import replace_by_pipe, wait_for_reader
 from tests.gateway.http_client import chat, get, post
 from tests.gateway.processes import Policies, eventually
 
@@ -113,3 +115,23 @@ def test_a_file_replaced_by_one_of_equal_size_and_time_is_seen(tmp_path: Path) -
     other.replace(path)
     store.refresh()
     assert Authenticator(store, PEPPER).authenticate(b"Bearer sk-2").key.key_id == "id-sk-2"
+
+
+async def test_a_file_that_hangs_holds_up_nobody_who_is_known(tmp_path: Path) -> None:
+    path, other = tmp_path / "policy.json", tmp_path / "other.json"
+    write_policy(path, "sk-1")
+    write_policy(other, "sk-2")
+    store = PolicyStore(path, PEPPER)
+    store.refresh()
+    before = store.current
+    replace_by_pipe(path)
+    watching = asyncio.create_task(store.watch(0.001))
+    pipe = await wait_for_reader(path)
+    assert store.current is before
+    os.write(pipe, other.read_bytes())
+    other.replace(path)  # what is read next hangs no more
+    os.close(pipe)
+    await asyncio.to_thread(eventually, lambda: store.current is not before, "the new policy")
+    assert Authenticator(store, PEPPER).authenticate(b"Bearer sk-2").key.key_id == "id-sk-2"
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)

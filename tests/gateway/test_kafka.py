@@ -27,6 +27,7 @@ from tests.gateway.brokers import (
     tansu,
 )
 from tests.gateway.conftest import Tenant
+from tests.gateway.hanging_file import replace_by_pipe, wait_for_reader
 from tests.gateway.http_client import chat
 from tests.gateway.processes import Gateway, Policies, Valkey, eventually
 from tests.gateway.spooled import usage_event
@@ -206,23 +207,12 @@ async def test_a_fault_of_our_own_disk_is_not_the_brokers(
     assert caplog.text.count("kafka connected") == 1, "a healthy producer is kept"
 
 
-def opened(pipe: Path) -> int | None:
-    """For writing; ``None`` as long as nobody tries to read."""
-    try:
-        return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-    except OSError:
-        return None
-
-
 async def test_a_disk_that_hangs_holds_nothing_else_up(folder: Path) -> None:
-    """A pipe in a segment's place: opening it waits until somebody opens the other end."""
     pipe = folder / segment_name("0000000000aa", 0)
-    os.mkfifo(pipe)
+    replace_by_pipe(pipe)
     shipper = KafkaShipper("127.0.0.1:1", partial(unshipped, folder, OWN_BOOT, time.time), print)
     task = asyncio.create_task(shipper.run())
-    while (writer := opened(pipe)) is None:  # noqa: ASYNC110  # nobody would set an event
-        await asyncio.sleep(0)  # on this loop, which the opening must not hold up
-    os.close(writer)
+    os.close(await wait_for_reader(pipe))
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
