@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from contracts.usage import Outcome
 from gateway.admission.limiter import Budget
-from gateway.api.context import Endpoint, InferenceRequest
+from gateway.api.context import InferenceRequest, Operation
 from gateway.clock import Clock
 from gateway.metering import Meter, Usage
 from gateway.metrics import Metrics
@@ -21,7 +21,7 @@ class Trace:
     """One request as far as it got; ``None`` where it did not get."""
 
     request_id: str
-    endpoint: Endpoint
+    operation: Operation
     started_monotonic_s: float
     status: int = CLIENT_CLOSED_REQUEST
     reason: str | None = None  # the error's code
@@ -38,9 +38,9 @@ class AccessLog:
         self._metrics = metrics
         self._clock = clock
 
-    def begin(self, request_id: str, endpoint: Endpoint) -> Trace:
+    def begin(self, request_id: str, operation: Operation) -> Trace:
         self._metrics.num_active += 1
-        return Trace(request_id, endpoint, self._clock.monotonic_s())
+        return Trace(request_id, operation, self._clock.monotonic_s())
 
     def finish(self, trace: Trace) -> None:
         self._metrics.num_active -= 1
@@ -49,7 +49,7 @@ class AccessLog:
 
     def _count(self, trace: Trace) -> None:
         metrics, usage = self._metrics, trace.usage
-        metrics.count_request(trace.endpoint.value, trace.status)
+        metrics.count_request(trace.operation.value, trace.status)
         if trace.reason is not None:
             metrics.count_refusal(trace.reason)
         if usage is not None:
@@ -70,7 +70,7 @@ class AccessLog:
             "request_id": trace.request_id,
             "tenant_id": None if grant is None else grant.tenant.tenant_id,
             "key_id": None if grant is None else grant.key.key_id,
-            "endpoint": trace.endpoint.value,
+            "endpoint": trace.operation.value,
             "model": None if request is None else request.model,
             "is_stream": None if request is None else request.is_stream,
             "replica": trace.meter.replica,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from contracts.usage import Outcome
-from gateway.api.context import Endpoint
+from gateway.api.context import Operation
 from gateway.errors import GatewayError, Interrupted
 
 T = TypeVar("T")
@@ -35,14 +35,14 @@ class Exchange:
     def __init__(
         self,
         transport: asyncio.Transport,
-        endpoint: Endpoint,
+        operation: Operation,
         headers: Sequence[Header],
         *,
         keep_alive: bool,
         is_chunking_understood: bool,
         on_complete: Callable[[], None],
     ) -> None:
-        self.endpoint = endpoint
+        self.operation = operation
         self.headers = headers
         self.body = b""
         self.is_closed_by_owner = False  # the connection's end is then not this answer's business

@@ -98,7 +98,7 @@ class EventSource:
             model_requested=context.request.model_requested,
             model=context.request.model,
             replica=meter.replica,
-            endpoint=context.request.endpoint.value,
+            endpoint=context.request.operation.value,
             is_stream=context.request.is_stream,
             admitted_at=context.admitted_at,
             occurred_at=self.clock.now(),

@@ -15,10 +15,10 @@ from contracts.usage import Outcome
 from gateway.access_log import AccessLog, Trace
 from gateway.admission.limiter import Reservation
 from gateway.admission.redis_limiter import RedisLimiter
-from gateway.api.chat import parse_request
 from gateway.api.context import InferenceRequest, RequestContext
 from gateway.api.errors import error_body, error_event, error_status, retry_headers
 from gateway.api.headers import rate_limit_headers, request_id_header
+from gateway.api.request_body import parse_request
 from gateway.auth import Authenticator
 from gateway.clock import Clock, IdMaker
 from gateway.errors import (
@@ -85,7 +85,7 @@ class Pipeline:
 
     async def serve(self, exchange: Exchange) -> None:
         """Never raises, except for its own cancellation."""
-        trace = self._stages.access_log.begin(self._stages.ids.request_id(), exchange.endpoint)
+        trace = self._stages.access_log.begin(self._stages.ids.request_id(), exchange.operation)
         try:
             await self._serve(exchange, trace)
         except GatewayError as error:
@@ -103,7 +103,7 @@ class Pipeline:
         stages = self._stages
         trace.grant = grant = stages.authenticator.authenticate(exchange.header(b"authorization"))
         trace.request = request = parse_request(
-            exchange.endpoint, exchange.body, grant, stages.fleet.pool.resolve
+            exchange.operation, exchange.body, grant, stages.fleet.pool.resolve
         )
         self._check_can_be_served(request, grant)
         context = self._context(trace, grant, request)

@@ -1,6 +1,6 @@
 """HTTP/1.1 on a client connection: data-plane requests leave uvicorn's way before ASGI begins.
 
-A subclass of uvicorn's protocol.  It takes POST to the paths of ``api.context.Endpoint`` and gives
+A subclass of uvicorn's protocol.  It takes POST to the paths of ``api.context.Operation`` and gives
 each, once its body is whole, to ``start``; every other request goes to the ASGI application as if
 this class were not there.  Both kinds may follow each other on one connection, pipelined too.
 """
@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from contracts.usage import Outcome
-from gateway.api.context import Endpoint
+from gateway.api.context import Operation
 from gateway.api.errors import error_body
 from gateway.errors import (
     AnswerTimeout,
@@ -31,7 +31,7 @@ from gateway.errors import (
 )
 from gateway.exchange import Exchange
 
-DATA_PLANE_PATHS: Final = {endpoint.path.encode(): endpoint for endpoint in Endpoint}
+DATA_PLANE_PATHS: Final = {operation.path.encode(): operation for operation in Operation}
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LINGER_S = 2.0  # for a client to notice the refusal and stop sending
@@ -108,14 +108,14 @@ class DataPlaneProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
-        endpoint = DATA_PLANE_PATHS.get(self.url.partition(b"?")[0])
-        if endpoint is None or self.parser.get_method() != b"POST":
+        operation = DATA_PLANE_PATHS.get(self.url.partition(b"?")[0])
+        if operation is None or self.parser.get_method() != b"POST":
             self._hand_to_uvicorn()
             return
         version = self.parser.get_http_version()
         exchange = Exchange(
             self.transport,
-            endpoint,
+            operation,
             self.headers,
             keep_alive=version != "1.0" and self.parser.should_keep_alive(),
             is_chunking_understood=version != "1.0",

@@ -159,7 +159,7 @@ class Relay:
         request_id = f"{self._context.request_id}-{len(tried)}"
         began_s = self._fleet.clock.monotonic_s()
         response = replica.client.post(
-            request.endpoint.path, self._request_headers(request_id), request.body
+            request.operation.path, self._request_headers(request_id), request.body
         )
         replica.num_in_flight += 1
         self._meter.replica = replica.name

@@ -7,8 +7,8 @@ from datetime import datetime
 from gateway.policies import Grant
 
 
-class Endpoint(enum.StrEnum):
-    """The data plane's operations, spelled as usage events spell them."""
+class Operation(enum.StrEnum):
+    """What the data plane does, spelled as usage events spell their ``endpoint``."""
 
     CHAT_COMPLETIONS = "chat.completions"
     COMPLETIONS = "completions"
@@ -22,7 +22,7 @@ class Endpoint(enum.StrEnum):
 class InferenceRequest:
     """A parsed request, ready to be sent: ``body`` is what the replica gets."""
 
-    endpoint: Endpoint
+    operation: Operation
     model_requested: str
     model: str
     is_stream: bool

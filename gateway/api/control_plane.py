@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from gateway.api.context import Endpoint
+from gateway.api.context import Operation
 from gateway.api.errors import error_body, error_status, retry_headers
 from gateway.errors import GatewayError, MethodNotAllowed, UnknownPath
 
-_DATA_PLANE_PATHS = frozenset(endpoint.path for endpoint in Endpoint)
+_DATA_PLANE_PATHS = frozenset(operation.path for operation in Operation)
 
 
 def control_plane(routers: Sequence[APIRouter]) -> FastAPI:

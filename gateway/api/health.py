@@ -3,12 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel
 
-
-class Readiness(BaseModel):
-    is_ready: bool
-    reasons: Sequence[str]  # why not; empty when ready
+from gateway.api.schemas import ReadinessBody
 
 
 def health_router(
@@ -22,10 +18,10 @@ def health_router(
         return {"status": "ok"}
 
     @router.get("/ready")
-    async def ready(response: Response) -> Readiness:
+    async def ready(response: Response) -> ReadinessBody:
         reasons = reasons_not_ready()
         response.status_code = 503 if reasons else 200
-        return Readiness(is_ready=not reasons, reasons=reasons)
+        return ReadinessBody(is_ready=not reasons, reasons=reasons)
 
     @router.get("/metrics")
     async def metrics() -> Response:

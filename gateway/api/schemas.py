@@ -1,8 +1,13 @@
-"""The part of OpenAI's bodies that the gateway reads.  Everything else passes through untouched."""
+"""The bodies that the gateway reads and writes: on the data plane msgspec's, else pydantic's.
 
+Of OpenAI's requests only the part that the gateway reads; the rest passes through untouched.
+"""
+
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
+from pydantic import BaseModel
 
 # Bounded far above any use, far below where arithmetic in the quota store loses integers.
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
@@ -43,3 +48,20 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 
 class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorBody
+
+
+class ModelBody(BaseModel):
+    id: str
+    object: str = "model"
+    created: int = 0  # replicas do not tell
+    owned_by: str = "pandal"
+
+
+class ModelListBody(BaseModel):
+    object: str = "list"
+    data: Sequence[ModelBody]
+
+
+class ReadinessBody(BaseModel):
+    is_ready: bool
+    reasons: Sequence[str]  # why not; empty when ready

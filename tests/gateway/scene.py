@@ -7,7 +7,7 @@ from pathlib import Path
 
 from contracts.spool import unframe
 from contracts.usage import UsageEvent, decode_usage_event
-from gateway.api.context import Endpoint
+from gateway.api.context import Operation
 from gateway.app import Gateway, create_app
 from gateway.clock import SYSTEM_CLOCK, Clock
 from gateway.exchange import Exchange
@@ -45,7 +45,7 @@ class Scene:
     def exchange(self, **members: object) -> Exchange:
         exchange = Exchange(
             self.transport,
-            Endpoint.CHAT_COMPLETIONS,
+            Operation.CHAT_COMPLETIONS,
             [(b"authorization", f"Bearer sk-{self._tenant}".encode())],
             keep_alive=True,
             is_chunking_understood=True,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from contracts.names import tenant_id
 from contracts.policy import TIERS, ApiKeyRecord, TenantPolicy
-from gateway.api.chat import parse_request
-from gateway.api.context import Endpoint
+from gateway.api.context import Operation
+from gateway.api.request_body import parse_request
 from gateway.errors import InvalidRequest
 from gateway.policies import Grant
 from tests.gateway.conftest import Tenant
@@ -70,11 +70,11 @@ GRANT = Grant(
 )
 
 
-@given(body=bodies, cut=st.integers(min_value=0, max_value=5), endpoint=st.sampled_from(Endpoint))
-def test_any_body_is_a_request_or_a_400(body: bytes | str, cut: int, endpoint: Endpoint) -> None:
+@given(body=bodies, cut=st.integers(min_value=0, max_value=5), operation=st.sampled_from(Operation))
+def test_any_body_is_a_request_or_a_400(body: bytes | str, cut: int, operation: Operation) -> None:
     raw = body if isinstance(body, bytes) else body.encode()
     try:
-        request = parse_request(endpoint, raw[: len(raw) - cut], GRANT, lambda model: model)
+        request = parse_request(operation, raw[: len(raw) - cut], GRANT, lambda model: model)
     except InvalidRequest:
         return
     sent = json.loads(request.body)

@@ -11,7 +11,7 @@ from contracts.policy import Limits
 from contracts.replica_api import CACHE_SALT_FIELD
 from gateway.admission.estimate import estimate_prompt_tokens, num_prompts
 from gateway.api.affinity import chat_affinity_key, prompt_affinity_key
-from gateway.api.context import Endpoint, InferenceRequest
+from gateway.api.context import InferenceRequest, Operation
 from gateway.api.schemas import ChatCompletionBody, CompletionBody
 from gateway.errors import InvalidRequest
 from gateway.policies import Grant
@@ -19,9 +19,9 @@ from gateway.policies import Grant
 _FIELD_IN_FAULT = re.compile(r"`\$\.(\w+)|required field `(\w+)`")
 
 Body = ChatCompletionBody | CompletionBody
-_decoders: Mapping[Endpoint, Callable[[bytes], Body]] = {
-    Endpoint.CHAT_COMPLETIONS: msgspec.json.Decoder(ChatCompletionBody).decode,
-    Endpoint.COMPLETIONS: msgspec.json.Decoder(CompletionBody).decode,
+_decoders: Mapping[Operation, Callable[[bytes], Body]] = {
+    Operation.CHAT_COMPLETIONS: msgspec.json.Decoder(ChatCompletionBody).decode,
+    Operation.COMPLETIONS: msgspec.json.Decoder(CompletionBody).decode,
 }
 _members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encoder = msgspec.json.Encoder()
@@ -35,24 +35,24 @@ class _Prompt:
 
 
 def parse_request(
-    endpoint: Endpoint, raw_body: bytes, grant: Grant, resolve_model: Callable[[str], str]
+    operation: Operation, raw_body: bytes, grant: Grant, resolve_model: Callable[[str], str]
 ) -> InferenceRequest:
     """Raises InvalidRequest, and whatever ``resolve_model`` raises for an unknown model."""
     try:
-        return _parse(endpoint, raw_body, grant, resolve_model)
+        return _parse(operation, raw_body, grant, resolve_model)
     except RecursionError as exc:  # which any of the decoders may find first
         raise InvalidRequest("The body is nested too deeply.") from exc
 
 
 def _parse(
-    endpoint: Endpoint, raw_body: bytes, grant: Grant, resolve_model: Callable[[str], str]
+    operation: Operation, raw_body: bytes, grant: Grant, resolve_model: Callable[[str], str]
 ) -> InferenceRequest:
-    body = _decode(endpoint, raw_body)
+    body = _decode(operation, raw_body)
     prompt = _prompt_of(body)
     model = resolve_model(body.model)
     is_stream = body.stream is True
     return InferenceRequest(
-        endpoint=endpoint,
+        operation=operation,
         model_requested=body.model,
         model=model,
         is_stream=is_stream,
@@ -65,11 +65,11 @@ def _parse(
     )
 
 
-def _decode(endpoint: Endpoint, raw_body: bytes) -> Body:
+def _decode(operation: Operation, raw_body: bytes) -> Body:
     try:
         if not raw_body.isascii():
             raw_body.decode()  # the parts that stay raw are not decoded, hence not checked, below
-        return _decoders[endpoint](raw_body)
+        return _decoders[operation](raw_body)
     except UnicodeDecodeError as exc:
         raise InvalidRequest("The body must be UTF-8.") from exc
     except msgspec.ValidationError as exc:
