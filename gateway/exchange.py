@@ -44,7 +44,7 @@ class Exchange:
     ) -> None:
         self.operation = operation
         self.headers = headers
-        self.body = b""
+        self.body = b""  # as it came, then as the replica gets it; dropped once one has it
         self.is_closed_by_owner = False  # the connection's end is then not this answer's business
         self.refusal: GatewayError | None = None  # known before its turn has come
         self.keep_alive = keep_alive

@@ -102,9 +102,10 @@ class Pipeline:
     async def _serve(self, exchange: Exchange, trace: Trace) -> None:
         stages = self._stages
         trace.grant = grant = stages.authenticator.authenticate(exchange.header(b"authorization"))
-        trace.request = request = parse_request(
+        request, exchange.body = parse_request(
             exchange.operation, exchange.body, grant, stages.fleet.pool.resolve
         )
+        trace.request = request
         self._check_can_be_served(request, grant)
         context = self._context(trace, grant, request)
         reservation = await self._admit(trace, context)

@@ -141,6 +141,7 @@ class Relay:
                 attempt.response.cancel()
             else:
                 if not self._is_turned_away(attempt):
+                    self._exchange.body = b""  # megabytes, maybe, which no other replica needs now
                     return attempt.response
                 self._note_retry_after(attempt.response)
                 attempt.response.discard()
@@ -159,7 +160,7 @@ class Relay:
         request_id = f"{self._context.request_id}-{len(tried)}"
         began_s = self._fleet.clock.monotonic_s()
         response = replica.client.post(
-            request.operation.path, self._request_headers(request_id), request.body
+            request.operation.path, self._request_headers(request_id), self._exchange.body
         )
         replica.num_in_flight += 1
         self._meter.replica = replica.name

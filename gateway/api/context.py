@@ -20,7 +20,7 @@ class Operation(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
-    """A parsed request, ready to be sent: ``body`` is what the replica gets."""
+    """A parsed request.  Its body is not among its facts: nobody needs that to the end."""
 
     operation: Operation
     model_requested: str
@@ -30,7 +30,6 @@ class InferenceRequest:
     estimated_prompt_tokens: int
     max_completion_tokens: int  # over all choices: the most the replica may generate
     affinity_key: bytes
-    body: bytes
 
     @property
     def estimated_tokens(self) -> int:

@@ -36,8 +36,11 @@ class _Prompt:
 
 def parse_request(
     operation: Operation, raw_body: bytes, grant: Grant, resolve_model: Callable[[str], str]
-) -> InferenceRequest:
-    """Raises InvalidRequest, and whatever ``resolve_model`` raises for an unknown model."""
+) -> tuple[InferenceRequest, bytes]:
+    """The request, and the body that the replica gets.
+
+    Raises InvalidRequest, and whatever ``resolve_model`` raises for an unknown model.
+    """
     try:
         return _parse(operation, raw_body, grant, resolve_model)
     except RecursionError as exc:  # which any of the decoders may find first
@@ -46,12 +49,12 @@ def parse_request(
 
 def _parse(
     operation: Operation, raw_body: bytes, grant: Grant, resolve_model: Callable[[str], str]
-) -> InferenceRequest:
+) -> tuple[InferenceRequest, bytes]:
     body = _decode(operation, raw_body)
     prompt = _prompt_of(body)
     model = resolve_model(body.model)
     is_stream = body.stream is True
-    return InferenceRequest(
+    request = InferenceRequest(
         operation=operation,
         model_requested=body.model,
         model=model,
@@ -61,8 +64,8 @@ def _parse(
         estimated_prompt_tokens=estimate_prompt_tokens(prompt.num_bytes),
         max_completion_tokens=_completion_bound(body, grant.limits) * prompt.num_choices,
         affinity_key=_affinity_key(body, prompt, grant),
-        body=_rewrite(raw_body, body, model, grant),
     )
+    return request, _rewrite(raw_body, body, model, grant)
 
 
 def _decode(operation: Operation, raw_body: bytes) -> Body:

@@ -74,6 +74,7 @@ class UpstreamResponse:
         self._pause = self._resume = self._cancel = None
 
     def set_head(self, status: int, content_type: bytes, retry_after_s: int | None) -> None:
+        self.request = b""
         self.status, self.content_type = status, content_type
         self.retry_after_s = retry_after_s
         if not self.head.done():

@@ -74,10 +74,12 @@ GRANT = Grant(
 def test_any_body_is_a_request_or_a_400(body: bytes | str, cut: int, operation: Operation) -> None:
     raw = body if isinstance(body, bytes) else body.encode()
     try:
-        request = parse_request(operation, raw[: len(raw) - cut], GRANT, lambda model: model)
+        request, body_sent = parse_request(
+            operation, raw[: len(raw) - cut], GRANT, lambda model: model
+        )
     except InvalidRequest:
         return
-    sent = json.loads(request.body)
+    sent = json.loads(body_sent)
     assert sent["model"] == "model-a"
     assert sent["cache_salt"]
     assert request.estimated_tokens > 0
