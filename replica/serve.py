@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 
@@ -31,6 +32,7 @@ class _Server(uvicorn.Server):
 
 async def serve(settings: Settings) -> int:
     """The process's exit code."""
+    stop = _stop_signal()  # first: from here on nobody ends us but we ourselves
     try:
         listener = socket.create_server((settings.host, settings.port), backlog=2048)
     except OSError as exc:
@@ -67,7 +69,7 @@ async def serve(settings: Settings) -> int:
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve(sockets=[listener]), name="http")
             running = group.create_task(engine.run(), name="engine")
-            exit_code = await _until_over(engine, running, settings)
+            exit_code = await _until_over(engine, running, stop, settings)
             server.should_exit = True
     if exit_code != 0:
         # The log's last line: what a supervisor shows of it.
@@ -75,9 +77,11 @@ async def serve(settings: Settings) -> int:
     return exit_code
 
 
-async def _until_over(engine: Engine, running: asyncio.Task[None], settings: Settings) -> int:
-    stop = asyncio.create_task(_stop_signal(), name="signals")
-    await asyncio.wait({stop, running}, return_when=asyncio.FIRST_COMPLETED)
+async def _until_over(
+    engine: Engine, running: asyncio.Task[None], stop: asyncio.Future[str], settings: Settings
+) -> int:
+    ends: set[asyncio.Future[Any]] = {stop, running}  # of different kinds
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if running.done():
         stop.cancel()
         await asyncio.sleep(settings.failure_linger_s)
@@ -96,8 +100,8 @@ async def _until_over(engine: Engine, running: asyncio.Task[None], settings: Set
     return 0 if is_drained else 1
 
 
-async def _stop_signal() -> str:
-    """Name of the first SIGTERM or SIGINT."""
+def _stop_signal() -> asyncio.Future[str]:
+    """Name of the first SIGTERM or SIGINT from now on."""
     received: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def note(name: str) -> None:
@@ -106,4 +110,4 @@ async def _stop_signal() -> str:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, note, number.name)
-    return await received
+    return received
