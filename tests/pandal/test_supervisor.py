@@ -180,6 +180,7 @@ async def test_watching_and_stopping_leave_no_task_behind(
     supervisor.start(python_child(FAILING))
     with pytest.raises(FleetFailed):
         await supervisor.watch()
+    assert asyncio.all_tasks() == before
     await stop(supervisor, "child")
     assert asyncio.all_tasks() == before
 
