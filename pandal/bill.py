@@ -52,14 +52,16 @@ def show_statement(console: Console, found: Statement) -> None:
 
 def _table(found: Statement) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("model", overflow="fold")
-    table.add_column("token class", no_wrap=True)
+    table.add_column("model and token class", overflow="fold")
     for heading in ("tokens", "USD per 1M", "USD"):
         table.add_column(heading, justify="right", no_wrap=True)
+    shown: str | None = None
     for line in found.lines:
+        if line.model != shown:
+            shown = line.model
+            table.add_row(Text(line.model, "bold"))
         table.add_row(
-            line.model,
-            line.token_class.value,
+            f"  {line.token_class.value}",
             f"{line.tokens:,}",
             plain(line.usd_per_million_tokens),
             plain(line.usd),

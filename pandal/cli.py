@@ -32,7 +32,7 @@ DataDirOption = Annotated[
     Path | None,
     typer.Option("--data-dir", help="State of the local fleet.  [default: ~/.local/share/pandal]"),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def run() -> None:
@@ -60,7 +60,8 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def pandal(
     _version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="And exit.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show it and exit."),
     ] = False,
 ) -> None:
     """An LLM gateway and the fleet behind it."""

@@ -98,7 +98,8 @@ class Launch:
             await self._stop()
 
     async def _start_and_show(self) -> None:
-        self._screen.line(f"starting {self._plan.summary} (logs: {self._plan.data_dir.logs})")
+        self._screen.line(f"starting {self._plan.summary}")
+        self._screen.line(f"logs in {self._plan.data_dir.logs}")
         credentials = ensure_demo_key(self._plan.data_dir)
         await self._start_valkey()
         for replica in self._plan.own_replicas:

@@ -38,9 +38,10 @@ async def show_ledger_line(screen: Screen, ledger_url: str, answer: DemoAnswer) 
 def show_snippets(screen: Screen, plan: FleetPlan, api_key: str) -> None:
     base_url = f"{plan.gateway.url}/v1"
     screen.line("")
-    screen.line("try it", "bold")
+    screen.line("try it: curl", "bold")
     screen.line(_curl(base_url=base_url, api_key=api_key, model=DEFAULT_ALIAS))
     screen.line("")
+    screen.line("try it: Python", "bold")
     screen.line(_openai_sdk(base_url=base_url, api_key=api_key, model=DEFAULT_ALIAS))
     screen.line("")
 
@@ -64,7 +65,7 @@ def _curl(*, base_url: str, api_key: str, model: str) -> str:
         f"  -H 'Authorization: Bearer {api_key}' \\\n"
         "  -H 'Content-Type: application/json' \\\n"
         f'  -d \'{{"model": "{model}", "messages": '
-        '[{"role": "user", "content": "Hello!"}]}\''
+        '[{"role": "user", "content": "Hello!"}], "temperature": 0}\''
     )
 
 
@@ -77,7 +78,9 @@ def _openai_sdk(*, base_url: str, api_key: str, model: str) -> str:
         f'    api_key="{api_key}",\n'
         ")\n"
         "answer = client.chat.completions.create(\n"
-        f'    model="{model}", messages=[{{"role": "user", "content": "Hello!"}}]\n'
+        f'    model="{model}",\n'
+        "    temperature=0,  # a model this small rambles when it samples\n"
+        '    messages=[{"role": "user", "content": "Hello!"}],\n'
         ")\n"
         "print(answer.choices[0].message.content)"
     )

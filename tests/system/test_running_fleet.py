@@ -62,9 +62,9 @@ def test_a_tenant_with_a_key_and_no_request_has_an_empty_bill(fleet: FleetProces
 
 
 def test_what_is_printed_works_as_pasted(fleet: FleetProcess) -> None:
-    printed = fleet.screen.split("try it\n")[1].split("serving on")[0]
-    curl, sdk = printed.split("from openai", maxsplit=1)
-    commands = [(sys.executable, "-c", "from openai" + sdk)]
+    printed = fleet.screen.split("try it: curl\n")[1].split("serving on")[0]
+    curl, sdk = printed.split("try it: Python\n")
+    commands = [(sys.executable, "-c", sdk)]
     if shutil.which("curl") is not None:
         commands.append(("sh", "-c", curl))
     for command in commands:
