@@ -28,6 +28,7 @@ ReportProgress = Callable[[float], None]
 _POLL_INTERVAL_S: Final = 0.1
 _STDERR_TAIL_CHARS: Final = 300
 _HASH_CHUNK_BYTES: Final = 1 << 20
+_GGUF_MAGIC: Final = b"GGUF"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +94,23 @@ def resolve(name_or_path: str, cache_dir: Path, report_progress: ReportProgress)
         return resolve_packaged(packaged, cache_dir, report_progress)
     path = Path(name_or_path).expanduser()
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+        _check_looks_like_a_model(path)
         return path
     known = ", ".join(sorted(p.name for p in _PACKAGED.values()))
     raise ModelNotFound(
         f"{name_or_path!r} is neither a .gguf file, nor a directory, nor a known model ({known})"
     )
+
+
+def _check_looks_like_a_model(path: Path) -> None:
+    """What can be told without reading it.  Raises ModelNotFound."""
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelNotFound(f"{str(path)!r} holds no config.json: not a Hugging Face model")
+        return
+    with path.open("rb") as file:
+        if file.read(len(_GGUF_MAGIC)) != _GGUF_MAGIC:
+            raise ModelNotFound(f"{str(path)!r} is not a GGUF file: it does not begin with 'GGUF'")
 
 
 def revision(path: Path) -> str:

@@ -174,9 +174,19 @@ def test_cache_that_cannot_be_written_is_a_failed_download(index: Path, tmp_path
 
 def test_paths_are_taken_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
-    path.write_bytes(b"")
+    path.write_bytes(b"GGUF")
+    (tmp_path / "config.json").write_text("{}")
     assert resolve(str(path), tmp_path, lambda ratio: None) == path
     assert resolve(str(tmp_path), tmp_path, lambda ratio: None) == tmp_path
+
+
+def test_what_is_no_model_is_told_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "notes.gguf"
+    path.write_text("not a model")
+    with pytest.raises(ModelNotFound, match="not a GGUF file"):
+        resolve(str(path), tmp_path, lambda ratio: None)
+    with pytest.raises(ModelNotFound, match=r"no config\.json"):
+        resolve(str(tmp_path), tmp_path, lambda ratio: None)
 
 
 def test_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
