@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 
 from contracts.replica_api import Phase
-from replica.engine.backend import choose_backend
+from replica.engine.backend import ReportProgress, choose_backend
 from replica.engine.block_manager import BlockManager
 from replica.engine.channel import Channel
 from replica.engine.free_memory import free_memory_bytes
-from replica.engine.loop import EngineLoop
-from replica.engine.memory_plan import plan_memory
+from replica.engine.loop import EngineLoop, ModelRunner
+from replica.engine.memory_plan import MemoryPlan, plan_memory
 from replica.engine.messages import EngineConfig, Loading, Ready
 from replica.engine.prefix import PrefixIdentity
 from replica.engine.scheduler import Scheduler, SchedulerLimits
@@ -28,15 +28,7 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
     def report(ratio: float, detail: str) -> None:
         channel.send(Loading(phase=Phase.LOADING, progress_ratio=ratio, detail=detail))
 
-    opened = open_model(path)
-    backend = choose_backend(config, opened, tokenizer.eos_token_ids)
-    # Before the weights: a limit that cannot be kept is said at once.
-    plan = plan_memory(
-        config,
-        opened.config,
-        weights_bytes=backend.weights_bytes,
-        available_bytes=_available_bytes(config),
-    )
+    plan, runner, description = _load(config, path, tokenizer, report)
     limits = SchedulerLimits(
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
@@ -47,7 +39,7 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
     )
     loop = EngineLoop(
         scheduler=Scheduler(limits, BlockManager(plan.num_blocks), tokenizer.eos_token_ids),
-        runner=backend.load(plan.num_blocks, report),
+        runner=runner,
         token_bytes=tokenizer.token_bytes,
         identity=PrefixIdentity(model_revision=store.revision(path), kv_dtype="float32"),
         monotonic_s=time.monotonic,
@@ -57,10 +49,26 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
             max_model_len=plan.max_model_len,
             num_blocks=plan.num_blocks,
             block_size=config.block_size,
-            detail=backend.description,
+            detail=description,
         )
     )
     loop.run(channel)
+
+
+def _load(
+    config: EngineConfig, path: Path, tokenizer: Tokenizer, report: ReportProgress
+) -> tuple[MemoryPlan, ModelRunner, str]:
+    """The last is what computes the steps, and why.  The model's file is closed again."""
+    opened = open_model(path)
+    backend = choose_backend(config, opened, tokenizer.eos_token_ids)
+    # Before the weights: a limit that cannot be kept is said at once.
+    plan = plan_memory(
+        config,
+        opened.config,
+        weights_bytes=backend.weights_bytes,
+        available_bytes=_available_bytes(config),
+    )
+    return plan, backend.load(plan.num_blocks, report), backend.description
 
 
 def _available_bytes(config: EngineConfig) -> int:

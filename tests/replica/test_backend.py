@@ -1,0 +1,156 @@
+"""What computes the steps, why, and that it does not matter for the tokens."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from contracts.replica_api import Phase, ReplicaState
+from kernels.linear.formats import WeightFormat
+from replica.engine.backend import choose_backend
+from replica.engine.messages import CpuBackend, SamplingParams
+from replica.engine.scheduler import SchedulerLimits
+from replica.errors import ModelInvalid, ModelUnsupported
+from replica.model.loader import OpenedModel, open_model
+from replica.model.packed_weights import PackedModel
+from replica.settings import Settings
+from tests.replica.engine_harness import EngineHarness
+from tests.replica.replica_process import ReplicaProcess
+from tests.replica.tiny_llama import SHAPES, VOCAB_SIZE, Kind, write_gguf
+
+BLOCK_SIZE = 16
+NUM_BLOCKS = 64
+PROMPTS = [[5], [1, 2, 3], list(range(1, 40)), [7] * 8, list(range(63, 3, -1))]
+Q4_0 = dict.fromkeys(SHAPES, Kind.Q4_0)
+# Each with what its layers are packed as.
+FILES = {
+    "own output matrix": (
+        Q4_0 | {"token_embd": Kind.Q8_0, "output": Kind.F16},
+        WeightFormat.Q4_0,
+    ),
+    "layers of several formats": (
+        Q4_0 | {"token_embd": Kind.Q8_0, "ffn_down": Kind.Q8_0, "attn_v": Kind.F16},
+        WeightFormat.FLOAT32,
+    ),
+    "bfloat16": (
+        dict.fromkeys((*SHAPES, "token_embd"), Kind.BF16),
+        WeightFormat.BFLOAT16,
+    ),
+}
+
+
+@pytest.fixture(params=FILES, ids=str)
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[OpenedModel, WeightFormat]:
+    kinds, layer_format = FILES[request.param]
+    write_gguf(tmp_path / "tiny.gguf", kinds)
+    return open_model(tmp_path / "tiny.gguf"), layer_format
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> OpenedModel:
+    write_gguf(tmp_path / "tiny.gguf", FILES["own output matrix"][0])
+    return open_model(tmp_path / "tiny.gguf")
+
+
+def engine_of(opened: OpenedModel, cpu_backend: CpuBackend) -> EngineHarness:
+    config = Settings(cpu_backend=cpu_backend, block_size=BLOCK_SIZE, num_threads=2).engine_config()
+    runner = choose_backend(config, opened, []).load(NUM_BLOCKS, lambda ratio, detail: None)
+    names = [b"%d " % i for i in range(VOCAB_SIZE)]
+    return EngineHarness(runner, names, [], SchedulerLimits(BLOCK_SIZE, 8, 128), NUM_BLOCKS)
+
+
+def texts(engine: EngineHarness, params: SamplingParams) -> list[str]:
+    ids = engine.submit_together(PROMPTS, params)
+    engine.run()
+    return [engine.outcomes[i].text for i in ids]
+
+
+def test_both_backends_give_the_same_tokens(opened: tuple[OpenedModel, WeightFormat]) -> None:
+    model, layer_format = opened
+    assert PackedModel(model.source, model.config).layer_format is layer_format
+    greedy = SamplingParams(max_tokens=16, temperature=0.0)
+    compiled = texts(engine_of(model, CpuBackend.COMPILED), greedy)
+    assert compiled == texts(engine_of(model, CpuBackend.TORCH), greedy)
+    assert len(set(" ".join(compiled).split())) > 10, "the model says too little"
+
+
+def test_packed_weights_take_what_was_announced(
+    opened: tuple[OpenedModel, WeightFormat],
+) -> None:
+    packed = PackedModel(opened[0].source, opened[0].config)
+    weights = packed.load(lambda ratio: None)
+    matrices = {id(m): m for m in (weights.embedding, weights.lm_head)}
+    for layer in weights.layers:
+        matrices |= {id(m): m for m in (layer.qkv, layer.output, layer.gate_up, layer.down)}
+    assert packed.size_bytes == sum(m.storage.nbytes for m in matrices.values())
+
+
+def test_company_changes_no_draw_of_the_compiled_step(tiny: OpenedModel) -> None:
+    """Logits with other bits would give other tokens, sooner or later."""
+    params = SamplingParams(max_tokens=60, temperature=1.5, seed=3)
+    engine = engine_of(tiny, CpuBackend.COMPILED)
+    together = texts(engine, params)
+    for prompt, expected in zip(PROMPTS, together, strict=True):
+        alone = engine.submit(prompt, params, cache_salt="alone")
+        engine.run()
+        assert engine.outcomes[alone].text == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "block_size", "reason"),
+    [
+        ({"has_qkv_bias": True}, 16, "biases"),
+        ({"has_qk_norm": True}, 16, "norms on their heads"),
+        ({"intermediate_size": 100}, 16, "intermediate size: expected a multiple of 32, got 100"),
+        ({"head_dim": 34}, 16, "head"),
+        ({}, 12, "block size 12"),
+    ],
+    ids=str,
+)
+def test_torch_runs_what_is_not_compiled_and_says_why(
+    tiny: OpenedModel, model: dict[str, object], block_size: int, reason: str
+) -> None:
+    other = replace(tiny, config=replace(tiny.config, **model))
+    settings = Settings(block_size=block_size, max_num_batched_tokens=2048)
+    backend = choose_backend(settings.engine_config(), other, [])
+    assert re.fullmatch(rf"torch, \d+ threads: .*{reason}.*", backend.description)
+    wanted = Settings(block_size=block_size, cpu_backend=CpuBackend.COMPILED)
+    with pytest.raises(ModelUnsupported, match=reason):
+        choose_backend(wanted.engine_config(), other, [])
+
+
+def test_torch_is_used_when_asked_for(tiny: OpenedModel) -> None:
+    config = Settings(cpu_backend=CpuBackend.TORCH).engine_config()
+    assert "torch" in choose_backend(config, tiny, []).description
+
+
+def test_misshapen_tensors_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, FILES["bfloat16"][0])
+    opened = open_model(path)
+    wider = replace(opened, config=replace(opened.config, intermediate_size=128))
+    backend = choose_backend(Settings().engine_config(), wider, [])
+    with pytest.raises(ModelInvalid, match=r"mlp\.gate_proj\.weight: expected 128 rows"):
+        backend.load(NUM_BLOCKS, lambda ratio, detail: None)
+
+
+def test_a_replica_compiles_in_sight_and_without_a_place_to_keep_it(
+    replica_settings: dict[str, object], tmp_path: Path
+) -> None:
+    """The folder cannot be made: a file is in its way."""
+    (tmp_path / "file").touch()
+    settings = replica_settings | {"compile_cache_dir": tmp_path / "file" / "kernels"}
+    settings |= {"cpu_backend": "compiled"}
+    with ReplicaProcess(tmp_path / "log", **settings) as replica:
+        states = [msgspec.convert(s, ReplicaState) for s in replica.wait_ready()]
+        compiling = [s.progress_ratio for s in states if s.detail == "compiling kernels"]
+        assert len(compiling) > 2
+        assert compiling == sorted(compiling)
+        assert states[-1].phase is Phase.READY
+        assert re.fullmatch(r"compiled kernels, \d+ threads: \w+, .*q4_1", states[-1].detail)
+        assert states[-1].detail in replica.log
+        assert "compiled kernels cannot be kept" in replica.log
+        body = {"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+        assert "Paris" in replica.post("/v1/completions", body).json["choices"][0]["text"]
