@@ -10,14 +10,16 @@ import signal
 import sys
 
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
 
 from billing.consumer import Consumer, EventSource
 from billing.current_prices import CurrentPrices
 from billing.errors import BillingError, PriceBookInvalid, RequestInvalid
 from billing.kafka_source import KafkaSource
 from billing.ledger import Ledger
-from billing.settings import Settings, unread_variables
+from billing.settings import PREFIX, Settings, unread_variables
 from billing.spool_source import SpoolSource
+from contracts.environment import variable_of
 from contracts.logs import configure_logging
 
 logger = logging.getLogger(__name__)
@@ -27,7 +29,7 @@ def main() -> int:
     try:
         settings = Settings()
         faults = unread_variables()
-    except ValidationError as exc:
+    except (ValidationError, SettingsError) as exc:
         faults = {**_faults(exc), **unread_variables()}
     if faults:
         configure_logging("billing", "info")
@@ -49,10 +51,12 @@ def main() -> int:
     return 0
 
 
-def _faults(exc: ValidationError) -> dict[str, str]:
-    """By setting, without what was given: it may hold a password."""
+def _faults(exc: ValidationError | SettingsError) -> dict[str, str]:
+    """By variable, without what was given: it may hold a secret."""
+    if isinstance(exc, SettingsError):  # not JSON, where the setting is a list or a mapping
+        return {PREFIX: str(exc)}
     errors = exc.errors(include_input=False, include_url=False)
-    return {".".join(map(str, e["loc"])) or "settings": e["msg"] for e in errors}
+    return {variable_of(PREFIX, e["loc"] or ("settings",)): e["msg"] for e in errors}
 
 
 async def _run(settings: Settings) -> None:

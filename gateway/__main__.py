@@ -9,12 +9,14 @@ import sys
 
 import uvloop
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
 
+from contracts.environment import variable_of
 from contracts.logs import configure_logging
 from gateway.app import create_app
 from gateway.protocol import ConnectionLimits
 from gateway.server import GatewayServer, Listener
-from gateway.settings import Settings, unread_variables
+from gateway.settings import PREFIX, Settings, unread_variables
 
 logger = logging.getLogger("gateway")
 
@@ -23,7 +25,7 @@ def main() -> int:
     try:
         settings = Settings()
         faults = dict(unread_variables())
-    except ValidationError as exc:
+    except (ValidationError, SettingsError) as exc:
         faults = {**_faults(exc), **unread_variables()}
     if faults:
         configure_logging("gateway", "info")
@@ -47,9 +49,12 @@ def main() -> int:
     return 0
 
 
-def _faults(exc: ValidationError) -> dict[str, str]:
+def _faults(exc: ValidationError | SettingsError) -> dict[str, str]:
+    """By variable, without what was given: it may hold a secret."""
+    if isinstance(exc, SettingsError):  # not JSON, where the setting is a list or a mapping
+        return {PREFIX: str(exc)}
     errors = exc.errors(include_input=False, include_url=False)
-    return {".".join(map(str, e["loc"])) or "settings": e["msg"] for e in errors}
+    return {variable_of(PREFIX, e["loc"] or ("settings",)): e["msg"] for e in errors}
 
 
 async def _serve(settings: Settings) -> None:

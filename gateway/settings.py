@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from contracts.environment import nearest_variable, unknown_variables
+from contracts import environment
 from gateway.resp_address import RespAddress
 
 PREFIX = "GATEWAY_"
@@ -87,10 +87,4 @@ class Settings(BaseSettings):
 
 def unread_variables() -> Mapping[str, str]:
     """Variables of ours that are no setting, each with what to do about it."""
-    known = Settings.model_fields
-    faults = {}
-    for name in unknown_variables(os.environ, PREFIX, known):
-        nearest = nearest_variable(name, PREFIX, known)
-        hint = "" if nearest is None else f"; did you mean {nearest}?"
-        faults[name] = f"there is no such setting{hint}"
-    return faults
+    return environment.unread_variables(os.environ, PREFIX, Settings.model_fields)

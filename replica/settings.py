@@ -1,21 +1,25 @@
 """Every knob of a replica."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from contracts import environment
 from replica.engine.messages import CpuBackend, EngineConfig
 from replica.model import store
+
+PREFIX: Final = "REPLICA_"
 
 
 class Settings(BaseSettings):
     """Read once, in ``__main__``, from REPLICA_* environment variables."""
 
     model_config = SettingsConfigDict(
-        env_prefix="REPLICA_", extra="forbid", frozen=True, protected_namespaces=()
+        env_prefix=PREFIX, extra="forbid", frozen=True, protected_namespaces=()
     )
 
     host: str = "127.0.0.1"  # a local fleet is nobody else's business
@@ -106,3 +110,8 @@ class Settings(BaseSettings):
             fair_share_slack_tokens=self.fair_share_slack_tokens,
             log_level=self.log_level,
         )
+
+
+def unread_variables() -> Mapping[str, str]:
+    """Variables of ours that are no setting, each with what to do about it."""
+    return environment.unread_variables(os.environ, PREFIX, Settings.model_fields)

@@ -238,7 +238,7 @@ def test_a_ledger_that_refuses_for_a_while_costs_only_time(service: Service) -> 
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({}, "ledger_url"),
+        ({}, "BILLING_LEDGER_URL"),
         ({"BILLING_LEDGER_URL": "sqlite:////nowhere/l.db"}, "BILLING_SPOOL_DIR"),
         ({"BILLING_LEDGER_URL": "mysql://u:hunter2@h/d", "BILLING_SPOOL_DIR": "."}, "ledger URL"),
         (

@@ -2,7 +2,12 @@
 
 import pytest
 
-from contracts.environment import nearest_variable, unknown_variables
+from contracts.environment import (
+    nearest_variable,
+    unknown_variables,
+    unread_variables,
+    variable_of,
+)
 
 KNOWN = ("drain_timeout_s", "port", "quota_url")
 
@@ -38,3 +43,13 @@ def test_the_nearest_variable_is_the_one_that_was_meant(name: str, nearest: str)
 def test_a_variable_like_no_other_has_no_nearest() -> None:
     assert nearest_variable("GATEWAY_X", "GATEWAY_", ()) is None
     assert nearest_variable("Z", "GATEWAY_", KNOWN) is None
+
+
+def test_a_fault_is_named_by_its_variable() -> None:
+    assert variable_of("GATEWAY_", ("replicas", 0, "url")) == "GATEWAY_REPLICAS.0.url"
+
+
+def test_an_unread_variable_is_told_with_what_was_meant() -> None:
+    assert unread_variables(["GATEWAY_PROT", "PATH"], "GATEWAY_", ["port"]) == {
+        "GATEWAY_PROT": "there is no such setting; did you mean GATEWAY_PORT?"
+    }
