@@ -69,22 +69,23 @@ def test_any_bytes_in_a_model_folder_are_refused(tmp_path: Path, name: str, payl
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "reason"),
+    ("files", "reason"),
     [
-        ("m.gguf", b"GGUF\x03\x00\x00\x00" + bytes(8), "not a readable GGUF"),
-        ("m.gguf", b"", "the file is empty"),
-        ("m/tokenizer.json", b"{}", "tokenizer.json"),
-        ("m/config.json", b"[]", "tokenizer.json is missing"),
+        ({"m.gguf": b"GGUF\x03\x00\x00\x00" + bytes(8)}, "not a readable GGUF"),
+        ({"m.gguf": b""}, "does not begin with 'GGUF'"),
+        ({"m/config.json": b"{}", "m/tokenizer.json": b"{}"}, "tokenizer.json"),
+        ({"m/config.json": b"[]"}, "tokenizer.json is missing"),
+        ({"m/tokenizer.json": b"{}"}, "holds no config.json"),
     ],
-    ids=["cut off", "empty", "no tokenizer", "no model"],
+    ids=["cut off", "empty", "odd tokenizer", "no tokenizer", "no model"],
 )
 def test_reason_is_the_last_line_of_the_log(
-    tmp_path: Path, name: str, content: bytes, reason: str
+    tmp_path: Path, files: dict[str, bytes], reason: str
 ) -> None:
-    path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(content)
-    model = path if path.suffix == ".gguf" else path.parent
+    (tmp_path / "m").mkdir()
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    model = tmp_path / "m.gguf" if "m.gguf" in files else tmp_path / "m"
     with ReplicaProcess(tmp_path / "log", model=model) as replica:
         assert replica.process.wait() == 1
         lines = replica.log.splitlines()

@@ -129,7 +129,7 @@ def test_engine_dies_with_its_parent(replica_settings: dict[str, object], tmp_pa
     ("settings", "message"),
     [
         ({"model": "no-such-model"}, "neither a .gguf file"),
-        ({"model": "/dev"}, "tokenizer.json is missing"),
+        ({"model": "/dev"}, "holds no config.json"),
         ({"max_model_len": 100_000}, "the model has 8192"),
         ({"kv_cache_bytes": 4096}, "at least 2 are needed"),
         ({"kv_cache_bytes": 8 << 20, "max_model_len": 4096}, "holds"),
