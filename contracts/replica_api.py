@@ -31,7 +31,11 @@ CACHE_SALT_FIELD = "cache_salt"
 PRIORITY_FIELD = "priority"
 MAX_TIME_FIELD = "max_time_s"
 RESUME_TOKENS_FIELD = "resume_tokens"
+RETURN_TOKEN_IDS_FIELD = "return_token_ids"
 FINISH_REASON_DEADLINE = "deadline"
+
+GATEWAY_OWNED_FIELDS = frozenset({PRIORITY_FIELD, RESUME_TOKENS_FIELD, RETURN_TOKEN_IDS_FIELD})
+"""What only a gateway may ask of a replica: a client's priority would be everybody's business."""
 
 
 class Phase(enum.StrEnum):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from contracts.policy import Limits
-from contracts.replica_api import CACHE_SALT_FIELD
+from contracts.replica_api import CACHE_SALT_FIELD, GATEWAY_OWNED_FIELDS
 from gateway.admission.estimate import estimate_prompt_tokens, num_prompts
 from gateway.api.affinity import chat_affinity_key, prompt_affinity_key
 from gateway.api.context import InferenceRequest, Operation
@@ -122,6 +122,8 @@ def _affinity_key(body: Body, prompt: _Prompt, grant: Grant) -> bytes:
 
 def _rewrite(raw_body: bytes, body: Body, model: str, grant: Grant) -> bytes:
     members: dict[str, object] = dict(_members_decoder.decode(raw_body))
+    for name in sorted(GATEWAY_OWNED_FIELDS & members.keys()):
+        raise InvalidRequest(f"{name} is not for clients to set.", param=name)
     members["model"] = model
     members[CACHE_SALT_FIELD] = tenant_cache_salt(grant.salt, body.cache_salt)
     if body.max_tokens is None and body.max_completion_tokens is None:

@@ -1,7 +1,7 @@
 import pytest
 import torch
-from kernels.rms_norm.op import add_rms_norm
 
+from kernels.rms_norm.op import add_rms_norm
 from kernels.rms_norm.reference import add_rms_norm_reference
 from kernels.threads.team import ThreadTeam
 from kernels.vector_ir.levels import FeatureLevel

@@ -1,7 +1,7 @@
 import pytest
 import torch
-from kernels.silu_mul.op import silu_mul
 
+from kernels.silu_mul.op import silu_mul
 from kernels.silu_mul.reference import silu_mul_reference
 from kernels.threads.team import ThreadTeam
 from kernels.vector_ir.levels import FeatureLevel

@@ -150,7 +150,7 @@ def test_what_cannot_be_loaded_is_said_and_ends_the_replica(
 @pytest.mark.parametrize(
     ("settings", "name"),
     [
-        ({"port": "http"}, "port"),
+        ({"port": "http"}, "REPLICA_PORT"),
         ({"max_num_seqs": 9, "max_num_batched_tokens": 8}, "max_num_batched_tokens"),
     ],
     ids=["port", "budget"],
