@@ -8,12 +8,14 @@ shares the machine's cores with the load, so the rate is a floor; the CPU per re
 """
 
 import asyncio
+import http.client
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httptools
@@ -159,11 +161,28 @@ def start_gateway(folder: Path, upstream_port: int) -> tuple[subprocess.Popen[st
     log_path = folder / "gateway.log"
     with log_path.open("w") as log:
         gateway = subprocess.Popen(command, env=environment, stderr=log, text=True)
-    while '"listening"' not in log_path.read_text():
-        time.sleep(0.05)
+    wait_until(lambda: '"listening"' in log_path.read_text(), "the gateway to listen")
     lines = [json.loads(line) for line in log_path.read_text().splitlines()]
-    time.sleep(1)  # the first poll of the replica
-    return gateway, next(line["port"] for line in lines if line["message"] == "listening")
+    port = next(line["port"] for line in lines if line["message"] == "listening")
+    wait_until(lambda: is_ready(port), "the gateway to find its replica")
+    return gateway, port
+
+
+def wait_until(is_true: Callable[[], bool], what: str) -> None:
+    give_up_s = time.monotonic() + 20
+    while not is_true():
+        if time.monotonic() > give_up_s:
+            raise RuntimeError(f"waited 20 s for {what}")
+        time.sleep(0.02)
+
+
+def is_ready(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    try:
+        connection.request("GET", "/ready")
+        return connection.getresponse().status == 200
+    finally:
+        connection.close()
 
 
 def start_store(folder: Path) -> subprocess.Popen[bytes]:

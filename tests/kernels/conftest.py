@@ -1,7 +1,6 @@
-"""Levels this machine can run, a team of threads, and the published model where it is at hand."""
+"""Levels this machine can run, a team of threads, and the published model fetched if need be."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import gguf
@@ -14,9 +13,9 @@ from kernels.linear.formats import WeightFormat
 from kernels.linear.packing import pack_gguf
 from kernels.threads.team import ThreadTeam
 from kernels.vector_ir.levels import FeatureLevel, host_features, runnable_levels
+from replica.model.store import default_cache_dir, resolve
 
 RUNNABLE = runnable_levels(host_features())
-SMOLLM2 = Path.home() / ".cache/pandal/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 @pytest.fixture(params=list(FeatureLevel), ids=str)
@@ -36,9 +35,8 @@ def team() -> Iterator[ThreadTeam]:
 @pytest.fixture(scope="session")
 def smollm2() -> tuple[DecoderShape, DecoderWeights]:
     """SmolLM2-135M-Instruct as shipped: Q4_1 layers, a tied embedding in Q8_0."""
-    if not SMOLLM2.exists():
-        pytest.skip(f"{SMOLLM2.name} has not been downloaded")
-    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(SMOLLM2).tensors}
+    path = resolve("SmolLM2-135M-Instruct", default_cache_dir(), lambda ratio: None)
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     shape = DecoderShape(30, 576, 1536, 9, 3, 64, 49152, 1e-5)
     embedding = pack_gguf(raw(tensors, "token_embd"), WeightFormat.Q8_0)
     cos, sin = rotary_tables(shape.head_dim, 2048, 100_000.0)
