@@ -95,7 +95,7 @@ async def create_app(settings: Settings, clock: Clock = SYSTEM_CLOCK) -> AsyncGe
     async with _closing(pool), _open(spool), _background(loops):
         pipeline = Pipeline(stages)
         try:
-            yield Gateway(control_plane(routers), pipeline, readiness)
+            yield Gateway(control_plane(routers, ids.request_id), pipeline, readiness)
         finally:
             await pipeline.stop(_CLOSE_S)
             await limiter.flush(_CLOSE_S)

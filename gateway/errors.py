@@ -9,6 +9,11 @@ from typing import ClassVar
 from contracts.usage import Outcome
 
 
+def whole_seconds(duration_ms: int) -> int:
+    """Rounded up: what is waited for is then over."""
+    return -(-duration_ms // 1000)
+
+
 class GatewayError(Exception):
     """Base of the tree.  ``str(error)`` is the message the client reads."""
 
@@ -77,13 +82,19 @@ class ModelNotFound(GatewayError):
 
 
 class RateLimited(GatewayError):
-    """Refused by a bucket; ``limit`` is ``"tokens"`` or ``"requests"``."""
+    """Refused by a bucket; ``limit`` is ``"tokens"`` or ``"requests"``, whose numbers these are."""
 
     status = 429
     code = "rate_limit_exceeded"
 
-    def __init__(self, limit: str, retry_after_ms: int) -> None:
-        super().__init__(f"Rate limit reached for {limit} per minute.")
+    def __init__(
+        self, limit: str, *, allowed: int, remaining: int, needed: int, retry_after_ms: int
+    ) -> None:
+        super().__init__(
+            f"Rate limit reached for {limit} per minute: limit {allowed}, "
+            f"used {allowed - remaining}, this request needs {needed}; "
+            f"retry in {whole_seconds(retry_after_ms)} s."
+        )
         self.limit = limit
         self.retry_after_ms = retry_after_ms
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from contracts.usage import Outcome
 from gateway.access_log import AccessLog, Trace
-from gateway.admission.limiter import Reservation
+from gateway.admission.limiter import Budget, Refusal, Reservation
 from gateway.admission.redis_limiter import RedisLimiter
 from gateway.api.context import InferenceRequest, RequestContext
 from gateway.api.errors import error_body, error_event, error_status, retry_headers
@@ -151,7 +151,7 @@ class Pipeline:
         verdict = await self._stages.limiter.reserve(reservation)
         trace.budget = verdict.budget
         if verdict.refusal is not None:
-            raise RateLimited(verdict.refusal.limit, verdict.refusal.retry_after_ms)
+            raise _rate_limited(verdict.budget, verdict.refusal, reservation)
         return reservation
 
     # The answer
@@ -201,6 +201,17 @@ class Pipeline:
 
 def _shut_down(exchange: Exchange) -> None:
     exchange.interrupt(Outcome.CANCELLED, ShuttingDown("The gateway is shutting down."))
+
+
+def _rate_limited(budget: Budget, refusal: Refusal, reservation: Reservation) -> RateLimited:
+    is_tokens = refusal.limit == "tokens"
+    return RateLimited(
+        refusal.limit,
+        allowed=budget.tokens_limit if is_tokens else budget.requests_limit,
+        remaining=budget.tokens_remaining if is_tokens else budget.requests_remaining,
+        needed=reservation.reserved_tokens if is_tokens else 1,
+        retry_after_ms=refusal.retry_after_ms,
+    )
 
 
 def _outcome_of(error: GatewayError, usage: Usage) -> Outcome:

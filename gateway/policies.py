@@ -76,11 +76,11 @@ class PolicyStore:
                 return
             document = decode_policy_document(self._path.read_bytes())
         except OSError as exc:
-            self._keep_last_good(f"{type(exc).__name__} {exc.errno}")
+            self._refuse(f"{type(exc).__name__} {exc.errno}")
             return
         except ContractError as exc:
             self._seen = identity
-            self._keep_last_good(str(exc))
+            self._refuse(str(exc))
             return
         self._seen, self._failure = identity, None
         self.current = snapshot_of(document, self._pepper)
@@ -96,7 +96,11 @@ class PolicyStore:
         finally:
             reader.stop()
 
-    def _keep_last_good(self, failure: str) -> None:
+    def _refuse(self, failure: str) -> None:
         if failure != self._failure:  # once per fault, not four times a second
-            logger.error("policy file refused, keeping the last good one", extra={"error": failure})
+            fields = {"path": str(self._path), "error": failure}
+            if self.current is None:
+                logger.error("not ready: waiting for a good policy file", extra=fields)
+            else:
+                logger.error("policy file refused, keeping the last good one", extra=fields)
         self._failure = failure

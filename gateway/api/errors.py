@@ -3,7 +3,7 @@
 import msgspec
 
 from gateway.api.schemas import ErrorBody, ErrorResponse
-from gateway.errors import GatewayError, RateLimited, UpstreamRefused
+from gateway.errors import GatewayError, RateLimited, UpstreamRefused, whole_seconds
 
 _encoder = msgspec.json.Encoder()
 
@@ -38,5 +38,5 @@ def retry_headers(error: GatewayError) -> bytes:
     """Whole seconds, rounded up, for everyone; milliseconds for OpenAI's own clients."""
     if error.retry_after_ms is None:
         return b""
-    seconds = -(-error.retry_after_ms // 1000)
+    seconds = whole_seconds(error.retry_after_ms)
     return b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (seconds, error.retry_after_ms)

@@ -20,7 +20,7 @@ from gateway.policies import PolicyStore
 from tests.gateway.conftest import Tenant
 from tests.gateway.hanging_file import replace_by_pipe, wait_for_reader
 from tests.gateway.http_client import chat, get, post
-from tests.gateway.processes import Policies, eventually
+from tests.gateway.processes import Gateway, Policies, eventually
 
 PEPPER = b"sixteen bytes ok"
 
@@ -67,6 +67,21 @@ async def test_a_revoked_key_is_refused(
             break
     assert (await revoked.chat(chat())).status == 401
     assert (await tenant.chat(chat())).status == 200
+
+
+async def test_a_gateway_without_a_policy_waits_and_says_for_which_file(
+    start_gateway: Callable[..., Gateway], tmp_path: Path
+) -> None:
+    path = tmp_path / "later.json"
+    gateway = start_gateway(policy_file=path)
+    (told,) = (line for line in gateway.log_lines() if "policy" in str(line["message"]))
+    assert told["message"] == "not ready: waiting for a good policy file"
+    assert told["path"] == str(path)
+    assert (await get(gateway.port, "/ready")).document["reasons"][0] == "no policy is loaded"
+    write_policy(path, "sk-1")
+    await asyncio.to_thread(
+        eventually, lambda: gateway.log_lines()[-1]["message"] == "policy loaded", "the policy"
+    )
 
 
 async def test_a_broken_policy_file_keeps_the_last_good_one(

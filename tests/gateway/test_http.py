@@ -195,17 +195,20 @@ async def test_a_body_too_large_waits_for_its_turn_to_be_refused(
 async def test_a_wrong_method_gets_405(tenant: Tenant, method: str) -> None:
     reply = await get(tenant.gateway.port, "/v1/chat/completions", method=method)
     assert (reply.status, reply.error["code"]) == (405, "method_not_allowed")
+    assert reply.headers["x-request-id"].startswith("req_")
     assert reply.headers["allow"] == "POST"
 
 
 async def test_a_wrong_method_beside_the_data_plane_gets_405(tenant: Tenant) -> None:
     reply = await send(tenant.gateway.port, request_bytes({}, tenant.key, path="/v1/models"))
     assert (reply.status, reply.error["code"]) == (405, "method_not_allowed")
+    assert reply.headers["x-request-id"].startswith("req_")
     assert reply.headers["allow"] == "GET"
 
 
 async def test_an_unknown_path_gets_404(tenant: Tenant) -> None:
     reply = await get(tenant.gateway.port, "/v1/nothing?a=b")
     assert (reply.status, reply.error["code"]) == (404, "unknown_url")
+    assert reply.headers["x-request-id"].startswith("req_")
     lookalike = request_bytes(chat(), tenant.key, path="/v1/chat/completions/")
     assert (await send(tenant.gateway.port, lookalike)).status == 404

@@ -67,6 +67,35 @@ async def test_a_refusal_is_complete_and_consumes_nothing(
     assert tenant.only_event()
 
 
+async def test_a_refusal_names_the_limit_what_is_used_and_the_wait(
+    make_tenant: Callable[..., Tenant], upstream: Upstream
+) -> None:
+    tenant = make_tenant(tokens_per_minute=2_000)
+    await tenant.accepted()
+    upstream.behaviour = words(30, pause_s=0.01)
+    replies = await asyncio.gather(*(tenant.chat(chat(max_tokens=1_200)) for _ in range(2)))
+    refused = next(reply for reply in replies if reply.status == 429)
+    remaining = int(refused.headers["x-ratelimit-remaining-tokens"])
+    assert refused.error == {
+        "message": f"Rate limit reached for tokens per minute: limit 2000, used {2000 - remaining},"
+        f" this request needs {cost_of('hello', 1_200)};"
+        f" retry in {refused.headers['retry-after']} s.",
+        "type": "tokens",
+        "param": None,
+        "code": "rate_limit_exceeded",
+    }
+
+
+async def test_every_choice_is_reserved_and_counted_once(
+    tenant: Tenant, upstream: Upstream
+) -> None:
+    assert (await tenant.chat(chat(n=3, max_tokens=50))).status == 200
+    assert upstream.generations[0].received.document["n"] == 3
+    event = tenant.only_event()
+    assert event.reserved_tokens == cost_of("hello", 3 * 50)
+    assert event.output_text_tokens == upstream.generations[0].completion_tokens
+
+
 async def test_waiting_as_told_is_enough(
     make_tenant: Callable[..., Tenant], upstream: Upstream
 ) -> None:
