@@ -7,15 +7,15 @@ import sys
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import msgspec
 import typer
-from rich.console import Console
 
 from pandal.datadir import DataDir
 from pandal.errors import BadOption, PandalError
 from pandal.plan import DEFAULT_MODEL
+from pandal.screen import Screen, SteadyConsole, silence
 from pandal.settings import CommandSettings, unread_variables
 
 app = typer.Typer(
@@ -30,7 +30,9 @@ app.add_typer(keys_app, name="keys")
 
 DataDirOption = Annotated[
     Path | None,
-    typer.Option("--data-dir", help="State of the local fleet.  [default: ~/.local/share/pandal]"),
+    typer.Option(
+        "--data-dir", help="State of the local fleet.", show_default="~/.local/share/pandal"
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
@@ -44,10 +46,10 @@ def run() -> None:
     try:
         app()
     except PandalError as exc:
-        typer.echo(f"pandal: {exc}", err=True)
+        _print(f"pandal: {exc}", sys.stderr)
         sys.exit(exc.exit_code)
     except OSError as exc:  # the machine refuses: no space, no permission, no memory
-        typer.echo(f"pandal: {exc}", err=True)
+        _print(f"pandal: {exc}", sys.stderr)
         sys.exit(1)
 
 
@@ -66,7 +68,7 @@ def pandal(
 ) -> None:
     """An LLM gateway and the fleet behind it."""
     for line in unread_variables():
-        typer.echo(f"pandal: {line}", err=True)
+        _print(f"pandal: {line}", sys.stderr)
 
 
 @app.command()
@@ -86,7 +88,6 @@ def up(
     """Start the whole system on this machine, show one request, and serve until Ctrl-C."""
     from pandal.installation import check_installation, check_options
     from pandal.plan import UpOptions
-    from pandal.screen import Screen, SteadyConsole
 
     settings = CommandSettings()
     options = UpOptions(
@@ -127,21 +128,21 @@ def keys_create(
     created = create_key(directory, request)
     note = wait_until_accepted(directory, created.api_key)
     if as_json:
-        typer.echo(msgspec.json.encode(created).decode())
+        _print(msgspec.json.encode(created).decode())
     else:
-        typer.echo(
+        _print(
             f"tenant  {created.tenant} ({created.tier}: {created.tokens_per_minute} tokens and "
             f"{created.requests_per_minute} requests per minute)\nkey id  {created.key_id}\n"
             f"key     {created.api_key}"
         )
-    typer.echo(note, err=True)
+    _print(note, sys.stderr)
 
 
 @app.command()
 def bill(
     tenant: Annotated[str, typer.Argument()],
     month: Annotated[
-        str | None, typer.Option(help="YYYY-MM, UTC.  [default: the current one]")
+        str | None, typer.Option(help="YYYY-MM, UTC.", show_default="the current one")
     ] = None,
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
@@ -156,9 +157,17 @@ def bill(
     month = current_month(datetime.now(UTC)) if month is None else month
     found = read_statement(directory, tenant, month)
     if as_json:
-        typer.echo(found.to_json().decode())
+        _print(found.to_json().decode())
     else:
-        show_statement(Console(), found)
+        show_statement(SteadyConsole(), found)
+
+
+def _print(text: str, stream: TextIO | None = None) -> None:
+    """A reader that has gone (``| head``) has what it wanted."""
+    try:
+        typer.echo(text, stream)
+    except BrokenPipeError:
+        silence(sys.stdout if stream is None else stream)
 
 
 def _data_dir(option: Path | None, settings: CommandSettings) -> DataDir:

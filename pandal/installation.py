@@ -12,10 +12,12 @@ from typing import Final
 from pandal.errors import BadOption, PreflightFailed
 from pandal.http_client import parse_url
 from pandal.plan import UpOptions
+from pandal.settings import KAFKA_BOOTSTRAP
 
 # Of a requirement in our own metadata: hiredis>=3.3; extra == "gateway"
 _DISTRIBUTION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _EXTRA: Final = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
+_BROKER: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 
 
 def check_options(options: UpOptions) -> None:
@@ -26,6 +28,19 @@ def check_options(options: UpOptions) -> None:
         raise BadOption(f"--port: expected 1 to 65535, got {options.port}")
     for url in options.dev_replica_urls:
         parse_url(url, option="--dev-replica")
+    if options.kafka_bootstrap is not None:
+        check_bootstrap(options.kafka_bootstrap)
+
+
+def check_bootstrap(bootstrap: str) -> None:
+    """Raises BadOption unless it is a list of HOST:PORT."""
+    for broker in bootstrap.split(","):
+        match = _BROKER.fullmatch(broker.strip())
+        if match is None or not 1 <= int(match["port"]) <= 65_535:
+            raise BadOption(
+                f"{KAFKA_BOOTSTRAP}: expected Kafka brokers as HOST:PORT[,HOST:PORT], "
+                f"got {bootstrap!r}"
+            )
 
 
 def check_installation(options: UpOptions) -> None:

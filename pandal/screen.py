@@ -4,10 +4,12 @@ On a terminal that can, bars and colours; anywhere else plain lines without cont
 that a log file stays readable.
 """
 
+import os
 import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from pathlib import Path
+from typing import IO, Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -30,6 +32,13 @@ class SteadyConsole(Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
+        silence(self.file)
+
+
+def silence(stream: IO[str]) -> None:
+    """Its reader has gone.  Python would try once more at its exit, and complain."""
+    with suppress(OSError), Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 class ProgressView(Protocol):

@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from contracts.environment import nearest_variable, unknown_variables
 
 PREFIX: Final = "PANDAL_"
+KAFKA_BOOTSTRAP: Final = f"{PREFIX}KAFKA_BOOTSTRAP"
 
 
 class CommandSettings(BaseSettings):

@@ -1,4 +1,6 @@
-"""What the machine must offer, checked before anything is started: ports, disk, model, replicas.
+"""What the machine must offer, checked before anything is started.
+
+Ports, disk, brokers, other people's replicas, the model.
 
 Each check raises PreflightFailed or BadOption with one line for people.
 """
@@ -13,9 +15,11 @@ from pathlib import Path
 
 import msgspec
 
+from contracts.names import USAGE_TOPIC
 from pandal.datadir import DataDir
 from pandal.errors import PreflightFailed, Unreachable
 from pandal.http_client import Address, get, parse_url
+from pandal.kafka import check_brokers
 from pandal.plan import HOST, DevReplica, FleetPlan, OwnReplica, UpOptions
 from pandal.valkey import valkey_binary
 from replica.errors import ModelError
@@ -35,10 +39,12 @@ class ModelChoice:
 
 
 def check_surroundings(options: UpOptions) -> FleetPlan:
-    """Needs the data directory's lock.  Ports, disk, model, other people's replicas."""
+    """Needs the data directory's lock.  Ports, disk, Kafka, other people's replicas, model."""
     binary = valkey_binary()
     check_port(options.port)
     check_disk(options.data_dir.root)
+    if options.kafka_bootstrap is not None:
+        check_brokers(options.kafka_bootstrap, USAGE_TOPIC)
     dev_replicas, dev_model = _find_dev_replicas(options)
     choice = _own_model(options) if dev_model is None else ModelChoice(options.model, dev_model)
     num_own = 0 if dev_replicas else options.num_replicas

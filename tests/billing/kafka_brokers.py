@@ -98,11 +98,14 @@ class ApacheKafkaBroker(_BrokerProcess):
 
     shortest_session_s = 6.0
 
-    def __init__(self, kafka_home: Path, folder: Path, port: int | None = None) -> None:
+    def __init__(
+        self, kafka_home: Path, folder: Path, *, port: int | None = None, settings: str = ""
+    ) -> None:
+        """``settings``: more lines of its configuration."""
         self.port = free_port() if port is None else port
         properties = folder / "server.properties"
         if not properties.exists():
-            _format(kafka_home, folder, properties, port=self.port)
+            _format(kafka_home, folder, properties, port=self.port, settings=settings)
         super().__init__(
             [str(kafka_home / "bin" / "kafka-server-start.sh"), str(properties)],
             port=self.port,
@@ -118,12 +121,12 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def _format(kafka_home: Path, folder: Path, properties: Path, *, port: int) -> None:
+def _format(kafka_home: Path, folder: Path, properties: Path, *, port: int, settings: str) -> None:
     controller_port = free_port()
-    settings = (kafka_home / "config" / "server.properties").read_text()
-    settings = settings.replace(":9092", f":{port}").replace(":9093", f":{controller_port}")
-    lines = [line for line in settings.splitlines() if not line.startswith("log.dirs=")]
-    properties.write_text("\n".join([*lines, f"log.dirs={folder / 'logs'}"]) + "\n")
+    shipped = (kafka_home / "config" / "server.properties").read_text()
+    shipped = shipped.replace(":9092", f":{port}").replace(":9093", f":{controller_port}")
+    lines = [line for line in shipped.splitlines() if not line.startswith("log.dirs=")]
+    properties.write_text("\n".join([*lines, f"log.dirs={folder / 'logs'}", settings]) + "\n")
     storage = kafka_home / "bin" / "kafka-storage.sh"
     subprocess.run(
         [storage, "format", "-t", uuid.uuid4().hex[:22], "-c", properties],

@@ -334,7 +334,7 @@ async def test_it_survives_a_restart_of_its_broker(
             )
             await asyncio.to_thread(service.until, lambda t: t.num_requests == 50)
             broker.stop()
-            broker = ApacheKafkaBroker(kafka_home, folder, broker.port)
+            broker = ApacheKafkaBroker(kafka_home, folder, port=broker.port)
             await send_events(
                 broker.bootstrap, topic, [usage(n) for n in range(50, 90)], num_partitions=2
             )

@@ -1,8 +1,10 @@
 """A data directory per test, and real child processes small enough to start many of."""
 
+import http.server
 import socket
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from pandal.child import ChildExit, ChildSpec
 from pandal.datadir import DataDir
 from pandal.processes import ProcessId, identify
+from tests.pandal.model_list import ModelList
 
 
 class RecordedReports:
@@ -63,3 +66,14 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def dev_replica(request: pytest.FixtureRequest) -> Iterator[str]:
+    handler = getattr(request, "param", ModelList)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()

@@ -1,14 +1,11 @@
 """Whatever is wrong beforehand: one line on standard error, an exit code, nothing started."""
 
-import http.server
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import sysconfig
-import threading
-from collections.abc import Iterator
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -18,58 +15,10 @@ from packaging.requirements import Requirement
 from pandal.datadir import DataDir
 from pandal.installation import distributions_of
 from pandal.private_file import exclusive
+from tests.pandal.command_line import PANDAL, assert_refused, pandal
+from tests.pandal.model_list import EmptyModelList
 
-PANDAL = (sys.executable, "-m", "pandal")
-# Runs the command line as ``pandal`` does, after a line of the test's own.
-PREPARED = "import sys; {}; sys.argv[0] = 'pandal'; from pandal.__main__ import main; main()"
 SILENT_PORT = "1"  # privileged, and nobody serves tcpmux
-
-
-def pandal(*arguments: str, prepare: str | None = None) -> subprocess.CompletedProcess[str]:
-    start = PANDAL if prepare is None else (sys.executable, "-c", PREPARED.format(prepare))
-    return subprocess.run((*start, *arguments), capture_output=True, text=True, check=False)
-
-
-def assert_refused(
-    result: subprocess.CompletedProcess[str], code: int, text: str, data_dir: DataDir
-) -> None:
-    assert result.returncode == code, result.stderr
-    assert result.stdout == ""
-    assert result.stderr.startswith("pandal: ")
-    assert result.stderr.count("\n") == 1
-    assert text in result.stderr
-    assert not data_dir.fleet.exists()
-    assert not data_dir.logs.is_dir() or not any(data_dir.logs.iterdir())
-
-
-class ModelList(http.server.BaseHTTPRequestHandler):
-    """Answers /v1/models with what the server was made for."""
-
-    body = b'{"object": "list", "data": [{"id": "tiny", "object": "model"}]}'
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("content-length", str(len(self.body)))
-        self.end_headers()
-        self.wfile.write(self.body)
-
-    def log_message(self, *arguments: object) -> None:
-        """Silent."""
-
-
-class EmptyModelList(ModelList):
-    body = b'{"object": "list", "data": []}'
-
-
-@pytest.fixture
-def dev_replica(request: pytest.FixtureRequest) -> Iterator[str]:
-    handler = getattr(request, "param", ModelList)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
 
 
 @pytest.mark.parametrize(
