@@ -21,6 +21,8 @@ FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 HEALTHY_UPTIME_S = 60.0
 
+_FAULTS = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
+
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
@@ -37,11 +39,11 @@ class ChildExit:
     how: str  # "exited with code 1"
     uptime_s: float
     log_path: Path
-    last_error: str | None
+    last_error: str | None  # as it stands in the log; None: it had no chance to write one
 
     def __str__(self) -> str:
-        reason = "" if self.last_error is None else f": {self.last_error}"
-        return f"{self.name} {self.how}{reason} (log: {self.log_path})"
+        said = "" if self.last_error is None else f', saying "{self.last_error}"'
+        return f"{self.name} {self.how}{said} (log: {self.log_path})"
 
 
 class ChildReports(Protocol):
@@ -116,8 +118,12 @@ class Child:
 
     async def _run_once(self) -> ChildExit:
         started_monotonic_s = self._monotonic_s()
+        said = None
         try:
-            how = _how_it_ended(await self._live())
+            exit_code = await self._live()
+            how = _how_it_ended(exit_code)
+            if exit_code > 0 or -exit_code in _FAULTS:  # else the last line tells of better days
+                said = last_error(self.spec.log_path)
         except OSError as exc:  # no memory, no process or no file left on this machine, for now
             how = f"could not be started: {exc}"
         return ChildExit(
@@ -125,7 +131,7 @@ class Child:
             how=how,
             uptime_s=self._monotonic_s() - started_monotonic_s,
             log_path=self.spec.log_path,
-            last_error=last_error(self.spec.log_path),
+            last_error=said,
         )
 
     async def _live(self) -> int:
