@@ -14,16 +14,18 @@ from contracts.load import LOAD_PATH
 from replica.api import abort, blocks, chat, completions, health, load, metrics, models, tokens
 from replica.api.context import ReplicaContext
 from replica.api.errors import error_response
+from replica.api.patience import Patience, PatientApp
 from replica.engine.engine import Engine
 from replica.errors import ReplicaError
 
 logger = logging.getLogger(__name__)
 
 
-def create_app(engine: Engine, *, max_body_bytes: int) -> FastAPI:
+def create_app(engine: Engine, patience: Patience, *, max_body_bytes: int) -> FastAPI:
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     app.state.context = ReplicaContext(
         engine=engine,
+        patience=patience,
         max_body_bytes=max_body_bytes,
         new_id=lambda: secrets.token_hex(16),
         new_seed=lambda: secrets.randbits(63),
@@ -42,6 +44,7 @@ def create_app(engine: Engine, *, max_body_bytes: int) -> FastAPI:
     app.add_route(BLOCKS_PATH, blocks.block_changes, methods=["GET"])
     app.add_route("/reset_prefix_cache", blocks.reset_prefix_cache, methods=["POST"])
     app.add_route("/metrics", metrics.metrics, methods=["GET"])
+    app.add_middleware(PatientApp, patience=patience)
     app.add_exception_handler(ReplicaError, _replica_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected)

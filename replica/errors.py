@@ -5,11 +5,13 @@ ReplicaError
 │   └── ContextLengthExceeded 400
 ├── UnknownModel              404
 ├── UnknownRequest            404
+├── BodyTimeout               408
 ├── BodyTooLarge              413
-├── NotReady                  503, Retry-After
+├── NotReady                  503, Retry-After: the engine has not seen the request
 ├── Overloaded                503, Retry-After
 ├── RequestAborted            499
-├── EngineDied                503
+├── EngineDied                500: the engine may have begun, and nobody else should
+├── EngineSilent              504
 ├── GenerationFailed          500
 └── ModelError                never reaches HTTP as such: the load fails and /ready says why
     ├── ModelNotFound
@@ -59,6 +61,12 @@ class UnknownRequest(ReplicaError):
     code = "request_not_found"
 
 
+class BodyTimeout(ReplicaError):
+    status = 408
+    type = "invalid_request_error"
+    code = "body_timeout"
+
+
 class BodyTooLarge(ReplicaError):
     status = 413
     type = "invalid_request_error"
@@ -66,7 +74,7 @@ class BodyTooLarge(ReplicaError):
 
 
 class NotReady(ReplicaError):
-    """Starting or draining: another replica, or this one later, can take the request."""
+    """Starting, draining or failed: another replica, or this one later, can take the request."""
 
     status = 503
     type = "service_unavailable"
@@ -90,9 +98,16 @@ class RequestAborted(ReplicaError):
 
 
 class EngineDied(ReplicaError):
-    status = 503
-    type = "service_unavailable"
+    """No 503, which a gateway takes elsewhere: what kills one engine may kill the next."""
+
     code = "engine_died"
+
+
+class EngineSilent(ReplicaError):
+    """It has not answered in time, and may yet."""
+
+    status = 504
+    code = "engine_silent"
 
 
 class GenerationFailed(ReplicaError):

@@ -3,21 +3,25 @@
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
+from replica.api.patience import Patience
 from replica.app import create_app
 from replica.engine.engine import Engine
 from replica.engine.watchdog import Watchdog
 from replica.settings import Settings
 
 _KEEP_ALIVE_S = 75  # longer than a gateway's pool keeps a connection idle
-_CLOSE_TIMEOUT_S = 5  # for responses on their way after the engine has gone
+_ENGINE_END_TIMEOUT_S = 5
+_CLOSE_TIMEOUT_S = 2  # at least, for answers on their way when all else is over
 
 logger = logging.getLogger(__name__)
 
@@ -38,56 +42,72 @@ async def serve(settings: Settings) -> int:
     except OSError as exc:
         logger.error("cannot listen", extra={"port": settings.port, "error": str(exc)})  # noqa: TRY400 - no bug
         return 1
+    patience = Patience(
+        read_timeout_s=settings.read_timeout_s, write_timeout_s=settings.write_timeout_s
+    )
+    engine = _engine(settings)
+    server = _server(create_app(engine, patience, max_body_bytes=settings.max_body_bytes))
     with listener:
-        engine = Engine(
-            settings.engine_config(),
-            model_name=settings.name,
-            max_num_live=settings.max_num_seqs + settings.max_num_waiting,
-            # OpenMP reads it when the process starts.
-            launcher=("/usr/bin/env", f"OMP_WAIT_POLICY={settings.omp_wait_policy}"),
-            watchdog=Watchdog(
-                step_timeout_s=settings.step_timeout_s,
-                exit_timeout_s=settings.hang_exit_timeout_s,
-                monotonic_s=time.monotonic,
-            ),
-            monotonic_s=time.monotonic,
-        )
-        app = create_app(engine, max_body_bytes=settings.max_body_bytes)
-        server = _Server(
-            uvicorn.Config(
-                app,
-                http="httptools",
-                lifespan="off",
-                ws="none",
-                access_log=False,
-                log_config=None,
-                server_header=False,
-                timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
-            )
-        )
         async with asyncio.TaskGroup() as group:
-            group.create_task(server.serve(sockets=[listener]), name="http")
-            running = group.create_task(engine.run(), name="engine")
-            exit_code = await _until_over(engine, running, stop, settings)
-            server.should_exit = True
+            http = group.create_task(_logged(server.serve(sockets=[listener])), name="http")
+            running = group.create_task(_logged(engine.run()), name="engine")
+            ends: set[asyncio.Future[Any]] = {stop, running, http}  # of different kinds
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            give_up_at_s = time.monotonic() + settings.drain_timeout_s
+            patience.end_reading()
+            if stop.done():
+                logger.info("draining", extra={"signal": stop.result()})
+                exit_code = await _drain(engine, running, settings.drain_timeout_s)
+            else:
+                exit_code = await _linger(engine, running, settings.failure_linger_s)
+            _close(server, patience, give_up_at_s - time.monotonic())
     if exit_code != 0:
         # The log's last line: what a supervisor shows of it.
         logger.error("replica failed", extra={"error": engine.state.detail})
     return exit_code
 
 
-async def _until_over(
-    engine: Engine, running: asyncio.Task[None], stop: asyncio.Future[str], settings: Settings
-) -> int:
-    ends: set[asyncio.Future[Any]] = {stop, running}  # of different kinds
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    if running.done():
-        stop.cancel()
-        await asyncio.sleep(settings.failure_linger_s)
-        return 1
-    logger.info("draining", extra={"signal": stop.result()})
-    draining = asyncio.create_task(engine.drain(settings.drain_timeout_s), name="drain")
+def _engine(settings: Settings) -> Engine:
+    return Engine(
+        settings.engine_config(),
+        model_name=settings.name,
+        max_num_live=settings.max_num_seqs + settings.max_num_waiting,
+        # OpenMP reads it when the process starts.
+        launcher=("/usr/bin/env", f"OMP_WAIT_POLICY={settings.omp_wait_policy}"),
+        watchdog=Watchdog(
+            step_timeout_s=settings.step_timeout_s,
+            exit_timeout_s=settings.hang_exit_timeout_s,
+            monotonic_s=time.monotonic,
+        ),
+        monotonic_s=time.monotonic,
+    )
+
+
+def _server(app: FastAPI) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            lifespan="off",
+            ws="none",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+        )
+    )
+
+
+async def _logged(flow: Awaitable[None]) -> None:
+    """A defect ends the process in good order, and not with whatever it interrupts."""
+    try:
+        await flow
+    except Exception:
+        logger.exception("replica task failed")
+
+
+async def _drain(engine: Engine, running: asyncio.Task[None], timeout_s: float) -> int:
+    draining = asyncio.create_task(engine.drain(timeout_s), name="drain")
     await asyncio.wait({draining, running}, return_when=asyncio.FIRST_COMPLETED)
     if running.done():
         draining.cancel()
@@ -95,9 +115,28 @@ async def _until_over(
     is_drained = await draining
     engine.stop()
     # A process that is still starting has no ear yet: cancelling ends it, too.
-    await asyncio.wait({running}, timeout=_CLOSE_TIMEOUT_S)
+    await asyncio.wait({running}, timeout=_ENGINE_END_TIMEOUT_S)
     running.cancel()
     return 0 if is_drained else 1
+
+
+async def _linger(engine: Engine, running: asyncio.Task[None], linger_s: float) -> int:
+    """The engine, or the server before it, is gone: whoever waits for it shall hear so."""
+    engine.stop()
+    await asyncio.sleep(linger_s)
+    running.cancel()
+    return 1
+
+
+def _close(server: _Server, patience: Patience, left_s: float) -> None:
+    """Answers on their way are sent, for as long as draining may take.
+
+    The server's own patience is a second longer: it cancels, and logs each of them as a defect.
+    """
+    left_s = max(left_s, _CLOSE_TIMEOUT_S)
+    asyncio.get_running_loop().call_later(left_s, patience.end_writing)
+    server.config.timeout_graceful_shutdown = math.ceil(left_s) + 1
+    server.should_exit = True
 
 
 def _stop_signal() -> asyncio.Future[str]:

@@ -58,7 +58,9 @@ class Settings(BaseSettings):
         256, ge=0
     )  # requests; beyond, waiting takes minutes: refuse at once
     max_body_bytes: int = Field(4 << 20, ge=1)  # a full context is about 40 KiB; vocabularies vary
-    drain_timeout_s: float = Field(30.0, ge=0)  # Kubernetes' default grace period
+    read_timeout_s: float = Field(30.0, gt=0)  # for a whole body; 4 MiB at 1.2 Mbit/s fit
+    write_timeout_s: float = Field(60.0, gt=0)  # without a byte taken the client is gone
+    drain_timeout_s: float = Field(20.0, ge=0)  # inside Kubernetes' usual 30 s of grace
     step_timeout_s: float = Field(
         30.0, gt=0
     )  # a step takes a second or two; by then a router should look elsewhere

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from replica.api.patience import Patience
 from replica.engine.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaContext:
     engine: Engine
+    patience: Patience
     max_body_bytes: int
     new_id: Callable[[], str]
     new_seed: Callable[[], int]  # 63 random bits

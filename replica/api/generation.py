@@ -59,7 +59,7 @@ async def serve_generation(request: Request, endpoint: Endpoint[Body]) -> Respon
     live = context.engine.open(request_id)
     is_handed_over = False
     try:
-        body = decode_body(await read_body(request, context.max_body_bytes), endpoint.body_type)
+        body = decode_body(await read_body(request, context), endpoint.body_type)
         check_model(body.model, context.engine)
         await _submit(context, live, body, endpoint)
         has_usage = bool(body.stream_options and body.stream_options.include_usage)
@@ -89,7 +89,7 @@ def check_model(name: str | None, engine: Engine) -> None:
 
 
 def tokenizer_of(engine: Engine) -> Tokenizer:
-    """Raises NotReady or EngineDied."""
+    """Raises NotReady."""
     engine.check_accepting()
     if engine.tokenizer is None:
         raise NotReady("the tokenizer is still loading")

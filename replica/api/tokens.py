@@ -28,7 +28,7 @@ class _Text(msgspec.Struct, frozen=True, kw_only=True):
 
 async def tokenize(request: Request) -> Response:
     context = context_of(request)
-    body = decode_body(await read_body(request, context.max_body_bytes), TokenizeBody)
+    body = decode_body(await read_body(request, context), TokenizeBody)
     check_model(body.model, context.engine)
     tokenizer = tokenizer_of(context.engine)
     token_ids = await asyncio.to_thread(_encode, body, tokenizer)
@@ -39,7 +39,7 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     context = context_of(request)
-    body = decode_body(await read_body(request, context.max_body_bytes), DetokenizeBody)
+    body = decode_body(await read_body(request, context), DetokenizeBody)
     check_model(body.model, context.engine)
     tokenizer = tokenizer_of(context.engine)
     check_token_ids(body.tokens, tokenizer, "tokens")

@@ -38,6 +38,7 @@ from replica.engine.request_log import RequestLog
 from replica.engine.watchdog import Watchdog
 from replica.errors import (
     EngineDied,
+    EngineSilent,
     ModelError,
     NotReady,
     Overloaded,
@@ -49,6 +50,7 @@ from replica.model.tokenizer_loader import load_tokenizer
 from replica.telemetry import Telemetry
 
 _STOP_TIMEOUT_S: Final = 5.0
+_ABORT_TIMEOUT_S: Final = 10.0  # a step takes a second or two; a gateway asks for less
 _TOMBSTONE_S: Final = 30.0  # longer than any request is on its way
 
 logger = logging.getLogger(__name__)
@@ -186,9 +188,9 @@ class Engine:
         self._send(ClearCache())
 
     def check_accepting(self) -> None:
-        """Raises NotReady or EngineDied."""
+        """Raises NotReady."""
         if self.has_failed:
-            raise EngineDied("the engine is not running")
+            raise NotReady("the engine is not running")
         if self.is_hung:
             raise NotReady(self._hang_detail())
         if not self.is_ready:
@@ -212,14 +214,19 @@ class Engine:
     async def abort(self, request_id: str) -> Usage:
         """The final usage of every request of that id, live or lately finished.
 
-        Raises UnknownRequest or EngineDied.
+        Raises UnknownRequest, EngineDied or EngineSilent.
         """
         requests = self._log.find(request_id)
         for request in requests:
             self.request_abort(request)
-            if request.sequence_id is not None:
-                await request.ended.wait()
-            self._forget(request)
+        try:
+            async with asyncio.timeout(_ABORT_TIMEOUT_S):
+                for request in requests:
+                    if request.sequence_id is not None:
+                        await request.ended.wait()
+                    self._forget(request)
+        except TimeoutError as exc:
+            raise EngineSilent("the engine has not stopped yet: ask again") from exc
         if any(request.finish_reason is None and request.sequence_id for request in requests):
             raise EngineDied("the engine died before it could count the request")
         usage = self._log.finished_usage(request_id)
@@ -230,7 +237,7 @@ class Engine:
         return usage
 
     async def drain(self, timeout_s: float) -> bool:
-        """Take nothing new; let what is live finish, for so long; abort the rest.
+        """Take nothing new; let what was submitted finish, for so long; abort the rest.
 
         False: the engine did not even answer the aborts.
         """
@@ -239,13 +246,13 @@ class Engine:
             async with asyncio.timeout(timeout_s):
                 await self._wait_until_idle()
         except TimeoutError:
-            logger.warning("drain timed out", extra={"num_running": self._log.num_live})
-            for request in self._log.live:
+            logger.warning("drain timed out", extra={"num_running": len(self._by_sequence)})
+            for request in self._by_sequence.values():
                 self.request_abort(request)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_STOP_TIMEOUT_S):
                     await self._wait_until_idle()
-        return not self._log.num_live
+        return not self._by_sequence
 
     def stop(self) -> None:
         """``run`` returns soon after."""
@@ -253,7 +260,7 @@ class Engine:
             self._writer.close()
 
     async def _wait_until_idle(self) -> None:
-        while self._log.num_live:
+        while self._by_sequence:
             self._became_idle.clear()
             await self._became_idle.wait()
 
@@ -342,11 +349,11 @@ class Engine:
 
     def _forget(self, request: LiveRequest) -> None:
         self._log.close(request)
-        if not self._log.num_live:
+        if not self._by_sequence:
             self._became_idle.set()
 
     async def _reap(self, process: asyncio.subprocess.Process) -> None:
-        """Whatever happens, the process is gone afterwards and no request waits for it."""
+        """Whatever happens, the process is killed afterwards and no request waits for it."""
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_STOP_TIMEOUT_S):
@@ -354,7 +361,10 @@ class Engine:
         finally:
             if process.returncode is None:
                 process.kill()
-            exit_code = await process.wait()
+            with suppress(TimeoutError):  # a process deep in the kernel ends when it comes back
+                async with asyncio.timeout(_STOP_TIMEOUT_S):
+                    await process.wait()
+            exit_code = process.returncode
             logger.info("engine ended", extra={"exit_code": exit_code, "pid": process.pid})
             self._fail_all(f"the engine process ended with {exit_code}")
 

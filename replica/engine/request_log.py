@@ -19,14 +19,6 @@ class RequestLog:
         self._finished: OrderedDict[str, Usage] = OrderedDict()
         self._buried: OrderedDict[str, float] = OrderedDict()
 
-    @property
-    def live(self) -> list[LiveRequest]:
-        return [request for requests in self._live.values() for request in requests]
-
-    @property
-    def num_live(self) -> int:
-        return sum(map(len, self._live.values()))
-
     def open(self, request: LiveRequest) -> None:
         self._live.setdefault(request.request_id, []).append(request)
 

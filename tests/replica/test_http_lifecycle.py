@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -67,6 +68,48 @@ def test_drain_that_takes_too_long_aborts(
         assert replica.process.wait() == 0
 
 
+def test_drain_waits_for_no_client(replica_settings: dict[str, object], tmp_path: Path) -> None:
+    """Half a head, half a body, an idle connection, and a prompt that is still tokenized."""
+    start = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+    text = json.dumps(LONG | {"prompt": "word " * 900}).encode()
+    sent = {
+        "head": start + b"content-le",
+        "body": start + b"content-length: 100\r\n\r\n{",
+        "idle": b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n",
+        "tokenizing": start + b"content-length: %d\r\n\r\n%b" % (len(text), text),
+    }
+    with ReplicaProcess(tmp_path / "log", **replica_settings) as replica:
+        replica.wait_ready()
+        clients = {kind: socket.create_connection(("127.0.0.1", replica.port)) for kind in sent}
+        for kind, client in clients.items():
+            client.sendall(sent[kind])
+        assert clients["idle"].recv(1 << 16).startswith(b"HTTP/1.1 200")
+        replica.terminate()
+        refusal = clients["body"].recv(1 << 16)
+        assert replica.process.wait() == 0
+        for client in clients.values():
+            client.close()
+    assert refusal.startswith(b"HTTP/1.1 503")
+    assert b"retry-after: 1\r\n" in refusal
+    assert "Traceback" not in replica.log
+    assert '"error"' not in replica.log
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(
+    replica_settings: dict[str, object], tmp_path: Path
+) -> None:
+    with ReplicaProcess(tmp_path / "log", **replica_settings, read_timeout_s=0.2) as replica:
+        while "Started server process" not in replica.log:
+            time.sleep(POLL_INTERVAL_S)
+        with socket.create_connection(("127.0.0.1", replica.port)) as client:
+            client.sendall(b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
+            with client.makefile("rb") as answer:
+                whole = answer.read()  # to the end: the connection is closed
+    assert whole.startswith(b"HTTP/1.1 408")
+    assert b"body_timeout" in whole
+    assert "Traceback" not in replica.log
+
+
 def test_sigterm_while_loading_ends_at_once(
     replica_settings: dict[str, object], tmp_path: Path
 ) -> None:
@@ -108,8 +151,11 @@ def test_death_of_the_engine_fails_requests_and_ends_the_replica(
         *_, last = events(response)
         thread.join()
         assert last["error"]["code"] == "engine_died"
-        assert answers[0].status == 503
+        assert answers[0].status == 500, "a gateway would hand a 503 to the next engine"
         assert answers[0].json["error"]["code"] == "engine_died"
+        refused = replica.post("/v1/completions", body)
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        assert refused.json["error"]["code"] == "not_ready"
         assert replica.get("/health").status == 503
         assert replica.get("/ready").json["phase"] == "failed"
         connection.close()
