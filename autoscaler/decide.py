@@ -1,0 +1,80 @@
+"""How many replicas of each variant a pool shall have (pure, deterministic).
+
+``decide`` is a function of what is known now, the operator's policy and the memory of the last
+decision.  It compares what is needed with what is ready *or ordered*, so capacity on its way is not
+ordered twice.  Unknown demand holds.  What speaks for more comes before what speaks for less, and
+the bounds come last, on every path.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autoscaler import guards
+from autoscaler.bounds import bounded, bounds_at, quotas
+from autoscaler.decision import Code, Decision, Memory, Need, Reason
+from autoscaler.grow import missing_tokens_per_s, order
+from autoscaler.manual import is_respected, noticed
+from autoscaler.need import Outlook, learned, outlook, supply_tokens_per_s, tokens_per_s
+from autoscaler.policy import PoolPolicy
+from autoscaler.pool import Phase, PoolState
+from autoscaler.shrink import Shrunk, shrunk
+
+
+def decide(state: PoolState, policy: PoolPolicy, memory: Memory) -> Decision:
+    memory = noticed(state, policy, memory)
+    if state.demand is None or state.demand.interval_s <= 0:
+        changed = _held(state, memory, Code.UNKNOWN_DEMAND)
+    else:
+        memory, look = _look(state, policy, memory)
+        if is_respected(state, memory):
+            changed = _held(state, memory, Code.MANUAL)
+        else:
+            changed = _changed(state, policy, memory, look)
+    wanted, reasons, memory = changed
+    counts, forced = bounded(wanted, bounds_at(state, policy), quotas(policy, memory))
+    all_reasons = (*reasons, *forced, *_said(state))
+    return Decision(state.now_s, counts, all_reasons, memory)
+
+
+def _look(state: PoolState, policy: PoolPolicy, memory: Memory) -> tuple[Memory, Outlook]:
+    assert state.demand is not None, "asked by the caller"
+    memory = guards.watched(state, policy, learned(state, state.demand, policy, memory))
+    look = outlook(state, policy, memory, state.demand.interval_s)
+    oldest = memory.known_s - max(policy.down_window_s, policy.up_window_s)
+    needs = (*_since(memory.needs, oldest), look.need(memory.known_s, policy))
+    return replace(memory, needs=needs), look
+
+
+def _changed(state: PoolState, policy: PoolPolicy, memory: Memory, look: Outlook) -> Shrunk:
+    missing, why = missing_tokens_per_s(state, policy, memory)
+    if missing > 0:
+        counts, short = order(state, policy, memory, missing)
+        return counts, (*why, look.reason, *short), guards.restarted(memory)
+    counts, reasons, memory = shrunk(state, policy, memory)
+    if not reasons:
+        reasons = (Reason(_quiet_code(state, policy, memory)),)
+    return counts, (*reasons, look.reason), memory
+
+
+def _quiet_code(state: PoolState, policy: PoolPolicy, memory: Memory) -> Code:
+    rates = {v.name: tokens_per_s(memory, v) for v in policy.variants}
+    is_short = memory.needs[-1].total_tokens_per_s > supply_tokens_per_s(state, rates)
+    return Code.NOT_SUSTAINED if is_short else Code.STEADY
+
+
+def _held(state: PoolState, memory: Memory, code: Code) -> Shrunk:
+    return {found.name: found.num_kept for found in state.variants}, (Reason(code),), memory
+
+
+def _said(state: PoolState) -> Sequence[Reason]:
+    """Replicas that are ordered and do not serve."""
+    found = []
+    for phase, code in ((Phase.UNSCHEDULABLE, Code.UNSCHEDULABLE), (Phase.STUCK, Code.STUCK)):
+        count = sum(replica.phase is phase for replica in state.replicas)
+        if count > 0:
+            found.append(Reason(code, {"num_replicas": count}))
+    return found
+
+
+def _since(needs: Sequence[Need], oldest_s: float) -> Sequence[Need]:
+    return [need for need in needs if need.known_s >= oldest_s]

@@ -1,0 +1,141 @@
+"""How much work a second a pool must be able to do: demand, chance, backlog (pure)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from autoscaler import capacity, forecast
+from autoscaler.decision import Code, Memory, Need, Reason
+from autoscaler.policy import PoolPolicy, Variant
+from autoscaler.pool import Demand, PoolState
+
+RATE_WINDOW_S: Final = 60.0  # over which a rate is known as well as its count allows
+DRAIN_S: Final = (240.0, 60.0)  # a backlog shall be gone this long after capacity came; by urgency
+UNKNOWN_DURATION_S: Final = 10.0  # of a request, until one has finished
+NUM_SIGMAS: Final = (0.5, 1.5)  # of chance that capacity covers; by urgency
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What this look says.  Rates are work in tokens a second."""
+
+    now: float
+    ahead: float
+    chance: float
+    backlog: float
+    headroom: float
+    horizon_s: float
+
+    def need(self, known_s: float, policy: PoolPolicy) -> Need:
+        lasting = max(self.now, self.ahead) / policy.target_usage + self.chance + self.headroom
+        return Need(known_s, lasting, lasting + self.backlog)
+
+    @property
+    def reason(self) -> Reason:
+        return Reason(
+            Code.OUTLOOK,
+            {
+                "now_tokens_per_s": self.now,
+                "ahead_tokens_per_s": self.ahead,
+                "chance_tokens_per_s": self.chance,
+                "backlog_tokens_per_s": self.backlog,
+                "headroom_tokens_per_s": self.headroom,
+                "horizon_s": self.horizon_s,
+            },
+        )
+
+
+def learned(state: PoolState, demand: Demand, policy: PoolPolicy, memory: Memory) -> Memory:
+    """The memory with this look in it."""
+    known_s = memory.known_s + demand.interval_s
+    rates = {
+        variant.name: capacity.next_tokens_per_s(
+            tokens_per_s(memory, variant), variant, found, demand.interval_s
+        )
+        for variant in policy.variants
+        for found in state.variants
+        if found.name == variant.name
+    }
+    is_asked = demand.num_arrived > 0 or state.num_in_flight > 0
+    return replace(
+        memory,
+        known_s=known_s,
+        trend=forecast.next_trend(memory.trend, demand),
+        tokens_per_s={**memory.tokens_per_s, **rates},
+        last_request_s=known_s if is_asked else memory.last_request_s,
+    )
+
+
+def tokens_per_s(memory: Memory, variant: Variant) -> float:
+    """Of one replica: learned, else planned."""
+    return memory.tokens_per_s.get(variant.name, variant.tokens_per_s)
+
+
+def outlook(state: PoolState, policy: PoolPolicy, memory: Memory, tick_s: float) -> Outlook:
+    trend = memory.trend
+    assert trend is not None, "a demand was learned before"
+    rates = {variant.name: tokens_per_s(memory, variant) for variant in policy.variants}
+    length = _length(trend, policy)
+    horizon_s = tick_s + max(
+        capacity.cold_start_s(variant, (v for v in state.variants if v.name == variant.name))
+        for variant in policy.variants
+    )
+    now = trend.level_per_s
+    ahead = trend.ahead_per_s(horizon_s)
+    # Two chances, independent: in what runs together, and in having counted only so long.
+    window_s = 1.0 / (1.0 / _duration_s(length, policy, rates) + 1.0 / RATE_WINDOW_S)
+    chance = forecast.chance_per_s(
+        max(now, ahead), window_s=window_s, num_sigmas=_by_urgency(NUM_SIGMAS, policy)
+    )
+    return Outlook(
+        now=now * length,
+        ahead=ahead * length,
+        chance=chance * length,
+        backlog=_backlog(state, policy, rates, now * length, length, horizon_s),
+        headroom=policy.headroom_replicas * min(rates.values()),
+        horizon_s=horizon_s,
+    )
+
+
+def supply_tokens_per_s(state: PoolState, rates: Mapping[str, float]) -> float:
+    """Of what is ready or on its way."""
+    return sum(found.num_capacity * rates[found.name] for found in state.variants)
+
+
+def _backlog(
+    state: PoolState,
+    policy: PoolPolicy,
+    rates: Mapping[str, float],
+    now: float,
+    length: float,
+    horizon_s: float,
+) -> float:
+    """More work a second, to clear what will have gathered when an order of now becomes ready.
+
+    Counts what replicas on their way will do in that time as done: half of it, as they come one by
+    one.  What they cannot do is what an order of now is for.
+    """
+    ready = sum(found.num_ready * rates[found.name] for found in state.variants)
+    supply = supply_tokens_per_s(state, rates)
+    gathering = (now - (ready + supply) / 2) * horizon_s
+    left = state.num_waiting * length + (policy.urgency * gathering if gathering > 0 else gathering)
+    return max(0.0, left) / _by_urgency(DRAIN_S, policy)
+
+
+def _length(trend: forecast.Trend, policy: PoolPolicy) -> float:
+    """Work of one request."""
+    if trend.tokens_per_request is not None:
+        return trend.tokens_per_request
+    first = policy.variants[0]
+    return UNKNOWN_DURATION_S * first.tokens_per_s / first.num_slots
+
+
+def _duration_s(length: float, policy: PoolPolicy, rates: Mapping[str, float]) -> float:
+    """Of a mean request on a full replica: shorter ones are averaged over by waiting a moment."""
+    slots_per_s = min(rates[v.name] / v.num_slots for v in policy.variants)
+    return max(1.0, length / slots_per_s)
+
+
+def _by_urgency(span: tuple[float, float], policy: PoolPolicy) -> float:
+    low, high = span
+    return low + policy.urgency * (high - low)

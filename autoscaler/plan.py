@@ -1,0 +1,134 @@
+"""From what is wanted and what is there to the next actions (pure).
+
+A replica leaves in four steps, each seen again in the next observation, so a crash between any two
+loses nothing and repeats nothing: cordon (no new requests), wait until it has none, release
+(the cluster may delete this one), lower the count.  Up goes the other way first: a drain is undone
+before anything is ordered, because that replica is warm.
+
+If the cluster deletes another replica than the released one, the drain is undone: its count is
+reached, and the released one serves again.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from autoscaler.pool import CAPACITY_PHASES, Phase, Replica, VariantState
+
+
+@dataclass(frozen=True, slots=True)
+class Cordon:
+    variant: str
+    replica: str
+
+
+@dataclass(frozen=True, slots=True)
+class Uncordon:
+    variant: str
+    replica: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    variant: str
+    replica: str
+    released_to: int  # the count that will be written next
+
+
+@dataclass(frozen=True, slots=True)
+class SetCount:
+    """Refused by the cluster if the count is not ``seen`` any more."""
+
+    variant: str
+    seen: int
+    wanted: int
+
+
+Action = Cordon | Uncordon | Release | SetCount
+
+
+def plan(
+    variants: tuple[VariantState, ...],
+    wanted: Mapping[str, int],
+    *,
+    now_s: float,
+    drain_deadline_s: float,
+) -> list[Action]:
+    """In the order in which they are to be done."""
+    actions: list[Action] = []
+    for found in variants:
+        actions += _plan_variant(found, wanted[found.name], now_s, drain_deadline_s)
+    return actions
+
+
+def _plan_variant(
+    found: VariantState, wanted: int, now_s: float, drain_deadline_s: float
+) -> Iterator[Action]:
+    survived = _survivors_of_release(found)
+    yield from (Uncordon(found.name, replica.name) for replica in survived)
+    kept = found.num_kept
+    if wanted > kept:
+        yield from _grow(found, wanted - kept)
+        return
+    if wanted < kept:
+        victims = _victims(found, kept - wanted)
+        yield from (Cordon(found.name, v.name) for v in victims if v.phase is Phase.READY)
+        ripe = [victim for victim in victims if victim.phase is not Phase.READY]
+    else:
+        ripe = []
+    ripe += [r for r in _draining(found) if _has_drained(r, now_s, drain_deadline_s)]
+    yield from _retire(found, ripe)
+
+
+def _grow(found: VariantState, num_more: int) -> Iterator[Action]:
+    undone = sorted(_draining(found), key=_load_order, reverse=True)[:num_more]
+    yield from (Uncordon(found.name, replica.name) for replica in undone)
+    if num_more > len(undone):
+        yield SetCount(found.name, found.num_ordered, found.num_ordered + num_more - len(undone))
+
+
+def _retire(found: VariantState, ripe: list[Replica]) -> Iterator[Action]:
+    if not ripe:
+        return
+    target = found.num_ordered - len(ripe)
+    for replica in ripe:
+        if replica.released_to != target:
+            yield Release(found.name, replica.name, target)
+    yield SetCount(found.name, found.num_ordered, target)
+
+
+def _draining(found: VariantState) -> list[Replica]:
+    """Those that still count."""
+    return [r for r in found.replicas if r.phase is Phase.DRAINING and not found.is_unordered(r)]
+
+
+def _survivors_of_release(found: VariantState) -> list[Replica]:
+    """Released, the count written, and no replica above the count is left to be deleted."""
+    released = [r for r in found.replicas if r.phase is Phase.DRAINING and found.is_unordered(r)]
+    num_surplus = sum(replica.is_live for replica in found.replicas) - found.num_ordered
+    return released[max(0, num_surplus) :]
+
+
+def _has_drained(replica: Replica, now_s: float, drain_deadline_s: float) -> bool:
+    """Unknown load is not an empty one: only the deadline ends that wait."""
+    load = replica.load
+    if load is not None and load.num_running + load.num_waiting == 0:
+        return True
+    since = replica.draining_since_s
+    return since is not None and now_s - since >= drain_deadline_s
+
+
+_VICTIM_ORDER = (Phase.UNSCHEDULABLE, Phase.STUCK, Phase.STARTING, Phase.READY)
+
+
+def _victims(found: VariantState, num_victims: int) -> list[Replica]:
+    """Who serves nobody goes first, then who serves the fewest; of equals the later name."""
+    able = [r for r in found.replicas if r.phase in CAPACITY_PHASES or r.phase in _VICTIM_ORDER]
+    ranked = sorted(able, key=lambda r: r.name, reverse=True)
+    ranked.sort(key=lambda r: (_VICTIM_ORDER.index(r.phase), _load_order(r)))
+    return ranked[:num_victims]
+
+
+def _load_order(replica: Replica) -> float:
+    """Unknown counts as the busiest."""
+    load = replica.load
+    return float("inf") if load is None else load.num_running + load.num_waiting
