@@ -56,8 +56,9 @@ class Statement:
     month: str
     period_from: datetime
     period_to: datetime
-    num_requests: int
-    num_unpriced_requests: int  # used, and not in any line yet
+    num_requests: int  # that used tokens, whether or not the answer was finished
+    num_requests_without_usage: int  # refused, or failed before any token: nothing to charge
+    num_unpriced_requests: int  # of num_requests: not in any line yet
     lines: tuple[StatementLine, ...]
     total_usd: Decimal  # exact
     amount_due_usd: Decimal  # total_usd, rounded to cents
@@ -71,6 +72,7 @@ class Statement:
             "period_to": self.period_to,
             "currency": "USD",
             "num_requests": self.num_requests,
+            "num_requests_without_usage": self.num_requests_without_usage,
             "num_unpriced_requests": self.num_unpriced_requests,
             "lines": [
                 {
@@ -94,14 +96,17 @@ def statement(ledger: LedgerRef, tenant_id: str, month: str) -> Statement:
     period_from, period_to = month_period(month)
     with reading(ledger) as connection:
         lines = _lines(connection, tenant_id, period_from, period_to)
-        num_requests, num_unpriced = _num_requests(connection, tenant_id, period_from, period_to)
+        num_used, num_idle, num_unpriced = _num_requests(
+            connection, tenant_id, period_from, period_to
+        )
     total_usd = sum_usd(line.usd for line in lines)
     return Statement(
         tenant_id=tenant_id,
         month=month,
         period_from=period_from,
         period_to=period_to,
-        num_requests=num_requests,
+        num_requests=num_used,
+        num_requests_without_usage=num_idle,
         num_unpriced_requests=num_unpriced,
         lines=lines,
         total_usd=total_usd,
@@ -153,21 +158,23 @@ def _lines(
 
 def _num_requests(
     connection: Connection, tenant_id: str, period_from: datetime, period_to: datetime
-) -> tuple[int, int]:
-    """(all, unpriced)."""
+) -> tuple[int, int, int]:
+    """(with usage, without, unpriced)."""
+    columns = usage_events.c
     within = (
-        usage_events.c.tenant_id == tenant_id,
-        usage_events.c.occurred_at_us >= microseconds(period_from),
-        usage_events.c.occurred_at_us < microseconds(period_to),
+        columns.tenant_id == tenant_id,
+        columns.occurred_at_us >= microseconds(period_from),
+        columns.occurred_at_us < microseconds(period_to),
     )
-    is_same_event = (unpriced_events.c.tenant_id == usage_events.c.tenant_id) & (
-        unpriced_events.c.event_id == usage_events.c.event_id
+    has_usage = (
+        columns.input_uncached_tokens + columns.input_cache_read_tokens + columns.output_text_tokens
+    ) > 0
+    is_same_event = (unpriced_events.c.tenant_id == columns.tenant_id) & (
+        unpriced_events.c.event_id == columns.event_id
     )
-    everything = select(func.count()).select_from(usage_events).where(*within)
+    counts = select(func.count().filter(has_usage), func.count().filter(~has_usage)).where(*within)
     unpriced = (
         select(func.count()).select_from(unpriced_events).join(usage_events, is_same_event)
-    ).where(*within)
-    return (
-        connection.execute(everything).scalar_one(),
-        connection.execute(unpriced).scalar_one(),
-    )
+    ).where(*within, has_usage)
+    num_used, num_idle = connection.execute(counts).one()
+    return num_used, num_idle, connection.execute(unpriced).scalar_one()

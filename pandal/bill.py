@@ -27,7 +27,8 @@ def read_statement(data_dir: DataDir, tenant: str, month: str) -> Statement:
     try:
         name = tenant_id(tenant)
         found = statement(data_dir.ledger_url, name, month)
-        is_known = found.num_requests > 0 or _is_known(data_dir, name)
+        is_known = found.num_requests + found.num_requests_without_usage > 0
+        is_known = is_known or _is_known(data_dir, name)
     except (ContractError, RequestInvalid) as exc:
         raise BadOption(str(exc)) from exc
     except LedgerMissing as exc:
@@ -46,6 +47,9 @@ def show_statement(console: Console, found: Statement) -> None:
         console.print(_table(found))
         console.print(Text(f"total       {plain(found.total_usd)} USD"))
         console.print(Text(f"amount due  {plain(found.amount_due_usd)} USD"))
+    num_idle = found.num_requests_without_usage
+    if num_idle:
+        console.print(Text(f"refused or failed before any token, not charged: {num_idle}"))
     if found.num_unpriced_requests:
         console.print(Text(f"requests not priced yet: {found.num_unpriced_requests}", "yellow"))
 

@@ -24,7 +24,7 @@ from billing.money import (
 from billing.posting import rate_batch
 from billing.pricing import Price, PriceBook, TokenClass
 from billing.statement import month_period, statement
-from contracts.usage import UsageEvent
+from contracts.usage import Outcome, UsageEvent
 from tests.billing.usage_events import BOOK, MODEL, PRICE, batch_of, usage
 
 
@@ -87,6 +87,24 @@ def test_unpriced_requests_are_shown_and_not_charged(ledger: Ledger, ledger_url:
     november = statement(ledger_url, "acme", "2026-11")
     assert (november.num_requests, november.num_unpriced_requests) == (1, 1)
     assert (november.lines, november.total_usd) == ((), 0)
+
+
+def test_requests_without_usage_are_counted_apart(ledger: Ledger, ledger_url: str) -> None:
+    nothing = dict.fromkeys(
+        ("input_uncached_tokens", "input_cache_read_tokens", "output_text_tokens"), 0
+    )
+    post(
+        ledger,
+        usage(1),
+        usage(2, outcome=Outcome.CLIENT_DISCONNECTED, output_text_tokens=1),
+        usage(3, outcome=Outcome.REFUSED, **nothing),
+        usage(4, outcome=Outcome.UPSTREAM_FAILED, **nothing),
+        usage(5, outcome=Outcome.REFUSED, model="new", **nothing),
+    )
+    november = statement(ledger_url, "acme", "2026-11")
+    assert (november.num_requests, november.num_requests_without_usage) == (2, 3)
+    assert november.num_unpriced_requests == 0
+    assert msgspec.json.decode(november.to_json())["num_requests_without_usage"] == 3
 
 
 def test_one_tenant_does_not_see_another(ledger: Ledger, ledger_url: str) -> None:

@@ -1,0 +1,30 @@
+"""The statement as people read it."""
+
+import io
+
+from rich.console import Console
+
+from billing.ledger import Ledger
+from billing.posting import rate_batch
+from contracts.usage import Outcome
+from pandal.bill import read_statement, show_statement
+from pandal.datadir import DataDir
+from tests.billing.usage_events import BOOK, batch_of, usage
+
+
+def test_refused_requests_are_shown_apart_from_those_that_are_charged(data_dir: DataDir) -> None:
+    refused = usage(
+        2,
+        outcome=Outcome.REFUSED,
+        input_uncached_tokens=0,
+        input_cache_read_tokens=0,
+        output_text_tokens=0,
+    )
+    ledger = Ledger(data_dir.ledger_url)
+    ledger.record_prices(BOOK)
+    ledger.post(rate_batch(batch_of([usage(1), refused]), BOOK))
+    ledger.close()
+    shown = io.StringIO()
+    show_statement(Console(file=shown, width=80), read_statement(data_dir, "acme", "2026-11"))
+    assert "acme, 2026-11 (UTC): 1 requests" in shown.getvalue()
+    assert "refused or failed before any token, not charged: 1" in shown.getvalue()
