@@ -68,13 +68,18 @@ async def create_app(settings: Settings, clock: Clock = SYSTEM_CLOCK) -> AsyncGe
     pool = _open_pool(settings)
     metrics = Metrics()
     authenticator = Authenticator(policies, pepper)
-    spool = Spool(settings.spool_dir, boot_id, settings.spool_segment_bytes)
+    spool = Spool(
+        settings.spool_dir,
+        boot_id,
+        settings.spool_segment_bytes,
+        hold_s=settings.spool_hold_s,
+    )
     readiness = Readiness(policies, pool, limiter, spool)
     stages = Stages(
         authenticator=authenticator,
         limiter=limiter,
         fleet=_fleet(settings, pool, clock),
-        desk=_desk(settings, limiter, spool, EventSource(settings.gateway_id, boot_id, clock)),
+        desk=_desk(limiter, spool, EventSource(settings.gateway_id, boot_id, clock)),
         access_log=AccessLog(metrics, clock),
         clock=clock,
         ids=ids,
@@ -126,15 +131,11 @@ def _fleet(settings: Settings, pool: ReplicaPool, clock: Clock) -> Fleet:
     return Fleet(pool, profile, limits, clock)
 
 
-def _desk(
-    settings: Settings, limiter: RedisLimiter, spool: Spool, source: EventSource
-) -> SettlementDesk:
+def _desk(limiter: RedisLimiter, spool: Spool, source: EventSource) -> SettlementDesk:
     return SettlementDesk(
         limiter=limiter,
         spool=spool,
         source=source,
-        commit_hold_s=settings.spool_hold_s,
-        settle_hold_s=settings.quota_call_deadline_s,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from contracts.usage import Outcome
 from gateway.api.context import Operation
+from gateway.completion import Completion
 from gateway.errors import GatewayError, Interrupted
 
 T = TypeVar("T")
@@ -26,6 +27,21 @@ EVENT_STREAM = b"text/event-stream; charset=utf-8"
 def _status_line(status: int) -> bytes:
     """A replica's refusal may have a code of its own."""
     return _STATUS_LINES.get(status) or b"HTTP/1.1 %d Refused\r\n" % status
+
+
+class Arrival:
+    """Whether a message is whole: what uvicorn calls its cycle's event, without the waiting."""
+
+    __slots__ = ("_is_set",)
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def is_set(self) -> bool:
+        return self._is_set
 
 
 class Exchange:
@@ -50,15 +66,15 @@ class Exchange:
         self.keep_alive = keep_alive
         self.response_complete = False
         self.disconnected = False
-        self.message_event = asyncio.Event()
+        self.message_event = Arrival()
         self.is_started = False
         self._interruption: tuple[Outcome, GatewayError | None] | None = None
         self.is_write_paused = False
         self._transport = transport
         self._is_chunking_understood = is_chunking_understood  # HTTP/1.0 clients do not
         self._on_complete = on_complete
-        self._watched: asyncio.Future[Any] | None = None  # of whatever is being waited for
-        self._writable: asyncio.Future[None] | None = None
+        self._watched: Completion[Any] | None = None  # of whatever is being waited for
+        self._writable: Completion[None] | None = None
 
     def header(self, name: bytes) -> bytes | None:
         """The first of that (lower-case) name."""
@@ -70,19 +86,19 @@ class Exchange:
         if self._interruption is not None:
             raise Interrupted(*self._interruption)
 
-    async def watch(self, future: "asyncio.Future[T]") -> T:
-        """The future's result.  Raises Interrupted if the exchange is, before or while waiting."""
+    async def watch(self, completion: Completion[T]) -> T:
+        """Its result.  Raises Interrupted if the exchange is, before or while waiting."""
         self.raise_if_interrupted()
-        self._watched = future
+        self._watched = completion
         try:
-            return await future
+            return await completion
         finally:
             self._watched = None
 
     async def wait_writable(self) -> None:
         """Returns when the client has taken most of what was written.  Raises Interrupted."""
         if self.is_write_paused and not self.disconnected:
-            self._writable = asyncio.get_running_loop().create_future()
+            self._writable = Completion()
             await self.watch(self._writable)
 
     def interrupt(self, outcome: Outcome, error: GatewayError | None) -> None:
@@ -90,8 +106,8 @@ class Exchange:
         if self._interruption is not None or self.response_complete:
             return
         self._interruption = outcome, error
-        if self._watched is not None and not self._watched.done():
-            self._watched.set_exception(Interrupted(outcome, error))
+        if self._watched is not None:
+            self._watched.fail(Interrupted(outcome, error))
 
     def client_lost(self) -> None:
         self.disconnected = True
@@ -99,8 +115,8 @@ class Exchange:
 
     def resume_writing(self) -> None:
         self.is_write_paused = False
-        if self._writable is not None and not self._writable.done():
-            self._writable.set_result(None)
+        if self._writable is not None:
+            self._writable.resolve(None)
 
     # Answering
 

@@ -8,6 +8,7 @@ begin is withdrawn instead: it was not admitted after all.
 """
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from gateway.api.headers import rate_limit_headers, request_id_header
 from gateway.api.request_body import parse_request
 from gateway.auth import Authenticator
 from gateway.clock import Clock, IdMaker
+from gateway.completion import Flow, in_task
 from gateway.errors import (
     GatewayError,
     Interrupted,
@@ -57,31 +59,39 @@ class Stages:
 class Pipeline:
     def __init__(self, stages: Stages) -> None:
         self._stages = stages
-        self._tasks: dict[asyncio.Task[None], Exchange] = {}
+        self._running: dict[Flow, Exchange] = {}
+        self._all_ended: asyncio.Event | None = None  # set while somebody waits for it
         self._is_interrupted = False
 
-    def start(self, exchange: Exchange) -> None:
-        """Serves the exchange in a task of its own."""
+    def start(self, exchange: Exchange) -> Flow:
+        """Serves the exchange in a flow of its own."""
         if self._is_interrupted:
             _shut_down(exchange)
-        task = asyncio.get_running_loop().create_task(self.serve(exchange))
-        self._tasks[task] = exchange
-        task.add_done_callback(self._tasks.pop)
+        flow = Flow(self.serve(exchange), self._ended)
+        self._running[flow] = exchange
+        flow.start()
+        return flow
 
     def interrupt_all(self) -> None:
         """The gateway stops: running requests end now, settled and recorded; so do later ones."""
         self._is_interrupted = True
-        for exchange in list(self._tasks.values()):
+        for exchange in list(self._running.values()):
             _shut_down(exchange)
 
     async def stop(self, timeout_s: float) -> None:
         """Waits for what is left, then cancels it; even then each request is settled."""
-        tasks = list(self._tasks)
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=timeout_s)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+        if self._running:
+            self._all_ended = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._all_ended.wait()
+        for flow in list(self._running):
+            flow.cancel()
+
+    def _ended(self, flow: Flow) -> None:
+        del self._running[flow]
+        if self._all_ended is not None and not self._running:
+            self._all_ended.set()
 
     async def serve(self, exchange: Exchange) -> None:
         """Never raises, except for its own cancellation."""
@@ -168,16 +178,16 @@ class Pipeline:
             settlement.close(relay.usage(), Outcome.COMPLETED)
         except Interrupted as interruption:
             failure = interruption
-            settlement.close(await relay.stop(), interruption.outcome)
+            settlement.close(await in_task(relay.stop()), interruption.outcome)
         except NoReplicaAvailable as error:
             failure = error
             settlement.withdraw()
         except GatewayError as error:
             failure = error
-            usage = await relay.stop_after_failure()
+            usage = await in_task(relay.stop_after_failure())
             settlement.close(usage, _outcome_of(error, usage))
         finally:
-            # Only a cancelled task, or a defect, gets here unsettled.
+            # Only a cancelled flow, or a defect, gets here unsettled.
             closing = settlement.close(relay.usage(), Outcome.CANCELLED)
             trace.usage, trace.outcome = closing.usage, closing.outcome
             relay.close()

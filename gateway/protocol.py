@@ -39,7 +39,7 @@ _MAX_FRAMING_BYTES = 64 * 1024  # in a row; as nginx's four buffers of 8 KB, dou
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # struct linger: on, zero seconds
 
-Start = Callable[[Exchange], None]
+Start = Callable[[Exchange], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,7 @@ class DataPlaneProtocol(HttpToolsProtocol):
         self._num_framing_bytes = 0  # since the last byte of a body: head, chunk sizes, trailers
         self._is_turn_due = False  # an answer has ended, but the client does not read
         self._reading_since_s: float | None = self.loop.time()  # None: no message is incomplete
+        self._idle_since_s: float | None = None  # None: a request is under way
         self._answering_since_s = 0.0  # while an exchange is running
         self._unread_since_s: float | None = None  # None: the client keeps up
         self._is_discarding = False  # the message that is being parsed has been refused
@@ -80,7 +81,7 @@ class DataPlaneProtocol(HttpToolsProtocol):
     # Parsing
 
     def data_received(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
+        self._idle_since_s = None
         if self._reading_since_s is None:  # an empty line, maybe: a request should follow
             self._reading_since_s = self.loop.time()
         self._num_framing_bytes += len(data)
@@ -231,7 +232,6 @@ class DataPlaneProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self._unset_keepalive_if_required()
         if self.flow.write_paused:
             self._is_turn_due = True
             self.flow.pause_reading()
@@ -242,16 +242,17 @@ class DataPlaneProtocol(HttpToolsProtocol):
         """Reads on only when nothing waits: what one client can make us keep is bounded."""
         self._is_turn_due = False
         if self._waiting:
-            self._next_turn()
+            self.loop.call_soon(self._next_turn)  # not within the turn that just ended
         else:
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
-        if not self._waiting:
+            self._idle_since_s = self.loop.time()
             self.flow.resume_reading()
 
     def _next_turn(self) -> None:
+        if not self._waiting:
+            return  # the connection was lost meanwhile
         exchange = self._waiting.popleft()
+        if not self._waiting:
+            self.flow.resume_reading()
         if exchange is None:
             cycle, app = self.pipeline.pop()
             self._start_asgi_task(cycle, app)
@@ -287,6 +288,7 @@ class DataPlaneProtocol(HttpToolsProtocol):
 
     def check_deadlines(self, now_s: float) -> None:
         """Ends what does not come to its end by itself.  Called every second."""
+        self._check_idle(now_s)
         self._check_request(now_s)
         self._check_answer(now_s)
         self._check_client(now_s)
@@ -297,6 +299,11 @@ class DataPlaneProtocol(HttpToolsProtocol):
             return
         if now_s - since_s >= self._limits.read_timeout_s:
             self._refuse_bytes(RequestTimeout("The request did not arrive in time."))
+
+    def _check_idle(self, now_s: float) -> None:
+        since_s = self._idle_since_s
+        if since_s is not None and now_s - since_s >= self.timeout_keep_alive:
+            self.transport.close()
 
     def _check_answer(self, now_s: float) -> None:
         limit_s = self._limits.answer_timeout_s

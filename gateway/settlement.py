@@ -5,14 +5,13 @@ starts the writing, which goes on without the request.  Whoever must not answer 
 waits on the ``Closing``.
 """
 
-import asyncio
 from dataclasses import dataclass
 
 from contracts.usage import Outcome, encode_usage_event
 from gateway.admission.limiter import Reservation
 from gateway.admission.redis_limiter import RedisLimiter
 from gateway.api.context import RequestContext
-from gateway.errors import SpoolUnavailable
+from gateway.completion import Completion
 from gateway.metering import EventSource, Meter, Usage
 from gateway.outbox.spool import Spool
 
@@ -23,8 +22,8 @@ class Closing:
 
     usage: Usage | None
     outcome: Outcome | None
-    committed: "asyncio.Future[None] | None"  # the event is on disk
-    settled: "asyncio.Future[None]"  # the store has confirmed
+    committed: Completion[None] | None  # the event is on disk
+    settled: Completion[bool]  # the store has confirmed, or did not in time
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +33,12 @@ class SettlementDesk:
     limiter: RedisLimiter
     spool: Spool
     source: EventSource
-    commit_hold_s: float
-    settle_hold_s: float
 
     async def hold(self, closing: Closing) -> None:
-        """Until committed and settled, within bounds.  Raises SpoolUnavailable."""
-        committed = closing.committed
-        if committed is not None and not await _done_within(committed, self.commit_hold_s):
-            raise SpoolUnavailable("The usage of this request could not be recorded in time.")
-        await _done_within(closing.settled, self.settle_hold_s)  # as a rule it came first
+        """Until committed and settled, within the bounds of both.  Raises SpoolUnavailable."""
+        if closing.committed is not None:
+            await closing.committed
+        await closing.settled  # as a rule it came first
 
 
 class Settlement:
@@ -75,10 +71,3 @@ class Settlement:
             settled = self._desk.limiter.release(self._reservation)
             self.closing = Closing(None, None, None, settled)
         return self.closing
-
-
-async def _done_within(future: "asyncio.Future[None]", seconds: float) -> bool:
-    """Leaves the future alone when time is up, which ``wait_for`` would not."""
-    if not future.done():
-        await asyncio.wait((future,), timeout=seconds)
-    return future.done()

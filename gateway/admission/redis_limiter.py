@@ -5,9 +5,11 @@ lives: it waits for the store to come back, and being idempotent it may safely b
 """
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Final
@@ -23,6 +25,7 @@ from contracts.names import (
 from contracts.policy import Limits
 from gateway.admission.limiter import Budget, Refusal, Reservation, Verdict
 from gateway.admission.resp import RespClient, first_word, pack, pack_arguments
+from gateway.completion import Completion
 from gateway.errors import QuotaRefused, QuotaUnanswered, QuotaUnavailable
 
 logger = logging.getLogger(__name__)
@@ -30,7 +33,8 @@ logger = logging.getLogger(__name__)
 RESERVATION_LIFETIME_MS: Final = 24 * 3600 * 1000  # the longest request plus the longest outage
 _RETRY_PAUSE_S = 0.1
 _RESERVE_PARTS = 10  # of the command: EVALSHA, sha, 2, keys, constants, and what varies
-_SETTLE_PARTS = 12
+_SETTLE_PARTS = 8  # without the settlements
+_PARTS_PER_SETTLEMENT = 4
 _MAX_PREPARED = 10_000  # tenants whose commands are kept packed
 
 
@@ -53,18 +57,19 @@ def preload_commands() -> list[bytes]:
 class _Settlement:
     """One ``settle`` or ``release`` that the store has not confirmed yet."""
 
-    constant: bytes
-    varying: bytes
-    done: asyncio.Future[None]
+    commands: "_Commands"
+    spent: bytes  # its part of the command, packed
+    is_confirmed: Completion[bool]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Commands:
     """What is the same in all commands of one tenant under the same limits, packed once."""
 
     limits: Limits
     reserve: bytes
     settle: bytes
+    joining: list[_Settlement]  # until the next write to the store
 
 
 class RedisLimiter:
@@ -73,11 +78,13 @@ class RedisLimiter:
         self._reserve_script = _Script("reserve")
         self._settle_script = _Script("settle")
         self._prepared: dict[TenantId, _Commands] = {}
-        self._open: set[asyncio.Future[None]] = set()
+        self._joining: list[_Commands] = []  # those with settlements to send
+        self._num_open = 0
+        self._all_closed = asyncio.Event()
+        self._all_closed.set()
         self._unconfirmed: deque[_Settlement] = deque()  # were sent, and must be sent again
         self._last_refusal: str | None = None
         self._wake = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
 
     @property
     def is_reachable(self) -> bool:
@@ -97,11 +104,14 @@ class RedisLimiter:
             raise
         return _verdict(self._checked(reply), reservation.limits)
 
-    def settle(self, reservation: Reservation, actual_tokens: int) -> "asyncio.Future[None]":
-        """Done when the store has confirmed.  Goes on in the background if nobody waits."""
+    def settle(self, reservation: Reservation, actual_tokens: int) -> Completion[bool]:
+        """True once the store has confirmed; False if it did not at once.
+
+        Then it goes on in the background, whether or not somebody waits.
+        """
         return self._enqueue(reservation, actual_tokens, is_settle=True)
 
-    def release(self, reservation: Reservation) -> "asyncio.Future[None]":
+    def release(self, reservation: Reservation) -> Completion[bool]:
         """As ``settle``, for an ask that led to no request: gives the request back, too."""
         return self._enqueue(reservation, 0, is_settle=False)
 
@@ -114,18 +124,19 @@ class RedisLimiter:
 
     async def flush(self, timeout_s: float) -> int:
         """Waits for open settlements at shutdown; returns, and logs, how many stay unconfirmed."""
-        if self._open:
-            await asyncio.wait(self._open, timeout=timeout_s)
-        if self._open:
-            logger.error("reservations left unsettled", extra={"num_events": len(self._open)})
-        return len(self._open)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._all_closed.wait()
+        if self._num_open:
+            logger.error("reservations left unsettled", extra={"num_events": self._num_open})
+        return self._num_open
 
     def _commands(self, reservation: Reservation) -> _Commands:
         tenant, limits = reservation.tenant_id, reservation.limits
         commands = self._prepared.get(tenant)
         if commands is None or commands.limits is not limits:
             if len(self._prepared) >= _MAX_PREPARED:
-                self._prepared.clear()
+                self._prepared.clear()  # those with settlements to send are kept by them
             commands = self._prepared[tenant] = _pack_commands(tenant, limits)
         return commands
 
@@ -133,44 +144,67 @@ class RedisLimiter:
 
     def _enqueue(
         self, reservation: Reservation, actual_tokens: int, *, is_settle: bool
-    ) -> "asyncio.Future[None]":
-        constant, script = self._commands(reservation).settle, self._settle_script
+    ) -> Completion[bool]:
         spent = pack_arguments(
             reservation.reservation_id,
             reservation.reserved_tokens,
             actual_tokens,
             1 if is_settle else 0,
         )
-        settlement = _Settlement(constant, spent, self._loop.create_future())
-        self._open.add(settlement.done)
-        settlement.done.add_done_callback(self._open.discard)
-        reply = self._client.call(_evalsha(script, constant, spent, _SETTLE_PARTS))
-        reply.add_done_callback(lambda done: self._on_reply(settlement, done))
-        return settlement.done
+        commands = self._commands(reservation)
+        settlement = _Settlement(commands, spent, Completion())
+        self._num_open += 1
+        self._all_closed.clear()
+        is_first = not self._joining
+        if not commands.joining:
+            self._joining.append(commands)
+        commands.joining.append(settlement)
+        if is_first:
+            self._client.before_flush(self._send_joined)
+        return settlement.is_confirmed
 
-    def _on_reply(self, settlement: _Settlement, reply: "asyncio.Future[object]") -> None:
-        failure = reply.exception()
-        if failure is None and isinstance(reply.result(), int):
-            if not settlement.done.done():
-                settlement.done.set_result(None)
-            return
-        self._unconfirmed.append(settlement)
-        self._wake.set()
+    def _send_joined(self) -> None:
+        """All settlements of one tenant in one command."""
+        joining, self._joining = self._joining, []
+        for commands in joining:
+            settlements, commands.joining = commands.joining, []
+            self._send(settlements, self._settle_script.by_sha)
+
+    def _send(self, settlements: Sequence[_Settlement], script: bytes) -> None:
+        reply = self._client.call(_settle_command(settlements, script))
+        reply.then(lambda: self._on_reply(settlements, reply))
+
+    def _on_reply(self, settlements: Sequence[_Settlement], reply: Completion[object]) -> None:
+        answer = None if reply.exception() is not None else reply.result()
+        if isinstance(answer, int):
+            self._confirm(settlements)
+        elif _is_unknown_script(answer):
+            self._send(settlements, self._settle_script.by_text)
+        else:
+            self._unconfirmed.extend(settlements)
+            self._wake.set()
+            for settlement in settlements:
+                settlement.is_confirmed.resolve(False)
+
+    def _confirm(self, settlements: Sequence[_Settlement]) -> None:
+        self._num_open -= len(settlements)
+        if self._num_open == 0:
+            self._all_closed.set()
+        for settlement in settlements:
+            settlement.is_confirmed.resolve(True)
 
     async def _retry_unconfirmed(self) -> None:
         """One at a time, until the store fails again or none is left."""
         while self._unconfirmed:
             settlement = self._unconfirmed[0]
-            parts = settlement.constant, settlement.varying
+            command = _settle_command([settlement], self._settle_script.by_text)
             try:
-                command = _eval(self._settle_script, *parts, _SETTLE_PARTS)
                 self._checked(await self._client.call(command))
             except QuotaUnavailable:
                 self._unconfirmed.rotate(-1)  # one that the store refuses must not block the others
                 return
             self._unconfirmed.popleft()
-            if not settlement.done.done():
-                settlement.done.set_result(None)
+            self._confirm([settlement])
         self._wake.clear()
 
     def _checked(self, reply: object) -> object:
@@ -191,6 +225,7 @@ def _pack_commands(tenant: TenantId, limits: Limits) -> _Commands:
         limits,
         pack_arguments(2, bucket, reservations, *numbers, RESERVATION_LIFETIME_MS),
         pack_arguments(3, bucket, reservations, quota_settled_key(tenant), *numbers),
+        [],
     )
 
 
@@ -200,6 +235,13 @@ def _evalsha(script: _Script, constant: bytes, varying: bytes, num_parts: int) -
 
 def _eval(script: _Script, constant: bytes, varying: bytes, num_parts: int) -> bytes:
     return b"*%d\r\n%b%b%b" % (num_parts, script.by_text, constant, varying)
+
+
+def _settle_command(settlements: Sequence[_Settlement], script: bytes) -> bytes:
+    """Of one tenant."""
+    num_parts = _SETTLE_PARTS + _PARTS_PER_SETTLEMENT * len(settlements)
+    head = b"*%d\r\n%b%b" % (num_parts, script, settlements[0].commands.settle)
+    return head + b"".join([settlement.spent for settlement in settlements])
 
 
 def _is_unknown_script(reply: object) -> bool:

@@ -1,17 +1,18 @@
 """A pipelined connection to the quota store: one write per tick of the event loop.
 
-Replies come back in order, so a call is a future in a queue.  A call that outlives its deadline
+Replies come back in order, so a call is a completion in a queue.  A call that outlives its deadline
 takes the connection with it: on a pipelined connection nothing behind it can be trusted to come.
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import hiredis
 
 from gateway.backoff import backoff_s
+from gateway.completion import Completion
 from gateway.errors import QuotaRefused, QuotaUnanswered, QuotaUnavailable
 from gateway.resp_address import RespAddress
 
@@ -42,25 +43,31 @@ class _Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._reader = hiredis.Reader()
-        self._pending: deque[tuple[float, asyncio.Future[object]]] = deque()
+        self._pending: deque[tuple[float, Completion[object]]] = deque()
         self._unsent: list[bytes] = []
+        self._before_flush: list[Callable[[], None]] = []
+        self._is_flush_due = False
         self._timer: asyncio.TimerHandle | None = None
-        self.lost: asyncio.Future[None] = self._loop.create_future()
+        self.lost: Completion[None] = Completion()
 
-    def call(self, command: bytes) -> "asyncio.Future[object]":
+    def call(self, command: bytes) -> Completion[object]:
         """The reply; an error reply is a ``hiredis.ReplyError`` value, not an exception."""
-        future: asyncio.Future[object] = self._loop.create_future()
+        reply = Completion[object]()
         if self._transport is None or len(self._pending) >= _MAX_PENDING:
-            future.set_exception(QuotaUnavailable("The quota store is not reachable."))
-            return future
+            reply.fail(QuotaUnavailable("The quota store is not reachable."))
+            return reply
         deadline_s = self._loop.time() + self._call_deadline_s
-        self._pending.append((deadline_s, future))
-        if not self._unsent:
-            self._loop.call_soon(self._flush)
+        self._pending.append((deadline_s, reply))
         self._unsent.append(command)
+        self._flush_soon()
         if self._timer is None:
             self._timer = self._loop.call_at(deadline_s, self._check_oldest)
-        return future
+        return reply
+
+    def before_flush(self, callback: Callable[[], None]) -> None:
+        """Calls it once, just before the next write: for calls that join until then."""
+        self._before_flush.append(callback)
+        self._flush_soon()
 
     def connection_made(  # type: ignore[override]  # uvloop's is a Transport in all but class
         self, transport: asyncio.Transport
@@ -71,9 +78,7 @@ class _Connection(asyncio.Protocol):
         self._reader.feed(data)
         try:
             while (reply := self._reader.gets()) is not False:
-                _, future = self._pending.popleft()
-                if not future.done():  # else its caller was cancelled
-                    future.set_result(reply)
+                self._pending.popleft()[1].resolve(reply)
         except (hiredis.HiredisError, IndexError):
             self.abort()  # not the protocol, or a reply that nobody asked for
 
@@ -82,19 +87,26 @@ class _Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         pending, self._pending = self._pending, deque()
-        for _, future in pending:
-            if not future.done():
-                future.set_exception(QuotaUnanswered("The quota store did not answer."))
-        if not self.lost.done():
-            self.lost.set_result(None)
+        for _, reply in pending:
+            reply.fail(QuotaUnanswered("The quota store did not answer."))
+        self.lost.resolve(None)
 
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
 
+    def _flush_soon(self) -> None:
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+
     def _flush(self) -> None:
+        callbacks, self._before_flush = self._before_flush, []
+        for callback in callbacks:
+            callback()
+        self._is_flush_due = False
         commands, self._unsent = self._unsent, []
-        if self._transport is not None:
+        if commands and self._transport is not None:
             self._transport.write(b"".join(commands))
 
     def _check_oldest(self) -> None:
@@ -122,13 +134,20 @@ class RespClient:
         self._fault: str | None = None
         self.connected = asyncio.Event()
 
-    def call(self, command: bytes) -> "asyncio.Future[object]":
+    def call(self, command: bytes) -> Completion[object]:
         """Fails with QuotaUnavailable at once without a connection, else by the deadline."""
         if self._connection is None:
-            future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-            future.set_exception(QuotaUnavailable("The quota store is not reachable."))
-            return future
+            reply = Completion[object]()
+            reply.fail(QuotaUnavailable("The quota store is not reachable."))
+            return reply
         return self._connection.call(command)
+
+    def before_flush(self, callback: Callable[[], None]) -> None:
+        """Calls it once, just before the next write; at once without a connection."""
+        if self._connection is None:
+            callback()
+        else:
+            self._connection.before_flush(callback)
 
     async def run(self) -> None:
         """Runs until cancelled."""

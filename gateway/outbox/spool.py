@@ -1,7 +1,7 @@
 """The durable spool: a usage event is on disk before its request ends.
 
 Group commit: the event loop hands over whatever has gathered while the last batch was being
-written; one thread writes and syncs.  An event's future is done when it would survive a power cut.
+written; one thread writes and syncs.  An event is committed when it would survive a power cut.
 A batch that cannot be written is tried again for as long as the process lives, in order, so
 sequence numbers have no gaps.
 """
@@ -20,6 +20,8 @@ from pathlib import Path
 
 from contracts.spool import frame, segment_name
 from gateway.backoff import backoff_s
+from gateway.completion import Completion
+from gateway.errors import SpoolUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +31,8 @@ _BACKOFF_S = (0.05, 0.1, 0.25, 0.5, 1.0)
 @dataclass(slots=True)
 class _Batch:
     lines: list[bytes]
-    committed: list[asyncio.Future[None]]
+    committed: list[Completion[None]]
+    since_s: float = 0.0  # of its oldest event, on the event loop's clock
 
 
 class Segment:
@@ -85,12 +88,18 @@ def _sync_folder(folder: Path) -> None:
 class Spool:
     """Open it with ``start``, close it with ``stop``.  Used from the event loop's thread only."""
 
-    def __init__(self, folder: Path, boot_id: str, segment_bytes: int) -> None:
+    def __init__(
+        self, folder: Path, boot_id: str, segment_bytes: int, *, hold_s: float = 5.0
+    ) -> None:
+        """``hold_s``: how long an event may take before its waiter is told so."""
         self._folder = folder
         self._boot_id = boot_id
         self._segment_bytes = segment_bytes
+        self._hold_s = hold_s
         self._loop = asyncio.get_running_loop()
         self._gathered = _Batch([], [])
+        self._writing: _Batch | None = None
+        self._hold_check: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
@@ -110,13 +119,19 @@ class Spool:
         self._open_segment()
         self._thread.start()
 
-    def append(self, encode: Callable[[int], bytes]) -> "asyncio.Future[None]":
-        """Takes the next sequence number, and writes what ``encode`` makes with it."""
+    def append(self, encode: Callable[[int], bytes]) -> Completion[None]:
+        """Takes the next sequence number, and writes what ``encode`` makes with it.
+
+        Fails with SpoolUnavailable when that takes too long; it is written all the same.
+        """
         line = frame(encode(self._next_seq))
         self._next_seq += 1
-        committed: asyncio.Future[None] = self._loop.create_future()
-        self._gathered.lines.append(line)
-        self._gathered.committed.append(committed)
+        committed = Completion[None]()
+        gathered = self._gathered
+        if not gathered.lines:
+            gathered.since_s = self._loop.time()
+        gathered.lines.append(line)
+        gathered.committed.append(committed)
         if self._idle.is_set():
             self._idle.clear()
             self._loop.call_soon(self._hand_over)  # the rest of this tick's events come along
@@ -131,6 +146,8 @@ class Spool:
             logger.error("usage events left unwritten", extra={"num_events": self._num_open()})
         self._stopping.set()
         self._batches.put(None)
+        if self._hold_check is not None:
+            self._hold_check.cancel()
         await asyncio.to_thread(self._thread.join, timeout_s)
         if self._thread.is_alive():  # a daemon: the process ends without it
             logger.error("spool writer does not stop, the disk hangs")
@@ -140,19 +157,33 @@ class Spool:
         return self._next_seq - 1 - self.num_committed
 
     def _hand_over(self) -> None:
-        batch, self._gathered = self._gathered, _Batch([], [])
-        self._batches.put(batch)
+        self._writing, self._gathered = self._gathered, _Batch([], [])
+        self._batches.put(self._writing)
+        if self._hold_check is None:
+            self._check_hold()
 
     def _committed(self, batch: _Batch) -> None:
         self.is_failing = False
         self.num_committed += len(batch.committed)
+        self._writing = None
         if self._gathered.lines:
             self._hand_over()
         else:
             self._idle.set()
-        for future in batch.committed:
-            if not future.done():
-                future.set_result(None)
+        for committed in batch.committed:
+            committed.resolve(None)
+
+    def _check_hold(self) -> None:
+        """Looks at both batches now and then, instead of a timer per event."""
+        self._hold_check = None
+        latest_s = self._loop.time() - self._hold_s
+        waiting = [batch for batch in (self._writing, self._gathered) if batch and batch.lines]
+        late = [batch for batch in waiting if batch.since_s <= latest_s]
+        for committed in [committed for batch in late for committed in batch.committed]:
+            message = "The usage of this request could not be recorded in time."
+            committed.fail(SpoolUnavailable(message))
+        if waiting:
+            self._hold_check = self._loop.call_later(self._hold_s / 8, self._check_hold)
 
     # The writer thread
 

@@ -52,7 +52,6 @@ class UpstreamConnection(asyncio.Protocol):
         self.idle_since_s = 0.0
         self._reset_message()
         self._deadline_s = 0.0
-        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def is_usable(self) -> bool:
@@ -98,7 +97,6 @@ class UpstreamConnection(asyncio.Protocol):
             self._response.publish()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
         response, self._response = self._response, None
         if response is not None:
             response.detach()
@@ -150,7 +148,6 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _finish(self) -> None:
         response, self._response = self._response, None
-        self._stop_timer()
         assert response is not None
         self._num_served += 1
         self._num_sent_bytes += self._num_request_bytes
@@ -214,28 +211,16 @@ class UpstreamConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.resume_reading()
 
-    # Time: one timer per request, moved lazily, instead of one per chunk
+    # Time: looked at now and then, instead of a timer per request
 
     def _allow(self, seconds: float) -> None:
         self._deadline_s = self._loop.time() + seconds
-        if self._timer is None and self._response is not None:
-            self._timer = self._loop.call_at(self._deadline_s, self._check_deadline)
-        elif self._timer is not None and self._timer.when() > self._deadline_s:
-            self._timer.cancel()
-            self._timer = self._loop.call_at(self._deadline_s, self._check_deadline)
 
-    def _check_deadline(self) -> None:
-        self._timer = None
-        if self._response is None:
+    def check_deadline(self, now_s: float) -> None:
+        """Fails a request whose replica has been silent for too long."""
+        if self._response is None or now_s < self._deadline_s:
             return
         if self._response.is_paused:
             self._allow(self._idle_timeout_s)  # our own doing: the client is slow, not the replica
-        elif self._loop.time() < self._deadline_s:
-            self._timer = self._loop.call_at(self._deadline_s, self._check_deadline)
         else:
             self._fail(UpstreamTimeout("The replica did not answer in time."))
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None

@@ -12,11 +12,13 @@ import msgspec
 from contracts.errors import UNDECODABLE
 from contracts.names import HEADER_REQUEST_ID
 from contracts.replica_api import AbortedUsage, abort_path
+from gateway.completion import Completion
 from gateway.errors import UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from gateway.upstream.connection import UpstreamConnection
 from gateway.upstream.response import UpstreamResponse
 
 _MAX_IDLE_CONNECTIONS = 512  # per replica: more requests than one runs at a time
+_CHECK_S = 0.1  # between two looks at the deadlines of all connections
 _MAX_CONTROL_ANSWER_BYTES = 1024 * 1024  # model lists and abort answers are far smaller
 
 
@@ -48,6 +50,7 @@ class ReplicaClient:
         self._open: set[UpstreamConnection] = set()
         self._dialling: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
+        self._check: asyncio.TimerHandle | None = None  # None: all connections are idle
 
     def post(self, path: str, headers: bytes, body: bytes) -> UpstreamResponse:
         """Starts a request and returns at once.  ``headers``: complete lines."""
@@ -80,6 +83,8 @@ class ReplicaClient:
             return None
 
     async def close(self) -> None:
+        if self._check is not None:
+            self._check.cancel()
         for task in self._dialling:
             task.cancel()
         for connection in list(self._open):
@@ -99,13 +104,22 @@ class ReplicaClient:
     # The pool
 
     def _send(self, request: bytes) -> UpstreamResponse:
-        response = UpstreamResponse(self._loop, request)
+        response = UpstreamResponse(request)
         connection = self._take_idle()
         if connection is None:
             self._dial(response)
         else:
             connection.send(response)
+        if self._check is None:
+            self._check = self._loop.call_later(_CHECK_S, self._check_deadlines)
         return response
+
+    def _check_deadlines(self) -> None:
+        now_s = self._loop.time()
+        for connection in list(self._open):
+            connection.check_deadline(now_s)
+        is_busy = self._dialling or len(self._open) > len(self._idle)
+        self._check = self._loop.call_later(_CHECK_S, self._check_deadlines) if is_busy else None
 
     def _take_idle(self) -> UpstreamConnection | None:
         """The warmest; those that the replica may be about to close are closed instead."""
@@ -163,11 +177,11 @@ class ReplicaClient:
             self._idle.remove(connection)
 
 
-Watch = Callable[["asyncio.Future[bytes]"], Awaitable[bytes]]
+Watch = Callable[[Completion[bytes]], Awaitable[bytes]]
 
 
-async def _plain_wait(future: "asyncio.Future[bytes]") -> bytes:
-    return await future
+async def _plain_wait(completion: Completion[bytes]) -> bytes:
+    return await completion
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

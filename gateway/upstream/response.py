@@ -1,12 +1,12 @@
 """One answer of a replica, as it comes in.
 
-A consumer waits on futures and takes bytes; the connection fills them.  When the consumer is slow
-the connection stops reading, so a slow client costs a bounded buffer and nothing more.
+A consumer waits on completions and takes bytes; the connection fills them.  When the consumer is
+slow the connection stops reading, so a slow client costs a bounded buffer and nothing more.
 """
 
-import asyncio
 from collections.abc import Callable
 
+from gateway.completion import Completion
 from gateway.errors import UpstreamError
 
 _HIGH_WATER_BYTES = 256 * 1024  # a screenful of events; beyond it the replica waits
@@ -15,21 +15,20 @@ _HIGH_WATER_BYTES = 256 * 1024  # a screenful of events; beyond it the replica w
 class UpstreamResponse:
     """``head`` is done when the status line and headers are in, or failed with an UpstreamError."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, request: bytes) -> None:
+    def __init__(self, request: bytes) -> None:
         self.request = request  # kept whole until the head is in: it may be sent once more
         self.status = 0
         self.content_type = b""
         self.retry_after_s: int | None = None
         self.is_sent = False  # once true, the replica may have begun to work
         self.is_ended = False
-        self.head: asyncio.Future[None] = loop.create_future()
-        self._loop = loop
+        self.head: Completion[None] = Completion()
         self._chunks: list[bytes] = []
         self._num_buffered_bytes = 0
         self._is_discarding = False
         self.is_paused = False
         self._failure: UpstreamError | None = None
-        self._next: asyncio.Future[bytes] | None = None
+        self._next: Completion[bytes] | None = None
         self._pause: Callable[[], None] | None = None
         self._resume: Callable[[], None] | None = None
         self._cancel: Callable[[], None] | None = None
@@ -45,12 +44,11 @@ class UpstreamResponse:
 
     # For the consumer
 
-    def next_chunk(self) -> "asyncio.Future[bytes]":
+    def next_chunk(self) -> Completion[bytes]:
         """Everything that came since the last call; empty at the end; or fails."""
-        future: asyncio.Future[bytes] = self._loop.create_future()
-        self._next = future
+        self._next = chunk = Completion[bytes]()
         self._serve_next()
-        return future
+        return chunk
 
     def cancel(self) -> None:
         """Closes the connection unless the answer is complete.  Idempotent."""
@@ -77,8 +75,6 @@ class UpstreamResponse:
         self.request = b""
         self.status, self.content_type = status, content_type
         self.retry_after_s = retry_after_s
-        if not self.head.done():
-            self.head.set_result(None)
 
     def add(self, chunk: bytes) -> None:
         if self._is_discarding:
@@ -91,33 +87,37 @@ class UpstreamResponse:
 
     def publish(self) -> None:
         """Wakes the consumer: once per read of the socket, not once per chunk."""
+        if self.status:
+            self.head.resolve(None)
         self._serve_next()
 
     def end(self) -> None:
         self.is_ended = True
-        self._serve_next()
+        self.publish()
 
     def fail(self, failure: UpstreamError) -> None:
         self._failure = failure
-        if not self.head.done():
-            self.head.set_exception(failure)
-            self.head.exception()  # retrieved: a consumer that was interrupted will not ask
-        self._serve_next()
+        if not self.status:
+            self.head.fail(failure)
+        self.publish()
 
     def _serve_next(self) -> None:
         waiter = self._next
         if waiter is None or waiter.done():
             return
         if self._chunks:
-            waiter.set_result(self._take())
+            waiter.resolve(self._take())
         elif self._failure is not None:
-            waiter.set_exception(self._failure)
+            waiter.fail(self._failure)
         elif self.is_ended:
-            waiter.set_result(b"")
+            waiter.resolve(b"")
 
     def _take(self) -> bytes:
-        data = b"".join(self._chunks)  # of one: no copy
-        self._chunks.clear()
+        chunks = self._chunks
+        if not chunks:
+            return b""
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        self._chunks = []
         self._num_buffered_bytes = 0
         if self.is_paused and self._resume is not None:
             self.is_paused = False

@@ -1,7 +1,7 @@
 """A gateway in the test's own process: for what must be timed, or seen from inside."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -99,3 +99,10 @@ async def begun(upstream: Upstream, num_tokens: int) -> None:
         return any(g.completion_tokens >= num_tokens for g in upstream.generations)
 
     await asyncio.to_thread(eventually, has_begun, "the generation")
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    """Lets this process's own event loop run for as long as it takes."""
+    async with asyncio.timeout(20):
+        while not is_true():  # noqa: ASYNC110  # of many facts, few have an event
+            await asyncio.sleep(0.001)

@@ -8,7 +8,7 @@ import pytest
 
 from contracts.usage import Outcome
 from tests.gateway.processes import Policies, Valkey, eventually
-from tests.gateway.scene import Scene, begun, running
+from tests.gateway.scene import Scene, begun, running, until
 from tests.gateway.upstream_server import Upstream, words
 
 
@@ -23,30 +23,29 @@ async def scene(
     policies.remove(tenant)
 
 
-async def test_a_cancelled_task_settles_once(scene: Scene, upstream: Upstream) -> None:
+async def test_a_cancelled_flow_settles_once(scene: Scene, upstream: Upstream) -> None:
     upstream.behaviour = words(1_000, pause_s=0.01)
-    task = asyncio.create_task(scene.gateway.pipeline.serve(scene.exchange(stream=True)))
+    flow = scene.gateway.pipeline.start(scene.exchange(stream=True))
     await begun(upstream, 3)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    flow.cancel()
+    assert flow.is_over
     event = await scene.only_event()
     assert event.outcome is Outcome.CANCELLED
     assert event.output_text_tokens > 0
     await asyncio.to_thread(eventually, lambda: upstream.num_hung_up == 1, "the hanging up")
 
 
-async def test_a_task_cancelled_while_it_asks_for_the_count_settles_once(
+async def test_a_flow_cancelled_while_it_asks_for_the_count_settles_once(
     scene: Scene, upstream: Upstream
 ) -> None:
     upstream.behaviour = words(1_000, pause_s=0.01)
     exchange = scene.exchange(stream=True)
-    task = asyncio.create_task(scene.gateway.pipeline.serve(exchange))
+    flow = scene.gateway.pipeline.start(exchange)
     await begun(upstream, 3)
     exchange.client_lost()
     await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    flow.cancel()
+    assert flow.is_over
     assert (await scene.only_event()).output_text_tokens > 0
 
 
@@ -54,10 +53,9 @@ async def test_a_client_that_leaves_during_admission_costs_nothing(
     scene: Scene, upstream: Upstream
 ) -> None:
     exchange = scene.exchange(stream=True)
-    task = asyncio.create_task(scene.gateway.pipeline.serve(exchange))
-    await asyncio.sleep(0)  # the reservation is on its way
+    flow = scene.gateway.pipeline.start(exchange)
     exchange.client_lost()
-    await task
+    await until(lambda: flow.is_over)
     event = await scene.only_event()
     assert (event.outcome, event.total_tokens) == (Outcome.CLIENT_DISCONNECTED, 0)
     assert event.replica is None
@@ -70,10 +68,10 @@ async def test_a_client_that_leaves_while_paused_is_noticed(
     upstream.behaviour = words(1_000, pause_s=0.01)
     exchange = scene.exchange(stream=True)
     exchange.is_write_paused = True
-    task = asyncio.create_task(scene.gateway.pipeline.serve(exchange))
+    flow = scene.gateway.pipeline.start(exchange)
     await begun(upstream, 3)
     exchange.client_lost()
-    await task
+    await until(lambda: flow.is_over)
     event = await scene.only_event()
     assert event.outcome is Outcome.CLIENT_DISCONNECTED
     assert event.output_text_tokens == upstream.generations[0].completion_tokens
@@ -82,9 +80,9 @@ async def test_a_client_that_leaves_while_paused_is_noticed(
 async def test_the_end_is_held_until_the_event_is_on_disk(scene: Scene, upstream: Upstream) -> None:
     """Whenever the last byte is out, the event can be read."""
     exchange = scene.exchange(stream=True)
-    task = asyncio.create_task(scene.gateway.pipeline.serve(exchange))
+    flow = scene.gateway.pipeline.start(exchange)
     while b"[DONE]" not in scene.transport.written:
         assert scene.events() == [] or len(scene.events()) == 1
         await asyncio.sleep(0)
     assert len(scene.events()) == 1
-    await task
+    assert flow.is_over

@@ -1,0 +1,160 @@
+"""Waiting without a task: completions, and the flows that await them.
+
+``asyncio`` gives every waiter a turn of the event loop of its own.  On the data plane that costs
+more than most of what happens between two waits, so here whoever completes something carries its
+waiter on at once, by a plain call.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context
+from typing import Any, Generic, TypeVar
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Completion(Generic[T]):
+    """One result for one waiter.  The first outcome stands, later ones change nothing.
+
+    A flow that awaits it goes on inside ``resolve`` or ``fail``.  To ``asyncio`` it is a future
+    (what ``asyncio.isfuture`` asks for), so tasks may await it as well, in the loop's next turn.
+    """
+
+    __slots__ = ("_asyncio_future_blocking", "_failure", "_is_done", "_result", "_waiter")
+
+    def __init__(self) -> None:
+        self._asyncio_future_blocking = False
+        self._is_done = False
+        self._result: T | None = None
+        self._failure: BaseException | None = None
+        self._waiter: Callable[[], object] | None = None
+
+    def resolve(self, result: T) -> None:
+        if not self._is_done:
+            self._is_done = True
+            self._result = result
+            if self._waiter is not None:
+                self._waiter()
+
+    def fail(self, failure: BaseException) -> None:
+        if not self._is_done:
+            self._is_done = True
+            self._failure = failure
+            if self._waiter is not None:
+                self._waiter()
+
+    def then(self, waiter: Callable[[], object] | None) -> None:
+        """Calls ``waiter`` once it is done, in place of any other; at once if it is."""
+        self._waiter = waiter
+        if self._is_done and waiter is not None:
+            waiter()
+
+    def __await__(self) -> Generator[Any, None, T]:  # yields itself, to a flow or a task
+        if not self._is_done:
+            self._asyncio_future_blocking = True
+            yield self
+        return self.result()
+
+    def done(self) -> bool:
+        return self._is_done
+
+    def result(self) -> T:
+        if self._failure is not None:
+            raise self._failure
+        return self._result  # type: ignore[return-value]  # set, for it is done
+
+    def exception(self) -> BaseException | None:
+        return self._failure
+
+    # For asyncio
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
+    def add_done_callback(
+        self, callback: Callable[[Any], object], *, context: Context | None = None
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.then(lambda: loop.call_soon(callback, self, context=context))
+
+    def remove_done_callback(self, _: Callable[[Any], object]) -> int:
+        self._waiter = None
+        return 1
+
+    def cancel(self, msg: object = None) -> bool:
+        was_done = self._is_done
+        self.fail(asyncio.CancelledError())
+        return not was_done
+
+    def cancelled(self) -> bool:
+        return isinstance(self._failure, asyncio.CancelledError)
+
+
+class Flow:
+    """Runs one coroutine to its end, carried on by what it awaits: completions, or futures.
+
+    What needs a task around it (``asyncio.timeout``, say) goes through ``in_task``.
+    """
+
+    __slots__ = ("_awaited", "_coroutine", "_on_end", "is_over")
+
+    def __init__(
+        self, coroutine: Coroutine[Any, None, None], on_end: Callable[["Flow"], object]
+    ) -> None:
+        self._coroutine = coroutine
+        self._on_end = on_end
+        self._awaited: Any = None  # a Completion or a Future
+        self.is_over = False
+
+    def start(self) -> None:
+        self._advance(None)
+
+    def cancel(self) -> None:
+        """Raises CancelledError where the coroutine waits."""
+        if self.is_over:
+            return
+        awaited, self._awaited = self._awaited, None
+        if isinstance(awaited, Completion):
+            awaited.then(None)
+        self._advance(asyncio.CancelledError())
+
+    def _go_on(self) -> None:
+        self._advance(None)
+
+    def _on_future(self, future: "asyncio.Future[Any]") -> None:
+        if future is self._awaited:  # else it was cancelled meanwhile
+            self._advance(None)
+
+    def _advance(self, failure: BaseException | None) -> None:
+        coroutine = self._coroutine
+        try:
+            awaited = coroutine.send(None) if failure is None else coroutine.throw(failure)
+        except (StopIteration, asyncio.CancelledError):
+            self._end()
+        except Exception:
+            logger.exception("flow failed")
+            self._end()
+        else:
+            self._awaited = awaited
+            if type(awaited) is Completion:
+                awaited.then(self._go_on)
+            else:
+                awaited._asyncio_future_blocking = False
+                awaited.add_done_callback(self._on_future)
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._awaited = None
+        self._on_end(self)
+
+
+async def in_task(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Its result, from a task of its own, which ends with the wait for it."""
+    task = asyncio.get_running_loop().create_task(coroutine)
+    try:
+        return await task
+    finally:
+        task.cancel()
