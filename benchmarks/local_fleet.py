@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.sse_client import Timed, stream_completion
-from replica.model.store import default_cache_dir, resolve
+from replica.model.store import resolve
+from replica.settings import default_cache_dir
 
 PANDAL = (sys.executable, "-m", "pandal")
 MODEL = "SmolLM2-135M-Instruct"

@@ -9,9 +9,6 @@ import logging
 import signal
 import sys
 
-from pydantic import ValidationError
-from pydantic_settings import SettingsError
-
 from billing.consumer import Consumer, EventSource
 from billing.current_prices import CurrentPrices
 from billing.errors import BillingError, PriceBookInvalid, RequestInvalid
@@ -19,7 +16,7 @@ from billing.kafka_source import KafkaSource
 from billing.ledger import Ledger
 from billing.settings import PREFIX, Settings, unread_variables
 from billing.spool_source import SpoolSource
-from contracts.environment import variable_of
+from contracts.environment import BadSettings, read_settings
 from contracts.logs import configure_logging
 
 logger = logging.getLogger(__name__)
@@ -27,14 +24,9 @@ logger = logging.getLogger(__name__)
 
 def main() -> int:
     try:
-        settings = Settings()
-        faults = unread_variables()
-    except (ValidationError, SettingsError) as exc:
-        faults = {**_faults(exc), **unread_variables()}
-    if faults:
-        configure_logging("billing", "info")
-        for name, fault in faults.items():
-            logger.critical("bad setting", extra={"path": name, "error": fault})
+        settings = read_settings(Settings, PREFIX, unread_variables())
+    except BadSettings as exc:
+        exc.log("billing")
         return 2
     configure_logging("billing", settings.log_level)
     # It reports each attempt at a broker that is gone, many a second; kafka_source tells the fact.
@@ -49,14 +41,6 @@ def main() -> int:
         return 1
     logger.info("stopped")
     return 0
-
-
-def _faults(exc: ValidationError | SettingsError) -> dict[str, str]:
-    """By variable, without what was given: it may hold a secret."""
-    if isinstance(exc, SettingsError):  # not JSON, where the setting is a list or a mapping
-        return {PREFIX: str(exc)}
-    errors = exc.errors(include_input=False, include_url=False)
-    return {variable_of(PREFIX, e["loc"] or ("settings",)): e["msg"] for e in errors}
 
 
 async def _run(settings: Settings) -> None:

@@ -1,11 +1,46 @@
-"""Variables of a service's environment that nothing reads: misspelt, most likely.
+"""A service's settings out of its environment, and what is wrong with them, by variable.
 
 A service that ignores ``GATEWAY_DRAIN_TIMEOUT`` runs with a default that nobody asked for, so each
-service refuses to start with such a variable.  Case does not count: settings are read that way.
+service refuses to start with a variable that nothing reads: it is misspelt, most likely.  Case does
+not count: settings are read that way.
 """
 
 import difflib
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from contracts.logs import configure_logging
+
+Settings = TypeVar("Settings")
+
+
+class BadSettings(Exception):
+    """By variable, and without what was given: it may hold a secret."""
+
+    def __init__(self, faults: Mapping[str, str]) -> None:
+        super().__init__(", ".join(faults))
+        self.faults = faults
+
+    def log(self, service: str) -> None:
+        """No traceback: whoever wrote a setting needs its name and nothing of ours."""
+        configure_logging(service, "info")
+        for name, fault in self.faults.items():
+            logging.getLogger(service).critical("bad setting", extra={"path": name, "error": fault})
+
+
+def read_settings(read: Callable[[], Settings], prefix: str, unread: Mapping[str, str]) -> Settings:
+    """Raises BadSettings with all there is to say: what is wrong, and what nothing reads.
+
+    ``read`` raises pydantic's errors, which are ValueErrors; that package has no place here.
+    """
+    try:
+        settings = read()
+    except ValueError as exc:
+        raise BadSettings({**_faults(exc, prefix), **unread}) from None
+    if unread:
+        raise BadSettings(unread)
+    return settings
 
 
 def unknown_variables(environ: Iterable[str], prefix: str, known: Iterable[str]) -> list[str]:
@@ -47,3 +82,17 @@ def variable_of(prefix: str, location: Sequence[str | int]) -> str:
 
 def _variables(prefix: str, known: Iterable[str]) -> set[str]:
     return {f"{prefix}{name}".upper() for name in known}
+
+
+@runtime_checkable
+class _ValidationError(Protocol):
+    """pydantic's."""
+
+    def errors(self, *, include_input: bool, include_url: bool) -> list[Mapping[str, Any]]: ...
+
+
+def _faults(exc: ValueError, prefix: str) -> dict[str, str]:
+    if not isinstance(exc, _ValidationError):  # not JSON, where the setting is a list or a mapping
+        return {prefix: str(exc)}
+    errors = exc.errors(include_input=False, include_url=False)
+    return {variable_of(prefix, e["loc"] or ("settings",)): e["msg"] for e in errors}

@@ -8,10 +8,8 @@ import logging
 import sys
 
 import uvloop
-from pydantic import ValidationError
-from pydantic_settings import SettingsError
 
-from contracts.environment import variable_of
+from contracts.environment import BadSettings, read_settings
 from contracts.logs import configure_logging
 from gateway.app import create_app
 from gateway.protocol import ConnectionLimits
@@ -23,15 +21,9 @@ logger = logging.getLogger("gateway")
 
 def main() -> int:
     try:
-        settings = Settings()
-        faults = dict(unread_variables())
-    except (ValidationError, SettingsError) as exc:
-        faults = {**_faults(exc), **unread_variables()}
-    if faults:
-        configure_logging("gateway", "info")
-        for name, fault in faults.items():
-            # No traceback: whoever wrote the setting needs its name and nothing of ours.
-            logger.critical("bad setting", extra={"path": name, "error": fault})
+        settings = read_settings(Settings, PREFIX, unread_variables())
+    except BadSettings as exc:
+        exc.log("gateway")
         return 2
     configure_logging("gateway", settings.log_level)
     # It tells of each attempt at a broker that is gone; outbox.kafka tells the fact, once.
@@ -47,14 +39,6 @@ def main() -> int:
         return 1
     logger.info("stopped")
     return 0
-
-
-def _faults(exc: ValidationError | SettingsError) -> dict[str, str]:
-    """By variable, without what was given: it may hold a secret."""
-    if isinstance(exc, SettingsError):  # not JSON, where the setting is a list or a mapping
-        return {PREFIX: str(exc)}
-    errors = exc.errors(include_input=False, include_url=False)
-    return {variable_of(PREFIX, e["loc"] or ("settings",)): e["msg"] for e in errors}
 
 
 async def _serve(settings: Settings) -> None:

@@ -23,7 +23,8 @@ from pandal.kafka import check_brokers
 from pandal.plan import HOST, DevReplica, FleetPlan, OwnReplica, UpOptions
 from pandal.valkey import valkey_binary
 from replica.errors import ModelError
-from replica.model.store import default_cache_dir, is_known, model_name, resolve
+from replica.model.store import is_known, model_name, resolve
+from replica.settings import default_cache_dir
 
 MIN_FREE_BYTES = 200_000_000  # quota log, spool and ledger of a long day, with room to spare
 _PROBE_BYTES = 65_536

@@ -15,6 +15,15 @@ from replica.model import store
 PREFIX: Final = "REPLICA_"
 
 
+def default_cache_dir() -> Path:
+    """``$XDG_CACHE_HOME/pandal/models``; a relative value is ignored, as its specification asks.
+
+    https://specifications.freedesktop.org/basedir-spec/
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".cache") / "pandal" / "models"
+
+
 class Settings(BaseSettings):
     """Read once, in ``__main__``, from REPLICA_* environment variables."""
 
@@ -25,13 +34,13 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"  # a local fleet is nobody else's business
     port: int = Field(8000, ge=1, le=65535)  # vLLM's default: tools know it
     model: str = "SmolLM2-135M-Instruct"  # small enough for any laptop, Apache-2.0
-    model_cache_dir: Path = Field(default_factory=store.default_cache_dir)  # shared by all replicas
+    model_cache_dir: Path = Field(default_factory=default_cache_dir)  # shared by all replicas
     served_model_name: str | None = None  # None: the model's own name
     num_threads: int | None = Field(None, ge=1, le=1024)  # None: torch takes every core
     # The fastest that can run the model: the compiled step where it can, else torch.
     cpu_backend: CpuBackend = CpuBackend.AUTO
     compile_cache_dir: Path = Field(
-        default_factory=lambda: store.default_cache_dir().parent / "kernels"
+        default_factory=lambda: default_cache_dir().parent / "kernels"
     )  # code compiled once for this machine, shared by all replicas
     # Threads that spin between parallel regions starve whoever shares the cores: 35 times the tail.
     omp_wait_policy: Literal["PASSIVE", "ACTIVE"] = "PASSIVE"

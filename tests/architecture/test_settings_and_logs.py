@@ -41,5 +41,5 @@ def test_services_read_the_environment_only_through_settings(module: Path) -> No
         for node in ast.walk(ast.parse(module.read_text()))
         if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv"}
     ]
-    if module.name not in {"settings.py", "store.py"}:  # store.py: the user's cache folder (XDG)
+    if module.name != "settings.py":
         assert not uses

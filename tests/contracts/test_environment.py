@@ -3,7 +3,9 @@
 import pytest
 
 from contracts.environment import (
+    BadSettings,
     nearest_variable,
+    read_settings,
     unknown_variables,
     unread_variables,
     variable_of,
@@ -53,3 +55,35 @@ def test_an_unread_variable_is_told_with_what_was_meant() -> None:
     assert unread_variables(["GATEWAY_PROT", "PATH"], "GATEWAY_", ["port"]) == {
         "GATEWAY_PROT": "there is no such setting; did you mean GATEWAY_PORT?"
     }
+
+
+class Invalid(ValueError):
+    """Tells faults as pydantic does."""
+
+    def errors(self, *, include_input: bool, include_url: bool) -> list[dict[str, object]]:
+        assert not include_input
+        assert not include_url
+        return [{"loc": ("port",), "msg": "too high"}, {"loc": (), "msg": "at odds"}]
+
+
+@pytest.mark.parametrize(
+    ("error", "faults"),
+    [
+        (Invalid(), {"GATEWAY_PORT": "too high", "GATEWAY_SETTINGS": "at odds"}),
+        (ValueError("no JSON"), {"GATEWAY_": "no JSON"}),
+    ],
+    ids=["invalid", "undecodable"],
+)
+def test_all_faults_of_settings_are_told_at_once(error: ValueError, faults: dict[str, str]) -> None:
+    def read() -> None:
+        raise error
+
+    with pytest.raises(BadSettings) as caught:
+        read_settings(read, "GATEWAY_", {"GATEWAY_PROT": "no such setting"})
+    assert caught.value.faults == {**faults, "GATEWAY_PROT": "no such setting"}
+
+
+def test_good_settings_with_a_variable_that_nothing_reads_are_refused() -> None:
+    assert read_settings(lambda: 7, "GATEWAY_", {}) == 7
+    with pytest.raises(BadSettings, match="GATEWAY_PROT"):
+        read_settings(lambda: 7, "GATEWAY_", {"GATEWAY_PROT": "no such setting"})

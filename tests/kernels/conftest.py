@@ -13,7 +13,8 @@ from kernels.linear.formats import WeightFormat
 from kernels.linear.packing import pack_gguf
 from kernels.threads.team import ThreadTeam
 from kernels.vector_ir.levels import FeatureLevel, host_features, runnable_levels
-from replica.model.store import default_cache_dir, resolve
+from replica.model.store import resolve
+from replica.settings import default_cache_dir
 
 RUNNABLE = runnable_levels(host_features())
 

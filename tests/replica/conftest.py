@@ -10,6 +10,7 @@ import pytest
 from replica.model import store
 from replica.model.tokenizer import Tokenizer
 from replica.model.tokenizer_loader import load_tokenizer
+from replica.settings import default_cache_dir
 from tests.replica.replica_process import ReplicaProcess
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
@@ -19,7 +20,7 @@ FIXED_NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 @pytest.fixture(scope="session")
 def model_cache_dir() -> Path:
     configured = os.environ.get("PANDAL_MODEL_CACHE")
-    return Path(configured) if configured else store.default_cache_dir()
+    return Path(configured) if configured else default_cache_dir()
 
 
 @pytest.fixture(scope="session")

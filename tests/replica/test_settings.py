@@ -4,8 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from replica.settings import default_cache_dir
 
 
 @pytest.mark.parametrize(
@@ -27,3 +30,13 @@ def test_a_bad_variable_is_named(name: str, value: str, error: str) -> None:
     assert done.returncode == 2
     assert line["path"] == name
     assert error in line["error"]
+
+
+def test_default_cache_follows_the_desktop_specification(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache_dir() == tmp_path / "pandal" / "models"
+    for ignored in ("", "relative/path"):
+        monkeypatch.setenv("XDG_CACHE_HOME", ignored)
+        assert default_cache_dir() == Path.home() / ".cache" / "pandal" / "models"

