@@ -57,6 +57,9 @@ class Settings(BaseSettings):
     max_num_seqs: int = Field(32, ge=1, le=1024)  # throughput on 2 cores is flat beyond
     max_num_batched_tokens: int = Field(512, ge=1)  # a longer step would stall every stream
     is_prefix_caching: bool = True  # costs under 1 % when nothing is ever shared
+    is_kv_poisoned: bool = (
+        False  # for debugging: NaN where nobody may read, at the price of writing it
+    )
     priority_aging_s: float = Field(
         30.0, gt=0
     )  # batch work waits so much longer than interactive, and no more
@@ -117,6 +120,7 @@ class Settings(BaseSettings):
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             is_prefix_caching=self.is_prefix_caching,
+            is_kv_poisoned=self.is_kv_poisoned,
             priority_aging_s=self.priority_aging_s,
             fair_share_slack_tokens=self.fair_share_slack_tokens,
             log_level=self.log_level,

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from kernels.linear.formats import GROUP_SIZE, TILE_COLUMNS
 from kernels.linear.packing import PackedWeight
@@ -126,9 +127,10 @@ class KvCache:
         keys, values = self._storage[layer]
         return int(keys.ctypes.data), int(values.ctypes.data)
 
-    def num_nonzero(self) -> int:
-        """Elements; reads everything."""
-        return int(np.count_nonzero(self._storage))
-
-    def clear_blocks(self, blocks: Sequence[int]) -> None:
-        self._storage[:, :, list(blocks)] = 0
+    def block_tensors(self) -> Sequence[torch.Tensor]:
+        """Each layer's keys and values, ``[num_blocks, elements]``: views, to move blocks by."""
+        if self.kv_format is KvFormat.FLOAT32:
+            storage = torch.from_numpy(self._storage)
+        else:
+            storage = torch.from_numpy(self._storage.view(np.int16)).view(torch.bfloat16)
+        return [part for layer in storage for part in layer]

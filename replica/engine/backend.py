@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 import torch
 
+from replica.engine.kv_blocks import PLAIN, KvOptions
 from replica.engine.loop import ModelRunner
 from replica.engine.messages import CpuBackend, EngineConfig
 from replica.engine.runner import TorchRunner
@@ -30,7 +31,9 @@ class Backend(Protocol):
         """In memory."""
         ...
 
-    def load(self, num_blocks: int, report: ReportProgress) -> ModelRunner:
+    def load(
+        self, num_blocks: int, report: ReportProgress, options: KvOptions = PLAIN
+    ) -> ModelRunner:
         """Raises ModelError."""
         ...
 
@@ -55,12 +58,15 @@ class TorchBackend:
     def weights_bytes(self) -> int:
         return self._opened.weights_bytes
 
-    def load(self, num_blocks: int, report: ReportProgress) -> TorchRunner:
+    def load(
+        self, num_blocks: int, report: ReportProgress, options: KvOptions = PLAIN
+    ) -> TorchRunner:
         return TorchRunner(
             self._opened.load(lambda ratio: report(ratio, _LOADING)),
             num_blocks=num_blocks,
             block_size=self._block_size,
             eos_token_ids=self._eos_token_ids,
+            options=options,
         )
 
 

@@ -7,6 +7,7 @@ to one sequence.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from replica.engine.kv_operations import KvOperation
 from replica.engine.messages import SamplingParams
 from replica.engine.scheduler import ScheduledChunk
 
@@ -40,9 +41,12 @@ class FlatBatch:
     slots: Sequence[int]  # [num_tokens] block * block_size + offset: where each token's KV goes
     segments: Sequence[Segment]
     sampled_rows: Sequence[SampledRow]  # in the order of the chunks that are sampled
+    kv_operations: Sequence[KvOperation] = ()  # carried out first, in this order
 
 
-def flatten(chunks: Sequence[ScheduledChunk], block_size: int) -> FlatBatch:
+def flatten(
+    chunks: Sequence[ScheduledChunk], block_size: int, kv_operations: Sequence[KvOperation] = ()
+) -> FlatBatch:
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -62,7 +66,7 @@ def flatten(chunks: Sequence[ScheduledChunk], block_size: int) -> FlatBatch:
         )
         if chunk.is_sampled:
             sampled_rows.append(_sampled_row(chunk, len(token_ids) - 1))
-    return FlatBatch(token_ids, positions, slots, segments, sampled_rows)
+    return FlatBatch(token_ids, positions, slots, segments, sampled_rows, kv_operations)
 
 
 def _sampled_row(chunk: ScheduledChunk, row: int) -> SampledRow:

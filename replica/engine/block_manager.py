@@ -9,6 +9,7 @@ nobody.
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
+from replica.engine.kv_operations import KvOperation, Vacate
 from replica.engine.messages import BlockChange, BlockRemoved, BlocksCleared, BlockStored
 from replica.engine.prefix import Prefix
 
@@ -28,6 +29,7 @@ class BlockManager:
         self._contents: list[Prefix | None] = [None] * num_blocks
         self._block_by_digest: dict[bytes, int] = {}
         self._changes: list[BlockChange] = []
+        self._operations: list[KvOperation] = []
         # In order of reuse: blocks without known content first, then cached ones, least recently
         # used first.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
@@ -98,18 +100,25 @@ class BlockManager:
             del self._block_by_digest[content.digest]
             self._contents[block] = None
             self._changes.append(BlockRemoved(content.digest))
+            self._note_vacated(block)
 
     def clear(self) -> None:
         """Make everything unfindable.  Blocks stay with their owners."""
         for content, block in self.contents.items():
             del self._block_by_digest[content.digest]
             self._contents[block] = None
+            self._note_vacated(block)
         self._changes.append(BlocksCleared())
 
     def take_changes(self) -> list[BlockChange]:
         """Of what can be found, since it was last called."""
         changes, self._changes = self._changes, []
         return changes
+
+    def take_operations(self) -> list[KvOperation]:
+        """To carry out before anything is written to a block, since it was last called."""
+        operations, self._operations = self._operations, []
+        return operations
 
     def release(self, block_table: Sequence[int]) -> None:
         """Give up one reference to each block.
@@ -123,9 +132,7 @@ class BlockManager:
             self._free[block] = None
             if self._contents[block] is None:
                 self._free.move_to_end(block, last=False)
-
-    def is_owned(self, block: int) -> bool:
-        return self._ref_counts[block] > 0
+            self._note_vacated(block)
 
     def check_invariants(self, block_tables: Iterable[Sequence[int]]) -> None:
         """Raises AssertionError unless every block is free, cached or owned by these tables."""
@@ -143,6 +150,11 @@ class BlockManager:
             assert content is not None, f"block {block} is known and holds nothing"
             assert content.digest == digest, f"block {block} is known by another hash"
         assert len(self.contents) == len(self._block_by_digest), "a block's hash is not indexed"
+
+    def _note_vacated(self, block: int) -> None:
+        """If neither an owner nor a later request can read it."""
+        if self._ref_counts[block] == 0 and self._contents[block] is None:
+            self._operations.append(Vacate(block))
 
 
 def _holds(content: Prefix, prefix: Prefix, matched_parent: Prefix | None) -> bool:

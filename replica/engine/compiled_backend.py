@@ -22,6 +22,7 @@ from kernels.paged_attention.formats import KvFormat
 from kernels.threads.team import ThreadTeam
 from kernels.vector_ir.compile_cache import compiling_into
 from replica.engine.compiled_runner import CompiledRunner
+from replica.engine.kv_blocks import PLAIN, KvBlocks, KvOptions
 from replica.engine.messages import EngineConfig
 from replica.model.config import LlamaConfig
 from replica.model.damage import blaming
@@ -79,7 +80,12 @@ class CompiledBackend:
     def weights_bytes(self) -> int:
         return self._model.size_bytes
 
-    def load(self, num_blocks: int, report: Callable[[float, str], None]) -> CompiledRunner:
+    def load(
+        self,
+        num_blocks: int,
+        report: Callable[[float, str], None],
+        options: KvOptions = PLAIN,
+    ) -> CompiledRunner:
         with blaming(self._path):
             weights = self._model.load(lambda ratio: report(ratio / 2, "loading weights"))
             weights.check(self._shape)
@@ -87,7 +93,8 @@ class CompiledBackend:
         team = ThreadTeam(self._num_threads)
         with _rising(lambda ratio: report((1 + ratio) / 2, "compiling kernels")):
             step = self._compile(weights, cache, team)
-        return CompiledRunner(step, cache, self._eos_token_ids)
+        blocks = KvBlocks(cache.block_tensors(), options)
+        return CompiledRunner(step, blocks, self._eos_token_ids)
 
     def _compile(self, weights: DecoderWeights, cache: KvCache, team: ThreadTeam) -> DecoderStep:
         config = self._config

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from kernels.decoder_step.batch import StepBatch
-from kernels.decoder_step.model import KvCache
 from kernels.decoder_step.op import DecoderStep, StepResult
 from kernels.paged_attention.plan import Segment
 from replica.engine.batch import FlatBatch, SampledRow
+from replica.engine.kv_blocks import KvBlocks
 from replica.engine.runner import NOT_FINITE
 from replica.engine.sampler import is_greedy, sample
 from replica.engine.scheduler import SampledToken
@@ -18,14 +18,15 @@ from replica.engine.scheduler import SampledToken
 class CompiledRunner:
     """A ModelRunner."""
 
-    def __init__(self, step: DecoderStep, cache: KvCache, eos_token_ids: Collection[int]) -> None:
-        """``cache``: the step's own."""
+    def __init__(self, step: DecoderStep, blocks: KvBlocks, eos_token_ids: Collection[int]) -> None:
+        """``blocks``: of the step's own cache."""
         self._step = step
-        self._cache = cache
+        self._blocks = blocks
         self._eos_token_ids = sorted(eos_token_ids)
 
     def execute(self, batch: FlatBatch) -> list[SampledToken | None]:
         """See ``replica.engine.loop.ModelRunner``."""
+        self._blocks.apply(batch.kv_operations)
         result = self._step.run(
             StepBatch(
                 batch.token_ids,
@@ -46,9 +47,6 @@ class CompiledRunner:
             is_finite = all(is_finite_row[segment.first_row : last_row + 1])
             results.append(tokens.get(last_row) if is_finite else NOT_FINITE)
         return results
-
-    def clear_blocks(self, blocks: Sequence[int]) -> None:
-        self._cache.clear_blocks(blocks)
 
     def _sample_rows(
         self, result: StepResult, sampled_rows: Sequence[SampledRow]

@@ -32,11 +32,10 @@ logger = logging.getLogger(__name__)
 
 class ModelRunner(Protocol):
     def execute(self, batch: FlatBatch) -> Sequence[SampledToken | None]:
-        """One entry per segment; None where nothing was sampled and all numbers are finite."""
-        ...
+        """One entry per segment; None where nothing was sampled and all numbers are finite.
 
-    def clear_blocks(self, blocks: Sequence[int]) -> None:
-        """Overwrite blocks that may hold non-finite numbers."""
+        What lies in a block beyond its tokens, or was left by an earlier owner, changes nothing.
+        """
         ...
 
 
@@ -89,7 +88,9 @@ class EngineLoop:
         if self._scheduler.num_preemptions > num_preemptions:
             self._log_preemptions(self._scheduler.num_preemptions - num_preemptions)
         if chunks:
-            tokens = self._runner.execute(flatten(chunks, self._scheduler.block_size))
+            operations = self._scheduler.take_kv_operations()
+            batch = flatten(chunks, self._scheduler.block_size, operations)
+            tokens = self._runner.execute(batch)
             self._measure(chunks, self._monotonic_s() - started_at_s)
             for chunk, token in zip(chunks, tokens, strict=True):
                 deltas += self._account(chunk, token, started_at_s)
@@ -179,7 +180,6 @@ class EngineLoop:
         self, chunk: ScheduledChunk, token: SampledToken | None, started_at_s: float
     ) -> list[Delta]:
         sequence = chunk.sequence
-        table = list(sequence.block_table)
         self._scheduler.update(sequence, chunk.num_tokens, token)
         if token is None:
             return []
@@ -187,7 +187,6 @@ class EngineLoop:
         queue_s = None if live.has_reported else started_at_s - live.submitted_at_s
         live.has_reported = True
         if not token.is_finite:
-            self._runner.clear_blocks(self._scheduler.unowned(table))
             return [self._final(sequence, text="", token_id=None, queue_s=queue_s)]
         text = self._detokenize(sequence, live.detokenizer, token.token_id)
         if sequence.finish_reason is not None:

@@ -2,7 +2,8 @@
 attention.
 
 Decoding rows of all sequences go through one call, padded to the longest with the null block,
-whose contents are finite and masked.  A longer segment (a chunk of prefill) goes alone, over
+whose contents are finite and masked; what an earlier owner left in a block's unused end may be
+anything.  A longer segment (a chunk of prefill) goes alone, over
 exactly its context.
 """
 
@@ -26,11 +27,6 @@ class KvCache:
         self.keys = [_lazy_zeros(shape) for _ in range(config.num_layers)]
         self.values = [_lazy_zeros(shape) for _ in range(config.num_layers)]
 
-    def clear_blocks(self, blocks: Sequence[int]) -> None:
-        index = torch.tensor(blocks, dtype=torch.int64)
-        for tensor in (*self.keys, *self.values):
-            tensor[index] = 0.0
-
 
 def _lazy_zeros(shape: tuple[int, ...]) -> torch.Tensor:
     """Pages the kernel hands out zeroed on first use:
@@ -45,6 +41,7 @@ class _DecodeGroup:
     rows: torch.Tensor  # [num_seqs]
     blocks: torch.Tensor  # [num_seqs * max_blocks] each table padded with the null block
     mask: torch.Tensor  # [num_seqs, 1, 1, max_blocks * block_size] True: attend
+    tails: torch.Tensor  # indices into [num_seqs * max_blocks * block_size]: blocks' unused ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +84,16 @@ def _decode_group(segments: Sequence[Segment], block_size: int) -> _DecodeGroup:
         rows=torch.tensor([s.first_row for s in segments]),
         blocks=torch.tensor(padded).flatten(),
         mask=mask[:, None, None, :],
+        tails=torch.tensor(_tails(segments, width, block_size), dtype=torch.int64),
     )
+
+
+def _tails(segments: Sequence[Segment], width: int, block_size: int) -> list[int]:
+    return [
+        (index * width + len(segment.block_table)) * block_size - offset
+        for index, segment in enumerate(segments)
+        for offset in range(1, 1 + len(segment.block_table) * block_size - segment.context_length)
+    ]
 
 
 def _attend_decodes(
@@ -98,10 +104,15 @@ def _attend_decodes(
     length = group.mask.shape[-1]
     queries = q[group.rows].view(num_seqs, num_kv_heads, -1, head_dim)
     context = (num_seqs, length, num_kv_heads, head_dim)
-    k = keys.index_select(0, group.blocks).view(context).transpose(1, 2)
-    v = values.index_select(0, group.blocks).view(context).transpose(1, 2)
+    k = _gather(keys, group).view(context).transpose(1, 2)
+    v = _gather(values, group).view(context).transpose(1, 2)
     output = F.scaled_dot_product_attention(queries, k, v, attn_mask=group.mask)
     return output.reshape(num_seqs, -1, head_dim)
+
+
+def _gather(cache: torch.Tensor, group: _DecodeGroup) -> torch.Tensor:
+    """A copy, zero where nothing was written yet: a mask hides numbers, but no NaN."""
+    return cache.index_select(0, group.blocks).flatten(0, 1).index_fill_(0, group.tails, 0.0)
 
 
 def _prefill_segment(segment: Segment) -> _PrefillSegment:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from replica.engine.batch import FlatBatch, SampledRow
+from replica.engine.kv_blocks import PLAIN, KvBlocks, KvOptions
 from replica.engine.paged_attention import KvCache, PagedAttention
 from replica.engine.sampler import sample
 from replica.engine.scheduler import SampledToken
@@ -17,16 +18,24 @@ class TorchRunner:
     """A ModelRunner."""
 
     def __init__(
-        self, model: LlamaModel, *, num_blocks: int, block_size: int, eos_token_ids: Collection[int]
+        self,
+        model: LlamaModel,
+        *,
+        num_blocks: int,
+        block_size: int,
+        eos_token_ids: Collection[int],
+        options: KvOptions = PLAIN,
     ) -> None:
         self._model = model
         self._block_size = block_size
         self._eos_token_ids = sorted(eos_token_ids)
         self._cache = KvCache(model.config, num_blocks, block_size)
+        self._blocks = KvBlocks((*self._cache.keys, *self._cache.values), options)
 
     @torch.inference_mode()
     def execute(self, batch: FlatBatch) -> list[SampledToken | None]:
         """See ``replica.engine.loop.ModelRunner``."""
+        self._blocks.apply(batch.kv_operations)
         hidden = self._model.hidden_states(
             torch.tensor(batch.token_ids, dtype=torch.int64),
             torch.tensor(batch.positions, dtype=torch.int64),
@@ -40,10 +49,6 @@ class TorchRunner:
             is_finite = all(is_finite_row[segment.first_row : last_row + 1])
             results.append(tokens.get(last_row) if is_finite else NOT_FINITE)
         return results
-
-    @torch.inference_mode()
-    def clear_blocks(self, blocks: Sequence[int]) -> None:
-        self._cache.clear_blocks(blocks)
 
     def _sample_rows(
         self, hidden: torch.Tensor, sampled_rows: Sequence[SampledRow]

@@ -10,12 +10,13 @@ finishes.  Who waits displaces who runs only for a better priority, or when the 
 more sequences and has been served more by ``fair_share_slack_tokens``: each turn is progress.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
 from replica.engine.block_manager import BlockManager
 from replica.engine.fair_share import ServedTokens
+from replica.engine.kv_operations import KvOperation
 from replica.engine.messages import BlockChange, EngineStats, FinishReason
 from replica.engine.output_forecast import OutputForecast
 from replica.engine.prefills_under_way import PrefillsUnderWay
@@ -153,6 +154,10 @@ class Scheduler:
     def take_block_changes(self) -> list[BlockChange]:
         return self._blocks.take_changes()
 
+    def take_kv_operations(self) -> list[KvOperation]:
+        """To carry out before the step that was scheduled last."""
+        return self._blocks.take_operations()
+
     def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence's blocks away; it recomputes later, in its old place."""
         self._running.remove(sequence)
@@ -160,10 +165,6 @@ class Scheduler:
         sequence.num_computed_tokens = 0
         self._waiting.add(sequence)
         self._num_preemptions += 1
-
-    def unowned(self, blocks: Iterable[int]) -> list[int]:
-        """Those that no live sequence refers to."""
-        return [block for block in blocks if not self._blocks.is_owned(block)]
 
     def schedule(self, now_s: float) -> list[ScheduledChunk]:
         """Empty when nothing is live.  Blocks for every chunk are in its sequence's table."""

@@ -10,6 +10,7 @@ from replica.engine.backend import ReportProgress, choose_backend
 from replica.engine.block_manager import BlockManager
 from replica.engine.channel import Channel
 from replica.engine.free_memory import free_memory_bytes
+from replica.engine.kv_blocks import KvOptions
 from replica.engine.loop import EngineLoop, ModelRunner
 from replica.engine.memory_plan import MemoryPlan, plan_memory
 from replica.engine.messages import EngineConfig, Loading, Ready
@@ -68,7 +69,8 @@ def _load(
         weights_bytes=backend.weights_bytes,
         available_bytes=_available_bytes(config),
     )
-    return plan, backend.load(plan.num_blocks, report), backend.description
+    options = KvOptions(is_poisoned=config.is_kv_poisoned)
+    return plan, backend.load(plan.num_blocks, report, options), backend.description
 
 
 def _available_bytes(config: EngineConfig) -> int:

@@ -188,14 +188,15 @@ def test_an_empty_batch_is_a_step_too(tiny: Sequences) -> None:
     assert tiny.run().logits.shape == (0, TINY.vocab_size)
 
 
-def test_cleared_blocks_are_zero(team: ThreadTeam) -> None:
-    cache = KvCache(TINY, KvFormat.FLOAT32, 4, BLOCK_SIZE)
+@pytest.mark.parametrize("kv_format", KvFormat)
+def test_blocks_are_seen_as_tensors(kv_format: KvFormat, team: ThreadTeam) -> None:
+    cache = KvCache(TINY, kv_format, 4, BLOCK_SIZE)
     weights = tiny_weights()
     step = DecoderStep(TINY, weights, cache, team, max_rows=4, max_sampled_rows=4)
     step.run(StepBatch([1], [0], [3 * 16], [Segment(0, 1, 0, (3,))], [0]))
-    assert cache.num_nonzero() > 0
-    cache.clear_blocks([3])
-    assert cache.num_nonzero() == 0
+    for tensor in cache.block_tensors():
+        assert tensor[3].count_nonzero() == TINY.num_kv_heads * TINY.head_dim
+        assert not tensor[:3].any()
 
 
 WRONG = {

@@ -43,6 +43,7 @@ def replica_settings(model_path: Path, model_cache_dir: Path) -> dict[str, objec
         "kv_cache_bytes": 256 << 20,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 256,
+        "is_kv_poisoned": True,
     }
 
 

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Sequence
 
 from replica.engine.batch import FlatBatch
+from replica.engine.kv_operations import CopyIn, CopyOut, KvOperation, Vacate
 from replica.engine.messages import SamplingParams
 from replica.engine.scheduler import SampledToken
 
@@ -40,9 +41,11 @@ class HashModel:
         self._block_size = block_size
         self._poisoned_token = poisoned_token
         self._cache: dict[int, tuple[int, int]] = {}
-        self.cleared_blocks: list[int] = []
+        self._host: dict[int, dict[int, tuple[int, int]]] = {}
 
     def execute(self, batch: FlatBatch) -> list[SampledToken | None]:
+        for operation in batch.kv_operations:
+            self._carry_out(operation)
         for slot, token, position in zip(
             batch.slots, batch.token_ids, batch.positions, strict=True
         ):
@@ -63,8 +66,28 @@ class HashModel:
                 results.append(SampledToken(token, is_finite=True))
         return results
 
-    def clear_blocks(self, blocks: Sequence[int]) -> None:
-        self.cleared_blocks += blocks
+    def _carry_out(self, operation: KvOperation) -> None:
+        """A vacated block holds nothing: reading it raises KeyError."""
+        match operation:
+            case Vacate(block=block):
+                self._take(block)
+            case CopyOut(block=block, host_block=host_block):
+                self._host[host_block] = {
+                    offset: self._cache[slot]
+                    for offset, slot in enumerate(self._slots(block))
+                    if slot in self._cache
+                }
+            case CopyIn(host_block=host_block, block=block):
+                self._take(block)
+                first = block * self._block_size
+                self._cache |= {first + i: kv for i, kv in self._host[host_block].items()}
+
+    def _take(self, block: int) -> None:
+        for slot in self._slots(block):
+            self._cache.pop(slot, None)
+
+    def _slots(self, block: int) -> range:
+        return range(block * self._block_size, (block + 1) * self._block_size)
 
     def _context(self, block_table: Sequence[int], length: int) -> list[int]:
         tokens: list[int] = []

@@ -10,6 +10,7 @@ import pytest
 from contracts.replica_api import Phase, ReplicaState
 from kernels.linear.formats import WeightFormat
 from replica.engine.backend import choose_backend
+from replica.engine.kv_blocks import KvOptions
 from replica.engine.messages import CpuBackend, SamplingParams
 from replica.engine.scheduler import SchedulerLimits
 from replica.errors import ModelInvalid, ModelUnsupported
@@ -56,7 +57,8 @@ def tiny(tmp_path: Path) -> OpenedModel:
 
 def engine_of(opened: OpenedModel, cpu_backend: CpuBackend) -> EngineHarness:
     config = Settings(cpu_backend=cpu_backend, block_size=BLOCK_SIZE, num_threads=2).engine_config()
-    runner = choose_backend(config, opened, []).load(NUM_BLOCKS, lambda ratio, detail: None)
+    backend = choose_backend(config, opened, [])
+    runner = backend.load(NUM_BLOCKS, lambda ratio, detail: None, KvOptions(is_poisoned=True))
     names = [b"%d " % i for i in range(VOCAB_SIZE)]
     return EngineHarness(runner, names, [], SchedulerLimits(BLOCK_SIZE, 8, 128), NUM_BLOCKS)
 

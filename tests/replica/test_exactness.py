@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from replica.engine.backend import choose_backend
+from replica.engine.kv_blocks import KvOptions
 from replica.engine.loop import ModelRunner
 from replica.engine.messages import CpuBackend, SamplingParams
 from replica.engine.scheduler import SchedulerLimits
@@ -83,7 +84,8 @@ def new_runner(
     config = settings.engine_config()
     backend = choose_backend(config, open_model(model_path), tokenizer.eos_token_ids)
     assert str(request.param) in backend.description
-    return lambda: backend.load(NUM_BLOCKS, lambda ratio, detail: None)
+    poisoned = KvOptions(is_poisoned=True)
+    return lambda: backend.load(NUM_BLOCKS, lambda ratio, detail: None, poisoned)
 
 
 @pytest.fixture(scope="module")
