@@ -1,4 +1,5 @@
-"""Metric names and buckets.  Replicas speak vLLM's names: dashboards and scrapers know them."""
+"""Metric names and buckets.  Replicas speak vLLM's names: dashboards and scrapers know them;
+what vLLM has no name for begins with ``pandal:``."""
 
 from typing import Final
 
@@ -11,6 +12,7 @@ PREFIX_CACHE_HITS: Final = "vllm:prefix_cache_hits_total"  # tokens
 NUM_PREEMPTIONS: Final = "vllm:num_preemptions_total"
 PROMPT_TOKENS: Final = "vllm:prompt_tokens_total"
 GENERATION_TOKENS: Final = "vllm:generation_tokens_total"
+PREEMPTIONS: Final = "pandal:preemptions_total"  # label kind: recompute, swap
 REQUEST_SUCCESS: Final = "vllm:request_success_total"  # label finished_reason
 ITERATION_TOKENS: Final = "vllm:iteration_tokens_total"  # histogram
 TIME_TO_FIRST_TOKEN: Final = "vllm:time_to_first_token_seconds"

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from contracts import environment
-from replica.engine.messages import CpuBackend, EngineConfig
+from replica.engine.messages import CpuBackend, EngineConfig, Preemption
 from replica.model import store
 
 PREFIX: Final = "REPLICA_"
@@ -53,6 +53,11 @@ class Settings(BaseSettings):
     kv_cache_bytes: int = Field(
         1 << 30, ge=1
     )  # 22,000 tokens of SmolLM2; untouched pages cost nothing
+    # PREEMPTION_WHY
+    preemption: Preemption = Preemption.RECOMPUTE
+    swap_bytes: int = Field(
+        256 << 20, ge=0
+    )  # for what swapped sequences had computed: 5,800 tokens of SmolLM2; unused when recomputing
     block_size: int = Field(16, ge=1, le=1024)  # tokens; vLLM's: little waste, fine-grained sharing
     max_num_seqs: int = Field(32, ge=1, le=1024)  # throughput on 2 cores is flat beyond
     max_num_batched_tokens: int = Field(512, ge=1)  # a longer step would stall every stream
@@ -116,6 +121,8 @@ class Settings(BaseSettings):
             max_model_len=self.max_model_len,
             memory_bytes=self.memory_bytes,
             kv_cache_bytes=self.kv_cache_bytes,
+            preemption=self.preemption,
+            swap_bytes=self.swap_bytes,
             block_size=self.block_size,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from contracts import metrics as names
 from replica.api.context import context_of
 from replica.engine.engine import Engine
+from replica.engine.messages import Preemption
 from replica.telemetry import Histogram
 
 
@@ -51,6 +52,10 @@ def _counters(engine: Engine, label: str) -> Iterator[str]:
         (names.GENERATION_TOKENS, stats.generation_tokens),
     ):
         yield from _single(name, "counter", label, value)
+    num_recomputed = stats.num_preemptions - stats.num_swaps
+    yield f"# TYPE {names.PREEMPTIONS} counter"
+    yield f'{names.PREEMPTIONS}{{{label},kind="{Preemption.RECOMPUTE}"}} {num_recomputed}'
+    yield f'{names.PREEMPTIONS}{{{label},kind="{Preemption.SWAP}"}} {stats.num_swaps}'
     yield f"# TYPE {names.REQUEST_SUCCESS} counter"
     for reason, count in engine.telemetry.num_finished.items():
         yield f'{names.REQUEST_SUCCESS}{{{label},finished_reason="{reason}"}} {count}'

@@ -9,6 +9,7 @@ nobody.
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
+from replica.engine.host_blocks import HostBlocks
 from replica.engine.kv_operations import KvOperation, Vacate
 from replica.engine.messages import BlockChange, BlockRemoved, BlocksCleared, BlockStored
 from replica.engine.prefix import Prefix
@@ -19,7 +20,7 @@ NULL_BLOCK = 0
 class BlockManager:
     """All operations are O(1) per block."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """``num_blocks`` includes the null block."""
         if num_blocks < 2:
             raise ValueError(
@@ -30,6 +31,7 @@ class BlockManager:
         self._block_by_digest: dict[bytes, int] = {}
         self._changes: list[BlockChange] = []
         self._operations: list[KvOperation] = []
+        self.host = HostBlocks(num_host_blocks, self._operations)
         # In order of reuse: blocks without known content first, then cached ones, least recently
         # used first.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
@@ -117,7 +119,8 @@ class BlockManager:
 
     def take_operations(self) -> list[KvOperation]:
         """To carry out before anything is written to a block, since it was last called."""
-        operations, self._operations = self._operations, []
+        operations = self._operations.copy()
+        self._operations.clear()
         return operations
 
     def release(self, block_table: Sequence[int]) -> None:

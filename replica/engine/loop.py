@@ -83,10 +83,8 @@ class EngineLoop:
         deltas = [delta for message in messages for delta in self._take(message)]
         started_at_s = self._monotonic_s()
         deltas += self._end_overdue(started_at_s)
-        num_preemptions = self._scheduler.num_preemptions
         chunks = self._scheduler.schedule(started_at_s)
-        if self._scheduler.num_preemptions > num_preemptions:
-            self._log_preemptions(self._scheduler.num_preemptions - num_preemptions)
+        self._log_preemptions()
         if chunks:
             operations = self._scheduler.take_kv_operations()
             batch = flatten(chunks, self._scheduler.block_size, operations)
@@ -118,16 +116,10 @@ class EngineLoop:
             decode_tokens_per_s=self._meter.decode.tokens_per_s,
         )
 
-    def _log_preemptions(self, num_preemptions: int) -> None:
-        stats = self._scheduler.stats()
-        logger.info(
-            "preempted",
-            extra={
-                "num_preempted": num_preemptions,
-                "num_running": stats.num_running,
-                "num_waiting": stats.num_waiting,
-            },
-        )
+    def _log_preemptions(self) -> None:
+        for preempted in self._scheduler.take_preempted():
+            extra = {"reason": preempted.kind, "num_blocks": preempted.num_blocks}
+            logger.info("preempted", extra=extra)
 
     def _take(self, message: ToEngine) -> Iterable[Delta]:
         match message:

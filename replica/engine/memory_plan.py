@@ -6,7 +6,7 @@ what is accepted never runs out later, whatever requests come.
 
 from dataclasses import dataclass
 
-from replica.engine.messages import EngineConfig
+from replica.engine.messages import EngineConfig, Preemption
 from replica.errors import ModelUnsupported
 from replica.model.config import LlamaConfig
 
@@ -18,6 +18,7 @@ _MIB = 1 << 20
 class MemoryPlan:
     max_model_len: int  # tokens; any request within it fits the cache alone
     num_blocks: int  # the null block included
+    num_host_blocks: int  # room for copies of preempted sequences' blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +27,24 @@ class _Demand:
 
     weights: int
     activations: int
+    swap: int
     block: int
     # Eager attention gathers one layer of every decoding sequence, padded to the longest.
     gathered_per_token: int
+
+    @property
+    def fixed(self) -> int:
+        return self.weights + self.activations + self.swap
 
     def needed(self, num_tokens: int, block_size: int) -> int:
         """For one sequence of that context, with room to compute."""
         num_blocks = 1 + -(-num_tokens // block_size)
         kv = num_blocks * self.block
-        return self.weights + self.activations + kv + num_tokens * self.gathered_per_token
+        return self.fixed + kv + num_tokens * self.gathered_per_token
 
     def largest_context(self, available_bytes: int, block_size: int) -> int:
         """Tokens, in whole blocks; 0 when not even one fits."""
-        left = available_bytes - self.weights - self.activations - self.block
+        left = available_bytes - self.fixed - self.block
         per_block = self.block + block_size * self.gathered_per_token
         return max(0, left // per_block) * block_size
 
@@ -57,7 +63,8 @@ def plan_memory(
         raise ModelUnsupported(_refusal(config, demand, wanted, largest, available_bytes))
     spare = available_bytes - demand.needed(wanted, config.block_size)
     num_blocks = 1 + -(-wanted // config.block_size) + spare // demand.block
-    return MemoryPlan(wanted, min(num_blocks, config.kv_cache_bytes // demand.block))
+    num_blocks = min(num_blocks, config.kv_cache_bytes // demand.block)
+    return MemoryPlan(wanted, num_blocks, demand.swap // demand.block)
 
 
 def _demand(config: EngineConfig, model: LlamaConfig, weights_bytes: int) -> _Demand:
@@ -65,6 +72,7 @@ def _demand(config: EngineConfig, model: LlamaConfig, weights_bytes: int) -> _De
     return _Demand(
         weights=weights_bytes,
         activations=_activation_bytes(config, model),
+        swap=config.swap_bytes if config.preemption is Preemption.SWAP else 0,
         block=model.kv_bytes_per_token * config.block_size,
         gathered_per_token=config.max_num_seqs * per_layer,
     )
@@ -110,14 +118,15 @@ def _wanted_context(config: EngineConfig, model: LlamaConfig, cache_tokens: int)
 def _refusal(
     config: EngineConfig, demand: _Demand, wanted: int, largest: int, available_bytes: int
 ) -> str:
-    kv = demand.needed(wanted, config.block_size) - demand.weights - demand.activations
+    needed = demand.needed(wanted, config.block_size)
     advice = (
         f"max_model_len={largest} would fit" if largest else "no context would fit: a smaller model"
     )
     return (
-        f"{_mib(demand.weights + demand.activations + kv)} are needed "
+        f"{_mib(needed)} are needed "
         f"({_mib(demand.weights)} for weights, {_mib(demand.activations)} for activations, "
-        f"{_mib(kv)} for attention over one sequence of {wanted} tokens) and "
+        f"{_mib(demand.swap)} for swapping, "
+        f"{_mib(needed - demand.fixed)} for attention over one sequence of {wanted} tokens) and "
         f"{_mib(available_bytes)} are there; {advice}"
     )
 

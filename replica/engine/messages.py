@@ -28,6 +28,13 @@ class CpuBackend(enum.StrEnum):
     TORCH = "torch"
 
 
+class Preemption(enum.StrEnum):
+    """What becomes of what a preempted sequence had computed."""
+
+    RECOMPUTE = "recompute"
+    SWAP = "swap"  # it is kept in host memory, while there is room
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     max_tokens: int
     temperature: float = 1.0  # 0: greedy
@@ -59,6 +66,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, array_like=True, t
     max_model_len: int | None
     memory_bytes: int | None
     kv_cache_bytes: int
+    preemption: Preemption
+    swap_bytes: int
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -132,6 +141,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     num_used_blocks: int = 0
     num_usable_blocks: int = 0
     num_preemptions: int = 0
+    num_swaps: int = 0  # those of them that kept what was computed
     prompt_tokens: int = 0
     generation_tokens: int = 0
     prefix_cache_queries: int = 0

@@ -17,11 +17,11 @@ from typing import Final
 from replica.engine.block_manager import BlockManager
 from replica.engine.fair_share import ServedTokens
 from replica.engine.kv_operations import KvOperation
-from replica.engine.messages import BlockChange, EngineStats, FinishReason
+from replica.engine.messages import BlockChange, EngineStats, FinishReason, Preemption
 from replica.engine.output_forecast import OutputForecast
 from replica.engine.prefills_under_way import PrefillsUnderWay
 from replica.engine.running_set import RunningSet
-from replica.engine.sequence import Sequence
+from replica.engine.sequence import SavedKv, Sequence
 from replica.engine.waiting_queue import Ranking, WaitingQueue
 
 _MAX_HELD_BACK: Final = 64  # per step: for each, its prefix is looked up
@@ -55,6 +55,14 @@ class ScheduledChunk:
 class SampledToken:
     token_id: int
     is_finite: bool  # False: the numbers behind it were not, and the sequence must fail
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """One decision to take a running sequence's blocks away."""
+
+    kind: Preemption
+    num_blocks: int
 
 
 class _Step:
@@ -94,6 +102,8 @@ class Scheduler:
         self._forecast = OutputForecast()
         self._by_id: dict[int, Sequence] = {}
         self._num_preemptions = 0
+        self._num_swaps = 0
+        self._preempted: list[Preempted] = []
         self._num_prompt_tokens = 0
         self._num_generated_tokens = 0
         self._num_queried_tokens = 0
@@ -159,12 +169,25 @@ class Scheduler:
         return self._blocks.take_operations()
 
     def preempt(self, sequence: Sequence) -> None:
-        """Take a running sequence's blocks away; it recomputes later, in its old place."""
+        """Take a running sequence's blocks away; it goes on later, in its old place.
+
+        What it had computed is kept in host memory, or computed again.
+        """
         self._running.remove(sequence)
+        saved = self._save(sequence)
+        kind = Preemption.RECOMPUTE if saved is None else Preemption.SWAP
+        self._preempted.append(Preempted(kind, len(sequence.block_table)))
         self._release(sequence)
+        sequence.saved = saved
         sequence.num_computed_tokens = 0
         self._waiting.add(sequence)
         self._num_preemptions += 1
+        self._num_swaps += saved is not None
+
+    def take_preempted(self) -> list[Preempted]:
+        """Since it was last called."""
+        preempted, self._preempted = self._preempted, []
+        return preempted
 
     def schedule(self, now_s: float) -> list[ScheduledChunk]:
         """Empty when nothing is live.  Blocks for every chunk are in its sequence's table."""
@@ -206,6 +229,7 @@ class Scheduler:
             num_used_blocks=self._blocks.num_usable - self._blocks.num_free,
             num_usable_blocks=self._blocks.num_usable,
             num_preemptions=self._num_preemptions,
+            num_swaps=self._num_swaps,
             prompt_tokens=self._num_prompt_tokens,
             generation_tokens=self._num_generated_tokens,
             prefix_cache_queries=self._num_queried_tokens,
@@ -217,11 +241,13 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raises AssertionError."""
         self._blocks.check_invariants(s.block_table for s in self._by_id.values())
+        self._blocks.host.check_invariants(s.saved.copies for s in self._waiting if s.saved)
         self._waiting.check_invariants()
         self._running.check_invariants()
         self._under_way.check_invariants(s.sequence_id for s in self._running)
         assert set(self._by_id.values()) == {*self._running, *self._waiting}
         assert not any(s.block_table for s in self._waiting), "a waiting sequence owns blocks"
+        assert not any(s.saved for s in self._running), "a running sequence has copies"
         assert len(self._running) <= self._limits.max_num_seqs
 
     def _admit(self, step: _Step, now_s: float) -> None:
@@ -251,7 +277,7 @@ class Scheduler:
     def _is_under_way(self, sequence: Sequence, num_cached_blocks: int) -> bool:
         """Somebody is computing the first block that is missing: soon it can be shared."""
         sequence.awaited_digest = None
-        if num_cached_blocks >= self._num_sharable_blocks(sequence):
+        if num_cached_blocks >= self._num_sharable_blocks(sequence) or sequence.saved is not None:
             return False
         size = self._limits.block_size
         digest = sequence.block_prefixes(num_cached_blocks + 1, size)[-1].digest
@@ -307,6 +333,28 @@ class Scheduler:
             full = sequence.block_prefixes(sequence.num_known_tokens // size, size)
             self._under_way.begin(sequence.sequence_id, full[len(cached) :])
         self._running.add(sequence)
+        if sequence.saved is not None:
+            self._restore(sequence, sequence.saved)
+
+    def _save(self, sequence: Sequence) -> SavedKv | None:
+        num_tokens = sequence.num_computed_tokens
+        copies = self._blocks.host.save(sequence.block_table[: self._num_blocks(num_tokens)])
+        return SavedKv(copies, num_tokens) if copies else None
+
+    def _restore(self, sequence: Sequence, saved: SavedKv) -> None:
+        """What of it is not cached any more.  Its blocks have been accounted for."""
+        num_tokens = saved.num_tokens - sequence.num_computed_tokens
+        if num_tokens > 0:
+            first = len(sequence.block_table)
+            self._grow(sequence, num_tokens)
+            self._blocks.host.restore(saved.copies[first:], sequence.block_table[first:])
+            sequence.advance(num_tokens)
+        self._discard(sequence)
+
+    def _discard(self, sequence: Sequence) -> None:
+        if sequence.saved is not None:
+            self._blocks.host.discard(sequence.saved.copies)
+            sequence.saved = None
 
     def _num_sharable_blocks(self, sequence: Sequence) -> int:
         """The last known token is always computed: its logits are what the step is for."""
@@ -339,6 +387,7 @@ class Scheduler:
         self._blocks.release(sequence.block_table)
         self._under_way.abandon(sequence.sequence_id)
         sequence.block_table = []
+        self._discard(sequence)
 
     def _publish_full_blocks(self, sequence: Sequence) -> None:
         size = self._limits.block_size

@@ -21,6 +21,14 @@ class Standing:
     submitted_at_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class SavedKv:
+    """What a preempted sequence had computed, in host memory."""
+
+    copies: SequenceOf[int]  # host blocks, of its first blocks
+    num_tokens: int
+
+
 class Sequence:
     """Owned by the scheduler; nobody else changes it."""
 
@@ -37,6 +45,7 @@ class Sequence:
         "num_resumed_tokens",
         "params",
         "prefixes",
+        "saved",
         "sequence_id",
         "standing",
         "token_ids",
@@ -64,6 +73,7 @@ class Sequence:
         self.num_computed_tokens = 0
         self.num_published_blocks = 0
         self.block_table: list[int] = []
+        self.saved: SavedKv | None = None
         self.prefixes: list[Prefix] = [root]  # then one per full block, lazily extended
         self.num_counted_prompt_tokens = 0  # highest ever computed: a recompute counts nothing
         self.num_cached_prompt_tokens = 0

@@ -38,8 +38,9 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
         aging_s=config.priority_aging_s,
         fair_share_slack_tokens=config.fair_share_slack_tokens,
     )
+    blocks = BlockManager(plan.num_blocks, plan.num_host_blocks)
     loop = EngineLoop(
-        scheduler=Scheduler(limits, BlockManager(plan.num_blocks), tokenizer.eos_token_ids),
+        scheduler=Scheduler(limits, blocks, tokenizer.eos_token_ids),
         runner=runner,
         token_bytes=tokenizer.token_bytes,
         identity=PrefixIdentity(model_revision=store.revision(path), kv_dtype="float32"),
@@ -69,7 +70,7 @@ def _load(
         weights_bytes=backend.weights_bytes,
         available_bytes=_available_bytes(config),
     )
-    options = KvOptions(is_poisoned=config.is_kv_poisoned)
+    options = KvOptions(plan.num_host_blocks, is_poisoned=config.is_kv_poisoned)
     return plan, backend.load(plan.num_blocks, report, options), backend.description
 
 

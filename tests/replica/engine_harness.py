@@ -43,8 +43,9 @@ class EngineHarness:
         limits: SchedulerLimits,
         num_blocks: int,
         hash_block: HashBlock = block_hash,
+        num_host_blocks: int = 0,
     ) -> None:
-        self.blocks = BlockManager(num_blocks)
+        self.blocks = BlockManager(num_blocks, num_host_blocks)
         self._scheduler = Scheduler(limits, self.blocks, eos_token_ids)
         self._loop = EngineLoop(
             scheduler=self._scheduler,
@@ -58,7 +59,6 @@ class EngineHarness:
         self._enqueued: list[ToEngine] = []
         self.outcomes: dict[int, Outcome] = {}
         self.stats = self._scheduler.stats()
-        self.num_preemptions_seen = 0
 
     def submit(
         self,

@@ -55,6 +55,7 @@ workloads = st.builds(
     is_hash_constant=st.booleans(),
     aging_s=st.sampled_from([0.1, 0.5, 30.0]),
     fair_share_slack_tokens=st.sampled_from([0, 5, 30, 256]),
+    num_host_blocks=st.sampled_from([0, 3, 12, 200]),
 )
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from replica.engine.free_memory import free_memory_bytes
 from replica.engine.memory_plan import plan_memory
-from replica.engine.messages import CpuBackend, EngineConfig
+from replica.engine.messages import CpuBackend, EngineConfig, Preemption
 from replica.errors import ModelUnsupported
 from replica.model.config import LlamaConfig
 from tests.replica.replica_process import ReplicaProcess
@@ -39,7 +39,10 @@ CONFIG = EngineConfig(
     block_size=16,
     max_num_seqs=4,
     max_num_batched_tokens=64,
+    preemption=Preemption.RECOMPUTE,
+    swap_bytes=64 << 10,
     is_prefix_caching=True,
+    is_kv_poisoned=False,
     priority_aging_s=30.0,
     fair_share_slack_tokens=256,
     log_level="info",
@@ -63,6 +66,16 @@ def test_context_shrinks_to_the_cache_unless_it_was_asked_for() -> None:
     assert plan(1 << 40, kv_cache_bytes=11 * block_bytes).max_model_len == 160
     with pytest.raises(ModelUnsupported, match="max_model_len=160 would fit"):
         plan(1 << 40, kv_cache_bytes=11 * block_bytes, max_model_len=161)
+
+
+def test_room_for_swapping_is_set_aside_when_it_is_wanted() -> None:
+    block_bytes = MODEL.kv_bytes_per_token * 16
+    plain = plan(8 << 20, max_model_len=64)
+    swapping = plan(
+        8 << 20, max_model_len=64, preemption=Preemption.SWAP, swap_bytes=3 * block_bytes + 1
+    )
+    assert (plain.num_host_blocks, swapping.num_host_blocks) == (0, 3)
+    assert swapping.num_blocks in (plain.num_blocks - 4, plain.num_blocks - 3)
 
 
 def test_context_shrinks_to_the_memory_unless_it_was_asked_for() -> None:

@@ -17,16 +17,31 @@ EVERYTHING = 4096
 NUM_BLOCKS = 1 + 16 * 80  # nothing is ever evicted, so what stays cached can be compared
 
 GRID = list(
-    itertools.product((1, 7, 16, EVERYTHING), (True, False), (None, 0, 1, 3, 8, 20), (1, 4, 16))
+    itertools.product(
+        (1, 7, 16, EVERYTHING),
+        (True, False),
+        (None, 0, 1, 3, 8, 20),
+        (1, 4, 16),
+        (0, 90, NUM_BLOCKS),
+    )
 )
 
 
-@pytest.mark.parametrize(("chunk", "is_caching", "preempted_at", "block_size"), GRID)
+@pytest.mark.parametrize(
+    ("chunk", "is_caching", "preempted_at", "block_size", "num_host_blocks"), GRID
+)
 def test_tokens_and_blocks_are_the_same(
-    chunk: int, is_caching: bool, preempted_at: int | None, block_size: int
+    chunk: int, is_caching: bool, preempted_at: int | None, block_size: int, num_host_blocks: int
 ) -> None:
     limits = SchedulerLimits(block_size, 8, chunk, is_caching)
-    engine = EngineHarness(HashModel(block_size), TOKEN_BYTES, [EOS], limits, NUM_BLOCKS)
+    engine = EngineHarness(
+        HashModel(block_size),
+        TOKEN_BYTES,
+        [EOS],
+        limits,
+        NUM_BLOCKS,
+        num_host_blocks=num_host_blocks,
+    )
     ids = engine.submit_together(PROMPTS, PARAMS)
     for step in itertools.count():
         if step == preempted_at:

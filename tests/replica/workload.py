@@ -43,6 +43,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     is_hash_constant: bool
     aging_s: float = 30.0
     fair_share_slack_tokens: int = 256
+    num_host_blocks: int = 0
 
 
 def text_of(token_ids: list[int]) -> str:
@@ -96,9 +97,17 @@ def _engine(workload: Workload) -> EngineHarness:
     model = HashModel(workload.block_size)
     if workload.is_hash_constant:
         return EngineHarness(
-            model, TOKEN_BYTES, [EOS], limits, num_blocks, lambda parent, tokens: bytes(16)
+            model,
+            TOKEN_BYTES,
+            [EOS],
+            limits,
+            num_blocks,
+            lambda parent, tokens: bytes(16),
+            workload.num_host_blocks,
         )
-    return EngineHarness(model, TOKEN_BYTES, [EOS], limits, num_blocks)
+    return EngineHarness(
+        model, TOKEN_BYTES, [EOS], limits, num_blocks, num_host_blocks=workload.num_host_blocks
+    )
 
 
 def _params(submission: Submission) -> SamplingParams:
