@@ -16,12 +16,13 @@ from typing import Final
 
 from replica.engine.block_manager import BlockManager
 from replica.engine.fair_share import ServedTokens
+from replica.engine.giving_way import GivingWay, Preempted
 from replica.engine.kv_operations import KvOperation
-from replica.engine.messages import BlockChange, EngineStats, FinishReason, Preemption
+from replica.engine.messages import BlockChange, EngineStats, FinishReason
 from replica.engine.output_forecast import OutputForecast
 from replica.engine.prefills_under_way import PrefillsUnderWay
 from replica.engine.running_set import RunningSet
-from replica.engine.sequence import SavedKv, Sequence
+from replica.engine.sequence import Sequence
 from replica.engine.waiting_queue import Ranking, WaitingQueue
 
 _MAX_HELD_BACK: Final = 64  # per step: for each, its prefix is looked up
@@ -55,14 +56,6 @@ class ScheduledChunk:
 class SampledToken:
     token_id: int
     is_finite: bool  # False: the numbers behind it were not, and the sequence must fail
-
-
-@dataclass(frozen=True, slots=True)
-class Preempted:
-    """One decision to take a running sequence's blocks away."""
-
-    kind: Preemption
-    num_blocks: int
 
 
 class _Step:
@@ -101,9 +94,7 @@ class Scheduler:
         self._under_way = PrefillsUnderWay()
         self._forecast = OutputForecast()
         self._by_id: dict[int, Sequence] = {}
-        self._num_preemptions = 0
-        self._num_swaps = 0
-        self._preempted: list[Preempted] = []
+        self._giving_way = GivingWay(blocks, limits.block_size)
         self._num_prompt_tokens = 0
         self._num_generated_tokens = 0
         self._num_queried_tokens = 0
@@ -112,11 +103,6 @@ class Scheduler:
     @property
     def block_size(self) -> int:
         return self._limits.block_size
-
-    @property
-    def num_preemptions(self) -> int:
-        """Since the beginning."""
-        return self._num_preemptions
 
     @property
     def has_work(self) -> bool:
@@ -155,6 +141,7 @@ class Scheduler:
             self._running.remove(sequence)
         else:
             self._waiting.remove(sequence)
+            self._giving_way.discard(sequence)
         self._release(sequence)
 
     def clear_cache(self) -> None:
@@ -174,32 +161,26 @@ class Scheduler:
         What it had computed is kept in host memory, or computed again.
         """
         self._running.remove(sequence)
-        saved = self._save(sequence)
-        kind = Preemption.RECOMPUTE if saved is None else Preemption.SWAP
-        self._preempted.append(Preempted(kind, len(sequence.block_table)))
+        self._giving_way.save(sequence)
         self._release(sequence)
-        sequence.saved = saved
         sequence.num_computed_tokens = 0
         self._waiting.add(sequence)
-        self._num_preemptions += 1
-        self._num_swaps += saved is not None
 
     def take_preempted(self) -> list[Preempted]:
         """Since it was last called."""
-        preempted, self._preempted = self._preempted, []
-        return preempted
+        return self._giving_way.take_latest()
 
     def schedule(self, now_s: float) -> list[ScheduledChunk]:
         """Empty when nothing is live.  Blocks for every chunk are in its sequence's table."""
         step = _Step(self._limits.max_num_batched_tokens)
-        num_preemptions = self._num_preemptions
+        num_preemptions = self._giving_way.num_preemptions
         for sequence in self._running.in_order_of_service():
             if not sequence.is_running:
                 continue  # preempted by a better rank in this very loop
             num_tokens = min(sequence.num_missing_tokens, step.num_free_tokens)
             if num_tokens and self._make_room(sequence, num_tokens, step):
                 step.put(sequence, num_tokens)
-        if num_preemptions == self._num_preemptions:
+        if num_preemptions == self._giving_way.num_preemptions:
             self._admit(step, now_s)
         return step.chunks()
 
@@ -228,8 +209,8 @@ class Scheduler:
             num_waiting=len(self._waiting),
             num_used_blocks=self._blocks.num_usable - self._blocks.num_free,
             num_usable_blocks=self._blocks.num_usable,
-            num_preemptions=self._num_preemptions,
-            num_swaps=self._num_swaps,
+            num_preemptions=self._giving_way.num_preemptions,
+            num_swaps=self._giving_way.num_swaps,
             prompt_tokens=self._num_prompt_tokens,
             generation_tokens=self._num_generated_tokens,
             prefix_cache_queries=self._num_queried_tokens,
@@ -333,28 +314,7 @@ class Scheduler:
             full = sequence.block_prefixes(sequence.num_known_tokens // size, size)
             self._under_way.begin(sequence.sequence_id, full[len(cached) :])
         self._running.add(sequence)
-        if sequence.saved is not None:
-            self._restore(sequence, sequence.saved)
-
-    def _save(self, sequence: Sequence) -> SavedKv | None:
-        num_tokens = sequence.num_computed_tokens
-        copies = self._blocks.host.save(sequence.block_table[: self._num_blocks(num_tokens)])
-        return SavedKv(copies, num_tokens) if copies else None
-
-    def _restore(self, sequence: Sequence, saved: SavedKv) -> None:
-        """What of it is not cached any more.  Its blocks have been accounted for."""
-        num_tokens = saved.num_tokens - sequence.num_computed_tokens
-        if num_tokens > 0:
-            first = len(sequence.block_table)
-            self._grow(sequence, num_tokens)
-            self._blocks.host.restore(saved.copies[first:], sequence.block_table[first:])
-            sequence.advance(num_tokens)
-        self._discard(sequence)
-
-    def _discard(self, sequence: Sequence) -> None:
-        if sequence.saved is not None:
-            self._blocks.host.discard(sequence.saved.copies)
-            sequence.saved = None
+        self._giving_way.restore(sequence)
 
     def _num_sharable_blocks(self, sequence: Sequence) -> int:
         """The last known token is always computed: its logits are what the step is for."""
@@ -387,7 +347,6 @@ class Scheduler:
         self._blocks.release(sequence.block_table)
         self._under_way.abandon(sequence.sequence_id)
         sequence.block_table = []
-        self._discard(sequence)
 
     def _publish_full_blocks(self, sequence: Sequence) -> None:
         size = self._limits.block_size

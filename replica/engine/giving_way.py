@@ -1,0 +1,59 @@
+"""What becomes of what a preempted sequence had computed: kept in host memory or computed anew."""
+
+from dataclasses import dataclass
+
+from replica.engine.block_manager import BlockManager
+from replica.engine.messages import Preemption
+from replica.engine.sequence import SavedKv, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """One decision to take a running sequence's blocks away."""
+
+    kind: Preemption
+    num_blocks: int
+
+
+class GivingWay:
+    def __init__(self, blocks: BlockManager, block_size: int) -> None:
+        self._blocks = blocks
+        self._block_size = block_size
+        self._latest: list[Preempted] = []
+        self.num_preemptions = 0  # since the beginning
+        self.num_swaps = 0  # those of them that kept what was computed
+
+    def save(self, sequence: Sequence) -> None:
+        """Before its blocks are taken."""
+        num_tokens = sequence.num_computed_tokens
+        num_blocks = -(-num_tokens // self._block_size)
+        copies = self._blocks.host.save(sequence.block_table[:num_blocks])
+        sequence.saved = SavedKv(copies, num_tokens) if copies else None
+        kind = Preemption.RECOMPUTE if sequence.saved is None else Preemption.SWAP
+        self._latest.append(Preempted(kind, len(sequence.block_table)))
+        self.num_preemptions += 1
+        self.num_swaps += kind is Preemption.SWAP
+
+    def restore(self, sequence: Sequence) -> None:
+        """What is not in its table again already; blocks for it are free."""
+        saved = sequence.saved
+        if saved is None:
+            return
+        num_cached = len(sequence.block_table)
+        wanted = saved.copies[num_cached:]
+        if wanted:
+            blocks = [self._blocks.allocate() for _ in wanted]
+            self._blocks.host.restore(wanted, blocks)
+            sequence.block_table += blocks
+            sequence.advance(saved.num_tokens - sequence.num_computed_tokens)
+        self.discard(sequence)
+
+    def discard(self, sequence: Sequence) -> None:
+        if sequence.saved is not None:
+            self._blocks.host.discard(sequence.saved.copies)
+            sequence.saved = None
+
+    def take_latest(self) -> list[Preempted]:
+        """Since it was last called."""
+        latest, self._latest = self._latest, []
+        return latest
