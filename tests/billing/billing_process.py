@@ -4,10 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-PATIENCE_S = 60.0
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 class BillingProcess:
@@ -43,8 +42,8 @@ class BillingProcess:
         return self.log_path.read_text()
 
     def until_log_has(self, message: str, times: int = 1) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while self.log().count(f'"message":"{message}"') < times:
+        def is_there() -> bool:
             assert self._process.poll() is None, self.log()
-            assert time.monotonic() < deadline, self.log()
-            time.sleep(0.02)
+            return self.log().count(f'"message":"{message}"') >= times
+
+        eventually(is_there, f"{message!r} in the log of billing")

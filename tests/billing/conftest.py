@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from billing.ledger import Ledger
-from tests.billing.kafka_brokers import ApacheKafkaBroker, Broker, TansuBroker
 from tests.billing.usage_events import BOOK
+from tests.support.kafka_brokers import Broker, apache_kafka, running, tansu
 
 
 @pytest.fixture
@@ -32,20 +32,16 @@ def kafka_home() -> Path:
     return Path(os.environ["KAFKA_HOME"])
 
 
-@pytest.fixture(scope="session")
-def tansu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TansuBroker]:
-    broker = TansuBroker(tmp_path_factory.mktemp("tansu"))
-    yield broker
-    broker.stop()
+@pytest.fixture(scope="session", name="tansu")
+def shared_tansu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with running(tansu(tmp_path_factory.mktemp("tansu"))) as broker:
+        yield broker
 
 
-@pytest.fixture(scope="session")
-def apache(
-    kafka_home: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ApacheKafkaBroker]:
-    broker = ApacheKafkaBroker(kafka_home, tmp_path_factory.mktemp("kafka"))
-    yield broker
-    broker.stop()
+@pytest.fixture(scope="session", name="apache")
+def shared_apache(kafka_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with running(apache_kafka(kafka_home, tmp_path_factory.mktemp("kafka"))) as broker:
+        yield broker
 
 
 @pytest.fixture(params=["tansu", "apache"])

@@ -15,7 +15,6 @@ from billing.lookup import totals
 from billing.posting import rate_batch
 from billing.records import Batch
 from contracts.usage import encode_usage_event
-from tests.billing.kafka_brokers import ApacheKafkaBroker, Broker, TansuBroker, free_port
 from tests.billing.kafka_topic import (
     administration,
     create_topic,
@@ -26,6 +25,8 @@ from tests.billing.kafka_topic import (
     send_raw,
 )
 from tests.billing.usage_events import BOOK, usage
+from tests.support.kafka_brokers import Broker
+from tests.support.ports import free_port
 
 PATIENCE_S = 60.0
 
@@ -159,7 +160,7 @@ async def test_bad_records_become_dead_letters_at_their_offset(
 
 
 async def test_a_broker_that_falls_silent_is_noticed_and_found_again(
-    tansu: TansuBroker, ledger: Ledger, ledger_url: str
+    tansu: Broker, ledger: Ledger, ledger_url: str
 ) -> None:
     """aiokafka#1154: without a deadline of ours the consumer would wait for ever."""
     topic = await new_topic(tansu.bootstrap, num_partitions=1)
@@ -178,7 +179,7 @@ async def test_a_broker_that_falls_silent_is_noticed_and_found_again(
 
 
 async def test_going_back_on_a_broker_that_is_silent_is_an_error_that_may_pass(
-    tansu: TansuBroker, ledger: Ledger
+    tansu: Broker, ledger: Ledger
 ) -> None:
     """Only the beginning has to be asked for; what is polled next is where the ledger stands."""
     topic = await new_topic(tansu.bootstrap, num_partitions=1)
@@ -195,7 +196,7 @@ async def test_going_back_on_a_broker_that_is_silent_is_an_error_that_may_pass(
     assert ledger.next_offset(f"kafka/{topic}/0") == 2
 
 
-async def test_silence_without_events_is_no_failure(tansu: TansuBroker) -> None:
+async def test_silence_without_events_is_no_failure(tansu: Broker) -> None:
     topic = await new_topic(tansu.bootstrap, num_partitions=1)
     async with reading(tansu, topic, from_the_beginning, stall_timeout_s=1) as source:
         for _ in range(10):
@@ -227,7 +228,7 @@ async def test_no_broker_at_all_is_an_error_that_may_pass() -> None:
 
 
 async def test_records_of_an_aborted_transaction_are_not_seen(
-    apache: ApacheKafkaBroker, ledger: Ledger, ledger_url: str
+    apache: Broker, ledger: Ledger, ledger_url: str
 ) -> None:
     topic = await new_topic(apache.bootstrap, num_partitions=1)
     async with producing(apache.bootstrap, transactional_id=topic) as producer:
@@ -243,7 +244,7 @@ async def test_records_of_an_aborted_transaction_are_not_seen(
 
 
 async def test_events_deleted_before_they_were_posted_stop_it(
-    apache: ApacheKafkaBroker, ledger: Ledger
+    apache: Broker, ledger: Ledger
 ) -> None:
     """aiokafka#261: to jump to what is left would lose money in silence."""
     topic = await new_topic(apache.bootstrap, num_partitions=1)

@@ -15,10 +15,12 @@ from billing.lookup import Totals, find_event, totals
 from billing.pricing import TokenClass
 from billing.statement import statement
 from contracts.spool import segment_name
-from tests.billing.billing_process import PATIENCE_S, BillingProcess
-from tests.billing.kafka_brokers import ApacheKafkaBroker, Broker, free_port
+from tests.billing.billing_process import BillingProcess
 from tests.billing.kafka_topic import new_topic, send_events
 from tests.billing.usage_events import SEGMENT, line, usage, write_segment
+from tests.support.kafka_brokers import Broker, apache_kafka, running
+from tests.support.ports import free_port
+from tests.support.waiting import PATIENCE_S
 
 BASE_PRICES = """
 [[price]]
@@ -325,8 +327,7 @@ async def test_it_survives_a_restart_of_its_broker(
 ) -> None:
     folder = tmp_path / "kafka"
     folder.mkdir()
-    broker = ApacheKafkaBroker(kafka_home, folder)
-    try:
+    with running(apache_kafka(kafka_home, folder)) as broker:
         topic = await new_topic(broker.bootstrap, num_partitions=2)
         with service.start(kafka=(broker, topic)) as billing:
             await send_events(
@@ -334,12 +335,10 @@ async def test_it_survives_a_restart_of_its_broker(
             )
             await asyncio.to_thread(service.until, lambda t: t.num_requests == 50)
             broker.stop()
-            broker = ApacheKafkaBroker(kafka_home, folder, port=broker.port)
+            broker.start()
             await send_events(
                 broker.bootstrap, topic, [usage(n) for n in range(50, 90)], num_partitions=2
             )
             summary = await asyncio.to_thread(service.until, lambda t: t.num_requests == 90)
             assert_exactly(summary, 90)
             assert billing.terminate() == 0
-    finally:
-        broker.stop()

@@ -10,8 +10,9 @@ import pytest
 
 from contracts.usage import UsageEvent
 from tests.gateway.http_client import Reply, get, post
-from tests.gateway.processes import Gateway, Policies, Valkey, eventually
+from tests.gateway.processes import Gateway, Policies, Valkey
 from tests.gateway.upstream_server import Upstream
+from tests.support.waiting import eventually
 
 _numbers = itertools.count()
 

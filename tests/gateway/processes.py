@@ -6,8 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import redis
@@ -23,16 +22,10 @@ from contracts.policy import (
 from contracts.spool import unframe
 from contracts.usage import UsageEvent, decode_usage_event
 from tests.gateway.upstream_server import Upstream
+from tests.support.waiting import eventually
 
 PEPPER = "a pepper for the tests"
 PATIENCE_S = 20.0
-
-
-def eventually(is_true: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
-    give_up_at = time.monotonic() + patience_s
-    while not is_true():
-        assert time.monotonic() < give_up_at, f"waited in vain: {what}"
-        time.sleep(0.01)
 
 
 class Valkey:

@@ -13,8 +13,9 @@ from gateway.clock import SYSTEM_CLOCK, Clock
 from gateway.exchange import Exchange
 from gateway.settings import ReplicaAddress, Settings
 from tests.gateway.http_client import chat, request_bytes
-from tests.gateway.processes import PEPPER, Policies, Valkey, eventually
+from tests.gateway.processes import PEPPER, Policies, Valkey
 from tests.gateway.upstream_server import Upstream
+from tests.support.waiting import eventually
 
 
 class RecordedTransport(asyncio.Transport):

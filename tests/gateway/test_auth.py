@@ -20,7 +20,8 @@ from gateway.policies import PolicyStore
 from tests.gateway.conftest import Tenant
 from tests.gateway.hanging_file import replace_by_pipe, wait_for_reader
 from tests.gateway.http_client import chat, get, post
-from tests.gateway.processes import Gateway, Policies, eventually
+from tests.gateway.processes import Gateway, Policies
+from tests.support.waiting import eventually
 
 PEPPER = b"sixteen bytes ok"
 

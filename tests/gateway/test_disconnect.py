@@ -9,8 +9,9 @@ import pytest
 from contracts.usage import Outcome, UsageSource
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, hang_up, request_bytes
-from tests.gateway.processes import Gateway, eventually
+from tests.gateway.processes import Gateway
 from tests.gateway.upstream_server import PROMPT_TOKENS, Generation, Upstream, words
+from tests.support.waiting import eventually
 
 
 async def leave_after(tenant: Tenant, request: bytes, is_time: Callable[[], bool]) -> None:

@@ -17,8 +17,9 @@ from contracts.usage import Outcome
 from gateway.outbox.spool import Spool
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, get, hang_up, post, request_bytes
-from tests.gateway.processes import Gateway, Policies, Valkey, eventually
+from tests.gateway.processes import Gateway, Policies, Valkey
 from tests.gateway.upstream_server import Generation, Upstream, words
+from tests.support.waiting import eventually
 
 
 @pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "whole"])

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from contracts.usage import Outcome, UsageSource
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, hang_up, read_reply, request_bytes
-from tests.gateway.processes import Gateway, eventually
+from tests.gateway.processes import Gateway
 from tests.gateway.upstream_server import PROMPT_TOKENS, Generation, Upstream, words
+from tests.support.waiting import eventually
 
 NUM_REQUESTS = 150
 

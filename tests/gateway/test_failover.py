@@ -11,9 +11,10 @@ from contracts.usage import Outcome
 from gateway.clock import Clock
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, post
-from tests.gateway.processes import Gateway, Policies, Valkey, eventually
+from tests.gateway.processes import Gateway, Policies, Valkey
 from tests.gateway.scene import Scene, running
 from tests.gateway.upstream_server import Behaviour, Generation, Upstream, words
+from tests.support.waiting import eventually
 
 POLLED_ONCE = {"GATEWAY_POLL_INTERVAL_S": "600"}
 

@@ -11,8 +11,9 @@ import pytest
 from contracts.usage import Outcome, UsageSource
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, hang_up, read_reply, request_bytes, send
-from tests.gateway.processes import Gateway, eventually
+from tests.gateway.processes import Gateway
 from tests.gateway.upstream_server import Generation, Upstream, words
+from tests.support.waiting import eventually
 
 CHUNKED_HEAD = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ntransfer-encoding: chunked\r\n\r\n"

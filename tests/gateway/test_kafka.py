@@ -18,20 +18,15 @@ from contracts.usage import encode_usage_event
 from gateway.outbox.kafka import KafkaShipper
 from gateway.outbox.segments import SegmentFile
 from gateway.outbox.unshipped import unshipped
-from tests.gateway.brokers import (
-    Broker,
-    apache_kafka,
-    consume,
-    create_topic,
-    speak_init_producer_id_v3,
-    tansu,
-)
 from tests.gateway.conftest import Tenant
 from tests.gateway.hanging_file import replace_by_pipe, wait_for_reader
 from tests.gateway.http_client import chat
-from tests.gateway.processes import Gateway, Policies, Valkey, eventually
+from tests.gateway.processes import Gateway, Policies, Valkey
 from tests.gateway.spooled import usage_event
 from tests.gateway.upstream_server import Upstream
+from tests.gateway.usage_topic import consume, create_topic, speak_init_producer_id_v3
+from tests.support.kafka_brokers import Broker, apache_kafka, tansu
+from tests.support.waiting import eventually
 
 OWN_BOOT = "0000000000bb"
 

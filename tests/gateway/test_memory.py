@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.processes import Policies, Valkey, eventually
+from tests.gateway.processes import Policies, Valkey
 from tests.gateway.scene import Scene, running
 from tests.gateway.upstream_server import Upstream, words
+from tests.support.waiting import eventually
 
 BODY_BYTES = 1_000_000
 

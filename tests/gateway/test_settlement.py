@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from contracts.usage import Outcome
-from tests.gateway.processes import Policies, Valkey, eventually
+from tests.gateway.processes import Policies, Valkey
 from tests.gateway.scene import Scene, begun, running, until
 from tests.gateway.upstream_server import Upstream, words
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from contracts.usage import Outcome
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, hang_up, read_reply, request_bytes
-from tests.gateway.processes import Gateway, eventually
+from tests.gateway.processes import Gateway
 from tests.gateway.upstream_server import Upstream, words
+from tests.support.waiting import eventually
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -12,8 +12,9 @@ from gateway.outbox.segments import SegmentFile, segments_of
 from gateway.outbox.unshipped import Batch, unshipped
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import get
-from tests.gateway.processes import Gateway, eventually
+from tests.gateway.processes import Gateway
 from tests.gateway.spooled import usage_event
+from tests.support.waiting import eventually
 
 OWN_BOOT, DEAD_BOOT = "0000000000bb", "0000000000aa"
 

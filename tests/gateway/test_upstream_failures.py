@@ -8,8 +8,9 @@ import pytest
 from contracts.usage import Outcome, UsageSource
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat
-from tests.gateway.processes import Gateway, eventually
+from tests.gateway.processes import Gateway
 from tests.gateway.upstream_server import Generation, Upstream, words
+from tests.support.waiting import eventually
 
 JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
 

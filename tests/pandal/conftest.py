@@ -1,7 +1,6 @@
 """A data directory per test, and real child processes small enough to start many of."""
 
 import http.server
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from pandal.child import ChildExit, ChildSpec
 from pandal.datadir import DataDir
 from pandal.processes import ProcessId, identify
 from tests.pandal.model_list import ModelList
+from tests.support.ports import free_port
 
 
 class RecordedReports:
@@ -61,11 +61,9 @@ def python_child(tmp_path: Path) -> Callable[..., ChildSpec]:
     return make
 
 
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@pytest.fixture(name="free_port")
+def given_port() -> int:
+    return free_port()
 
 
 @pytest.fixture

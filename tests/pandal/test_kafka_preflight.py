@@ -4,7 +4,6 @@ import asyncio
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,18 +12,11 @@ from contracts.names import USAGE_TOPIC
 from pandal.datadir import DataDir
 from pandal.errors import BadOption
 from pandal.installation import check_bootstrap
-from tests.billing.kafka_brokers import ApacheKafkaBroker, TansuBroker
 from tests.billing.kafka_topic import create_topic
 from tests.pandal.command_line import assert_refused, pandal
+from tests.support.kafka_brokers import apache_kafka, running, tansu
 
 DEAD = "127.0.0.1:1"  # privileged, and nobody serves tcpmux
-
-
-@pytest.fixture
-def tansu(tmp_path: Path) -> Iterator[TansuBroker]:
-    broker = TansuBroker(tmp_path)
-    yield broker
-    broker.stop()
 
 
 def up(data_dir: DataDir, port: int, bootstrap: str) -> subprocess.CompletedProcess[str]:
@@ -80,19 +72,17 @@ def test_a_missing_topic_is_named(data_dir: DataDir, free_port: int, tmp_path: P
     """Brokers that make a topic when it is first asked for do so here, as they would later."""
     if "KAFKA_HOME" not in os.environ:
         pytest.skip("KAFKA_HOME does not name an Apache Kafka installation")
-    broker = ApacheKafkaBroker(
-        Path(os.environ["KAFKA_HOME"]), tmp_path, settings="auto.create.topics.enable=false"
-    )
-    try:
+    home = Path(os.environ["KAFKA_HOME"])
+    settings = "auto.create.topics.enable=false"
+    with running(apache_kafka(home, tmp_path, settings=settings)) as broker:
         result = up(data_dir, free_port, broker.bootstrap)
-    finally:
-        broker.stop()
     assert_refused(result, 1, f"has no topic '{USAGE_TOPIC}'; create it first", data_dir)
 
 
 async def test_a_broker_with_the_topic_is_no_hindrance(
-    data_dir: DataDir, free_port: int, tansu: TansuBroker
+    data_dir: DataDir, free_port: int, tmp_path: Path
 ) -> None:
-    await create_topic(tansu.bootstrap, USAGE_TOPIC, num_partitions=1)
-    result = await asyncio.to_thread(up, data_dir, free_port, tansu.bootstrap)
+    with running(tansu(tmp_path)) as broker:
+        await create_topic(broker.bootstrap, USAGE_TOPIC, num_partitions=1)
+        result = await asyncio.to_thread(up, data_dir, free_port, broker.bootstrap)
     assert_refused(result, 1, "no-such-model", data_dir)

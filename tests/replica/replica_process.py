@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.support.ports import free_port
 
 POLL_INTERVAL_S = 0.05
 
@@ -32,9 +33,7 @@ class ReplicaProcess:
     """Use as a context manager: it ends the process it started."""
 
     def __init__(self, log_path: Path, **settings: object) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self.log_path = log_path
         environment = os.environ | {"REPLICA_PORT": str(self.port)}
         environment |= {f"REPLICA_{name.upper()}": str(value) for name, value in settings.items()}

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.fleet_process import FleetProcess, eventually, free_port, is_listening
+from tests.support.ports import free_port, is_listening
+from tests.support.waiting import eventually
+from tests.system.fleet_process import FleetProcess
 
 UPSTREAM = Path(__file__).with_name("upstream_server.py")
 StartFleet = Callable[..., FleetProcess]

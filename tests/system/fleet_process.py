@@ -3,32 +3,20 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pandal.datadir import DataDir
+from tests.support.ports import free_port
+from tests.support.waiting import PATIENCE_S, eventually
 
 PANDAL = (sys.executable, "-m", "pandal")
-PATIENCE_S = 90.0
 MARK = "XDG_STATE_HOME"  # read by none of a fleet's processes, and passed on to all of them
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def is_listening(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def run_pandal(*arguments: str, data_dir: Path) -> subprocess.CompletedProcess[str]:
@@ -62,13 +50,6 @@ def processes_of(data_dir: Path) -> list[str]:
         if mark in environment or any(folder in command for folder in folders):
             found.append(command.replace(b"\0", b" ").decode("utf-8", "replace"))
     return found
-
-
-def eventually(is_true: Callable[[], bool], what: str) -> None:
-    give_up_monotonic_s = time.monotonic() + PATIENCE_S
-    while not is_true():
-        assert time.monotonic() < give_up_monotonic_s, what
-        time.sleep(0.05)
 
 
 @dataclass(frozen=True)

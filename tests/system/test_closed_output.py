@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.fleet_process import MARK, PANDAL, FleetProcess, free_port, processes_of
+from tests.support.ports import free_port
+from tests.system.fleet_process import MARK, PANDAL, FleetProcess, processes_of
 
 NUM_LINES_READ = 3
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import eventually
 from tests.system.accounts import ledger_account, quota_account
 from tests.system.conftest import StartFleet
-from tests.system.fleet_process import create_key, eventually
+from tests.system.fleet_process import create_key
 from tests.system.sdk_client import answers, ask
 
 

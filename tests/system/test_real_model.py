@@ -15,8 +15,9 @@ import openai
 import pytest
 
 from contracts import metrics
+from tests.support.waiting import eventually
 from tests.system.accounts import Account, ledger_account, quota_account
-from tests.system.fleet_process import FleetProcess, create_key, eventually, processes_of
+from tests.system.fleet_process import FleetProcess, create_key, processes_of
 
 LIMITS = {
     "acme": ("--tier", "gold"),

