@@ -7,7 +7,7 @@ import sys
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import msgspec
 import typer
@@ -15,7 +15,8 @@ import typer
 from pandal.datadir import DataDir
 from pandal.errors import BadOption, PandalError
 from pandal.plan import DEFAULT_MODEL
-from pandal.screen import Screen, SteadyConsole, silence
+from pandal.planner.command import plan
+from pandal.screen import Screen, SteadyConsole, say
 from pandal.settings import CommandSettings, unread_variables
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(plan)
 keys_app = typer.Typer(no_args_is_help=True, help="API keys of tenants.")
 app.add_typer(keys_app, name="keys")
 
@@ -46,10 +48,10 @@ def run() -> None:
     try:
         app()
     except PandalError as exc:
-        _print(f"pandal: {exc}", sys.stderr)
+        say(f"pandal: {exc}", sys.stderr)
         sys.exit(exc.exit_code)
     except OSError as exc:  # the machine refuses: no space, no permission, no memory
-        _print(f"pandal: {exc}", sys.stderr)
+        say(f"pandal: {exc}", sys.stderr)
         sys.exit(1)
 
 
@@ -68,7 +70,7 @@ def pandal(
 ) -> None:
     """An LLM gateway and the fleet behind it."""
     for line in unread_variables():
-        _print(f"pandal: {line}", sys.stderr)
+        say(f"pandal: {line}", sys.stderr)
 
 
 @app.command()
@@ -128,14 +130,14 @@ def keys_create(
     created = create_key(directory, request)
     note = wait_until_accepted(directory, created.api_key)
     if as_json:
-        _print(msgspec.json.encode(created).decode())
+        say(msgspec.json.encode(created).decode())
     else:
-        _print(
+        say(
             f"tenant  {created.tenant} ({created.tier}: {created.tokens_per_minute} tokens and "
             f"{created.requests_per_minute} requests per minute)\nkey id  {created.key_id}\n"
             f"key     {created.api_key}"
         )
-    _print(note, sys.stderr)
+    say(note, sys.stderr)
 
 
 @app.command()
@@ -157,17 +159,9 @@ def bill(
     month = current_month(datetime.now(UTC)) if month is None else month
     found = read_statement(directory, tenant, month)
     if as_json:
-        _print(found.to_json().decode())
+        say(found.to_json().decode())
     else:
         show_statement(SteadyConsole(), found)
-
-
-def _print(text: str, stream: TextIO | None = None) -> None:
-    """A reader that has gone (``| head``) has what it wanted."""
-    try:
-        typer.echo(text, stream)
-    except BrokenPipeError:
-        silence(sys.stdout if stream is None else stream)
 
 
 def _data_dir(option: Path | None, settings: CommandSettings) -> DataDir:

@@ -5,12 +5,14 @@ that a log file stays readable.
 """
 
 import os
+import sys
 import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Protocol, TextIO
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -33,6 +35,14 @@ class SteadyConsole(Console):
     def on_broken_pipe(self) -> None:
         self.quiet = True
         silence(self.file)
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """On standard output if no ``stream`` is named.  A reader that has gone has what it wanted."""
+    try:
+        typer.echo(text, stream)
+    except BrokenPipeError:
+        silence(sys.stdout if stream is None else stream)
 
 
 def silence(stream: IO[str]) -> None:

@@ -1,0 +1,81 @@
+"""A plan for people, for programs, and for the chart."""
+
+import msgspec
+
+from pandal.planner.deployment import Plan
+from pandal.planner.figure import Figure, shown
+
+_WORDS = {
+    "api": "API",
+    "gpu": "GPU",
+    "gpus": "GPUs",
+    "kv": "KV",
+    "littles": "Little's",
+    "s": "second",
+    "tpot": "TPOT",
+    "ttft": "TTFT",
+    "usd": "US dollars",
+}
+
+
+def plan_text(plan: Plan, *, is_explained: bool) -> str:
+    """A figure a line; explained, each with its formula and the numbers in it."""
+    width = max(len(_label(f)) for section in plan.sections for f in section.figures)
+    lines = []
+    for section in plan.sections:
+        lines += ["", section.title]
+        for figure in section.figures:
+            lines.append(f"  {_label(figure):<{width}}  {shown(figure)}")
+            if is_explained:
+                lines += [f"      {figure.formula}", f"      = {figure.numbers}"]
+    lines += [f"beware: {warning}" for warning in plan.warnings]
+    return "\n".join(lines[1:])
+
+
+def plan_json(plan: Plan) -> str:
+    serving = plan.question.serving
+    document = {
+        "type": "plan.v1",
+        "model": serving.shape.name,
+        "gpu": serving.gpu.name,
+        "weight_precision": serving.weight_precision,
+        "gpus_per_replica": plan.gpus_per_replica,
+        "max_sequences": plan.max_sequences,
+        "num_replicas": plan.num_replicas,
+        "figures": [
+            {
+                "section": section.title,
+                "name": figure.name,
+                "value": figure.value,
+                "unit": figure.unit,
+                "formula": figure.formula,
+                "numbers": figure.numbers,
+            }
+            for section in plan.sections
+            for figure in section.figures
+        ],
+        "warnings": plan.warnings,
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+
+
+def chart_values(plan: Plan) -> str:
+    """YAML: what a chart needs to know of the choice."""
+    serving = plan.question.serving
+    replicas = 1 if plan.num_replicas is None else plan.num_replicas
+    return (
+        f"# pandal plan: {serving.shape.name} ({serving.weight_precision}) on {serving.gpu.name}\n"
+        "replica:\n"
+        f"  model: {msgspec.json.encode(serving.shape.name).decode()}\n"
+        f"  replicas: {replicas}\n"
+        f"  gpusPerReplica: {plan.gpus_per_replica}\n"
+        f"  maxNumSeqs: {plan.max_sequences}"
+    )
+
+
+def _label(figure: Figure) -> str:
+    """The name in words; the value shown carries the unit."""
+    name = figure.name.removeprefix("num_")
+    if name.endswith("_s") and not name.endswith("per_s"):
+        name = name.removesuffix("_s")
+    return " ".join(_WORDS.get(word, word) for word in name.split("_"))
