@@ -61,8 +61,8 @@ async def replicas_ready(
     while waiting:
         for each in waiting:
             state = await _replica_state(each.replica)
-            view.show(each.replica.name, state.phase, state.progress_ratio, state.detail)
             each.advance(state, monotonic_s(), stall_patience_s=stall_patience_s)
+            view.show(each.replica.name, state.phase, state.progress_ratio, state.detail)
         waiting = [each for each in waiting if each.state.phase is not Phase.READY]
         await asyncio.sleep(_POLL_INTERVAL_S)
 

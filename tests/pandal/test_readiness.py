@@ -96,10 +96,14 @@ async def test_a_replica_that_never_listens_is_given_up(data_dir: DataDir, free_
         await replicas_ready(plan(data_dir, free_port), SeenStates(), stall_patience_s=0.3)
 
 
-async def test_a_replica_that_says_it_failed_is_believed(data_dir: DataDir) -> None:
+async def test_a_replica_that_says_it_failed_is_believed_and_quoted_once(
+    data_dir: DataDir,
+) -> None:
+    seen = SeenStates()
     failed = ReplicaState(phase=Phase.FAILED, progress_ratio=0.0, detail="no such file")
     with (
         replica(forever(failed)) as port,
         pytest.raises(FleetFailed, match=r"cannot serve its model: no such file \(log: "),
     ):
-        await replicas_ready(plan(data_dir, port), SeenStates())
+        await replicas_ready(plan(data_dir, port), seen)
+    assert Phase.FAILED not in seen.phases
