@@ -12,8 +12,9 @@ from typing import Annotated
 import msgspec
 import typer
 
-from pandal.datadir import DataDir
-from pandal.errors import BadOption, PandalError
+from pandal.bench.commands import bench_app
+from pandal.datadir import DataDir, data_dir_at
+from pandal.errors import PandalError
 from pandal.plan import DEFAULT_MODEL
 from pandal.planner.command import plan
 from pandal.screen import Screen, SteadyConsole, say
@@ -29,6 +30,7 @@ app = typer.Typer(
 app.command()(plan)
 keys_app = typer.Typer(no_args_is_help=True, help="API keys of tenants.")
 app.add_typer(keys_app, name="keys")
+app.add_typer(bench_app, name="bench")
 
 DataDirOption = Annotated[
     Path | None,
@@ -165,8 +167,4 @@ def bill(
 
 
 def _data_dir(option: Path | None, settings: CommandSettings) -> DataDir:
-    chosen = settings.default_data_dir() if option is None else option.expanduser()
-    root = chosen.resolve()
-    if set(str(root)) & set("?#%"):
-        raise BadOption(f"--data-dir: a path without '?', '#' and '%' is needed, got {str(root)!r}")
-    return DataDir(root)
+    return data_dir_at(settings.default_data_dir() if option is None else option)

@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from pandal.errors import PreflightFailed
+from pandal.errors import BadOption, PreflightFailed
 
 _LONGEST_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path holds 108, one of them the final NUL
 _LONGEST_SOCKET_NAME = "/response-cache.sock"
@@ -74,6 +74,14 @@ class DataDir:
         for folder in (self.root, self.spool, self.quota, self.logs, self.sockets):
             _make_folder(folder)
         _make_ours_alone(self.sockets)
+
+
+def data_dir_at(path: Path) -> DataDir:
+    """Raises BadOption for a path that cannot stand in a database's URL."""
+    root = path.expanduser().resolve()
+    if set(str(root)) & set("?#%"):
+        raise BadOption(f"--data-dir: a path without '?', '#' and '%' is needed, got {str(root)!r}")
+    return DataDir(root)
 
 
 def _make_folder(folder: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from contracts.environment import nearest_variable, unknown_variables
@@ -22,6 +22,8 @@ class CommandSettings(BaseSettings):
     # A broker (HOST:PORT[,...]) to carry usage events.  None: billing reads the gateway's spool,
     # which needs no broker on one machine.
     kafka_bootstrap: str | None = None
+    # The key that `pandal bench` sends where no file names one.
+    bench_api_key: SecretStr | None = None
     # Where model files are kept.  None: the replica's own default.
     model_cache: Path | None = None
     # The XDG base directory; None: ~/.local/share, as its specification says.
@@ -42,6 +44,11 @@ def unread_variables() -> Iterator[str]:
         nearest = nearest_variable(name, PREFIX, known)
         hint = "" if nearest is None else f"; did you mean {nearest}?"
         yield f"{name} is no setting of pandal's and is ignored{hint}"
+
+
+def environment_value(name: str) -> str | None:
+    """For variables that a user's file names; empty counts as not set, as in the settings."""
+    return os.environ.get(name) or None
 
 
 def inherited_environment() -> dict[str, str]:

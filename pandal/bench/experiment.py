@@ -1,0 +1,187 @@
+"""From options to a report: the composition root of the generator."""
+
+import asyncio
+import gc
+import resource
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from itertools import islice
+from math import ceil, isfinite
+from typing import Any, Final, TypeVar
+
+import uvloop
+
+from pandal.bench.client import Client
+from pandal.bench.goodput import SearchBounds, search
+from pandal.bench.health import HealthMeter
+from pandal.bench.options import (
+    ArrivalKind,
+    BenchOptions,
+    LoadOptions,
+    build_arrivals,
+    build_workload,
+    workload_parameters,
+)
+from pandal.bench.record import RequestRecord
+from pandal.bench.report import BenchReport, Generator, GoodputProbe, GoodputReport, Load
+from pandal.bench.run import Patience, Run
+from pandal.bench.schedule import RequestStyle, Sessions, open_schedule
+from pandal.bench.summary import (
+    generator_section,
+    measured,
+    request_columns,
+    tenant_sections,
+    total_section,
+)
+from pandal.bench.target import request_head
+from pandal.bench.workload import Workload
+from pandal.errors import Unreachable
+
+T = TypeVar("T")
+
+_GC_THRESHOLD: Final = 100_000  # a collection is a pause in every latency it falls on
+
+
+def run_bench(options: BenchOptions) -> BenchReport:
+    """Raises BadOption before anything is sent, Unreachable when nobody answered at all."""
+    patience = Patience(options.client.timeout_s, options.client.longest_retry_wait_s)
+    return _in_a_fast_loop(_measure(options, build_workload(options.workload), patience))
+
+
+def find_goodput(
+    options: BenchOptions, bounds: SearchBounds, show: Callable[[GoodputProbe], None]
+) -> GoodputReport:
+    """Each probe is a run of its own at another rate.  Raises as ``run_bench`` does."""
+    workload = build_workload(options.workload)
+
+    async def probe(number: int, rate_per_s: float) -> BenchReport:
+        return await _measure_probe(options, workload, number, rate_per_s)
+
+    return _in_a_fast_loop(search(bounds, probe, show))
+
+
+async def _measure_probe(
+    options: BenchOptions, workload: Workload, number: int, rate_per_s: float
+) -> BenchReport:
+    """Other prompts than in any probe before: those may be in the prefix cache by now."""
+    load = replace(options.load, rate_per_s=rate_per_s, seed=options.load.seed + number)
+    patience = Patience(
+        timeout_s=options.client.timeout_s,
+        longest_retry_wait_s=0.0,
+        hopeless_end_at_s=load.duration_s,
+    )
+    return await _measure(replace(options, load=load), workload, patience)
+
+
+async def _measure(options: BenchOptions, workload: Workload, patience: Patience) -> BenchReport:
+    started_at = datetime.now(UTC)
+    client = Client(options.target, time.perf_counter, options.client.max_connections)
+    style = RequestStyle(options.client.model, options.client.is_exact_length)
+    run = Run(client, _heads(options), style, patience)
+    with _few_pauses():
+        meter = HealthMeter()
+        try:
+            await _drive(run, options, workload)
+        finally:
+            health = await meter.stop()
+            client.close()
+    records = measured(run.records, options.load.warmup_s)
+    if records and all(record.status is None for record in records):
+        raise Unreachable(f"{options.target.url}: none of {len(records)} requests was answered")
+    generator = generator_section(
+        records,
+        health,
+        num_waits_for_a_connection=client.num_waits_for_a_connection,
+        num_dropped_turns=run.num_dropped_turns,
+    )
+    return _report(options, started_at, records, generator)
+
+
+async def _drive(run: Run, options: BenchOptions, workload: Workload) -> None:
+    load = options.load
+    sessions = Sessions(workload, options.tenants, load.seed)
+    num_sessions = _num_sessions(load, workload)
+    if load.concurrency is not None:
+        waiting = islice(sessions.endless(), num_sessions)
+        await run.closed_loop(waiting, load.concurrency, load.duration_s)
+        return
+    process = build_arrivals(load, workload, workload_parameters(options.workload))
+    arrivals = open_schedule(
+        process, sessions, load.seed, duration_s=load.duration_s, num_sessions=num_sessions
+    )
+    await run.open_loop(arrivals)
+
+
+def _num_sessions(load: LoadOptions, workload: Workload) -> int | None:
+    if load.num_requests is None:
+        return None
+    return ceil(load.num_requests / workload.turns_per_conversation)
+
+
+def _heads(options: BenchOptions) -> dict[str, bytes]:
+    return {t.name: request_head(options.target, t.api_key) for t in options.tenants}
+
+
+def _report(
+    options: BenchOptions,
+    started_at: datetime,
+    records: Sequence[RequestRecord],
+    generator: Generator,
+) -> BenchReport:
+    tenants, prices = options.tenants, options.prices
+    return BenchReport(
+        pandal_version=version("pandal"),
+        started_at=started_at,
+        url=options.target.url,
+        model=options.client.model,
+        load=_load_section(options),
+        total=total_section(records, tenants, prices),
+        tenants=tenant_sections(records, tenants, prices),
+        generator=generator,
+        requests=request_columns(records, {tenant.name: tenant.slo for tenant in tenants}),
+    )
+
+
+def _load_section(options: BenchOptions) -> Load:
+    load = options.load
+    is_closed = load.concurrency is not None
+    return Load(
+        arrivals="closed" if is_closed else str(load.arrivals),
+        rate_per_s=load.rate_per_s,
+        concurrency=load.concurrency,
+        burst_size=load.burst_size if load.arrivals is ArrivalKind.BURSTS else None,
+        duration_s=load.duration_s if isfinite(load.duration_s) else None,
+        warmup_s=load.warmup_s,
+        seed=load.seed,
+        workload=str(options.workload.kind),
+        parameters=workload_parameters(options.workload),
+    )
+
+
+def _in_a_fast_loop(work: Coroutine[Any, Any, T]) -> T:  # Any: what asyncio.Runner.run takes
+    _allow_many_files()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
+def _allow_many_files() -> None:
+    """A connection is an open file, and the usual soft limit is 1,024."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+@contextmanager
+def _few_pauses() -> Iterator[None]:
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()

@@ -1,0 +1,141 @@
+"""A report for a terminal."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from pandal.bench.report import BenchReport, Generator, GoodputReport, Quantiles, Section
+
+
+def show(console: Console, report: BenchReport | GoodputReport) -> None:
+    run = report.best if isinstance(report, GoodputReport) else report
+    if run is not None:
+        _show_run(console, run)
+    if isinstance(report, GoodputReport):
+        console.print(search_line(report), markup=False, highlight=False)
+
+
+def _show_run(console: Console, report: BenchReport) -> None:
+    console.print(heading(report), markup=False, highlight=False)
+    sections = [report.total] if len(report.tenants) == 1 else [report.total, *report.tenants]
+    console.print(_latency_table(sections), _figures_table(sections))
+    console.print(generator_line(report.generator), markup=False, highlight=False)
+
+
+def heading(report: BenchReport) -> str:
+    load = report.load
+    pace = (
+        f"{load.concurrency} at a time"
+        if load.concurrency is not None
+        else f"{load.arrivals} arrivals"
+        + ("" if load.rate_per_s is None else f" at {load.rate_per_s:g}/s")
+    )
+    return f"{report.model} at {report.url}: {load.workload} workload, {pace}, seed {load.seed}"
+
+
+def search_line(report: GoodputReport) -> str:
+    wanted = f"{report.target_ratio:.0%} of requests within their SLO"
+    if report.highest_rate_per_s is None:
+        return f"No rate tried kept {wanted}; the lowest was {report.lowest_failed_rate_per_s:g}/s."
+    line = f"Highest rate with {wanted}: {report.highest_rate_per_s:.4g} requests/s"
+    if report.lowest_failed_rate_per_s is None:
+        return f"{line}; the search ended before one failed."
+    return f"{line} ({report.lowest_failed_rate_per_s:.4g}/s was too many)."
+
+
+def generator_line(generator: Generator) -> str:
+    figures = (
+        f"{generator.chunks_per_s:.0f} chunks/s, processor {generator.cpu_ratio:.0%} busy "
+        f"({generator.busiest_cpu_ratio:.0%} in the busiest second), "
+        f"loop {generator.loop_lag_p99_s * 1e3:.1f} ms late (p99)"
+    )
+    if generator.is_bottleneck:
+        return f"THE GENERATOR WAS A BOTTLENECK: {'; '.join(generator.reasons)}.  {figures}"
+    return f"The generator kept up: {figures}"
+
+
+def figures_of(section: Section) -> dict[str, str]:
+    """Everything but latency, by name, for people."""
+    flow, good, tokens = section.throughput, section.goodput, section.tokens
+    goodput = f"{good.requests_per_s:.2f} requests/s, {good.good_ratio:.1%} good"
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in section.outcomes.items())
+    offered = flow.offered_requests_per_s
+    figures = {
+        "requests": f"{section.num_requests} ({outcomes})"
+        + ("" if offered is None else f", {offered:.2f}/s offered"),
+        "throughput": f"{flow.requests_per_s:.2f} requests/s, "
+        f"{flow.output_tokens_per_s:.1f} output tokens/s, "
+        f"{flow.prompt_tokens_per_s:.1f} prompt tokens/s over {flow.duration_s:.1f} s",
+        "goodput": goodput + _slo(section),
+        "tokens": f"{tokens.prompt_tokens} prompt, {tokens.completion_tokens} output",
+    }
+    if tokens.prefix_hit_ratio is not None:
+        figures["prefix hits"] = f"{tokens.prefix_hit_ratio:.1%} of prompt tokens"
+    if tokens.num_without_usage:
+        figures["uncounted"] = f"{tokens.num_without_usage} requests without usage: chunks counted"
+    if section.refusals.num_refused:
+        figures["refusals"] = _refusals(section)
+    if section.cost is not None:
+        figures["cost"] = _cost(section)
+    return figures
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f}"
+
+
+def latency_rows(section: Section) -> list[tuple[str, Quantiles]]:
+    latency = section.latency
+    rows = [
+        ("TTFT", latency.ttft_s),
+        ("TPOT", latency.tpot_s),
+        ("ITL", latency.itl_s),
+        ("end to end", latency.e2e_s),
+    ]
+    return [(name, found) for name, found in rows if found is not None]
+
+
+def _latency_table(sections: Sequence[Section]) -> Table:
+    table = Table(title="latency, ms", title_justify="left")
+    for name in ("", "", "p50", "p90", "p95", "p99", "mean", "max"):
+        table.add_column(name, justify="right" if name else "left")
+    for section in sections:
+        for name, found in latency_rows(section):
+            points = (found.p50, found.p90, found.p95, found.p99, found.mean, found.max)
+            table.add_row(section.name, name, *map(milliseconds, points))
+    return table
+
+
+def _figures_table(sections: Sequence[Section]) -> Table:
+    table = Table(show_header=False)
+    for section in sections:
+        for name, text in figures_of(section).items():
+            table.add_row(section.name, name, text)
+    return table
+
+
+def _slo(section: Section) -> str:
+    if section.slo is None:
+        return " (each tenant by its own SLO)"
+    return f" (TTFT {section.slo.ttft_s:g} s, TPOT {section.slo.tpot_s:g} s)"
+
+
+def _refusals(section: Section) -> str:
+    refusals = section.refusals
+    told = f"{refusals.num_refused} refused, {refusals.num_with_retry_after} told when to come back"
+    if refusals.honesty_ratio is None:
+        return f"{told}; none waited"
+    return (
+        f"{told}; of {refusals.num_followed} that waited exactly so long, "
+        f"{refusals.num_admitted_after} were let in ({refusals.honesty_ratio:.0%})"
+    )
+
+
+def _cost(section: Section) -> str:
+    cost = section.cost
+    assert cost is not None
+    text = f"${cost.total_usd:.6f}"
+    if cost.per_million_output_tokens_usd is not None:
+        text += f", ${cost.per_million_output_tokens_usd:.4f} per million output tokens"
+    return text

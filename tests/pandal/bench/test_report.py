@@ -1,0 +1,69 @@
+"""The report's shape on disk and on a page.  Other tools read it: a change is a version."""
+
+import json
+import re
+from pathlib import Path
+
+import msgspec
+
+from pandal.bench.html import report_page
+from pandal.bench.report import (
+    BenchReport,
+    GoodputProbe,
+    GoodputReport,
+    encode_report,
+    report_schema,
+)
+from tests.pandal.bench.reports import report_of
+
+SCHEMA = Path(__file__).parents[3] / "docs" / "bench-report.schema.json"
+PROBE = GoodputProbe(
+    rate_per_s=10.0,
+    good_ratio=0.95,
+    is_sustained=True,
+    num_requests=3,
+    generator_was_bottleneck=False,
+)
+
+
+def search() -> GoodputReport:
+    return GoodputReport(
+        target_ratio=0.9,
+        highest_rate_per_s=10.0,
+        lowest_failed_rate_per_s=20.0,
+        probes=[PROBE],
+        best=report_of([0.1, 0.2, 3.0]),
+    )
+
+
+def test_the_published_schema_is_the_codes() -> None:
+    """How it is made: docs/bench-report.md, at its end."""
+    assert SCHEMA.read_bytes() == report_schema()
+
+
+def test_every_field_of_the_report_is_explained() -> None:
+    text = (SCHEMA.parent / "bench-report.md").read_text()
+    definitions = json.loads(SCHEMA.read_text())["$defs"]
+    names = {name for d in definitions.values() for name in d.get("properties", {})}
+    assert {name for name in names if f"`{name}`" not in text} == set()
+
+
+def test_a_report_reads_back_and_begins_with_its_version() -> None:
+    report = report_of([0.1, 0.2])
+    encoded = encode_report(report)
+    assert encoded.startswith(b'{"type":"bench.report.v1","pandal_version":"0"')
+    assert msgspec.json.decode(encoded, type=BenchReport) == report
+    assert encode_report(search()).startswith(b'{"type":"bench.goodput.v1","target_ratio":0.9')
+
+
+def test_the_page_is_whole_in_itself() -> None:
+    for report in (report_of([0.1, 0.2, 3.0]), search(), report_of([])):
+        page = report_page(report)
+        assert not re.findall(r"<(?:script|link|img|iframe)|@import|src=|url\(", page)
+        assert page.count("<svg") == page.count("</svg>")
+    assert report_page(search()).count("<svg") == 6
+
+
+def test_what_a_server_or_a_user_named_is_no_markup() -> None:
+    report = msgspec.structs.replace(report_of([0.1]), model="<script>alert(1)</script>")
+    assert "<script>" not in report_page(report)
