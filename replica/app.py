@@ -21,12 +21,15 @@ from replica.errors import ReplicaError
 logger = logging.getLogger(__name__)
 
 
-def create_app(engine: Engine, patience: Patience, *, max_body_bytes: int) -> FastAPI:
+def create_app(
+    engine: Engine, patience: Patience, *, max_body_bytes: int, max_choices: int
+) -> FastAPI:
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     app.state.context = ReplicaContext(
         engine=engine,
         patience=patience,
         max_body_bytes=max_body_bytes,
+        max_choices=max_choices,
         new_id=lambda: secrets.token_hex(16),
         new_seed=lambda: secrets.randbits(63),
         unix_time_s=lambda: int(time.time()),

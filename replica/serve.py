@@ -19,6 +19,7 @@ from replica.engine.engine import Engine
 from replica.engine.watchdog import Watchdog
 from replica.settings import Settings
 
+_MAX_CHOICES = 16  # of one request, and no more than can run at once
 _KEEP_ALIVE_S = 75  # longer than a gateway's pool keeps a connection idle
 _ENGINE_END_TIMEOUT_S = 5
 _CLOSE_TIMEOUT_S = 2  # at least, for answers on their way when all else is over
@@ -46,7 +47,13 @@ async def serve(settings: Settings) -> int:
         read_timeout_s=settings.read_timeout_s, write_timeout_s=settings.write_timeout_s
     )
     engine = _engine(settings)
-    server = _server(create_app(engine, patience, max_body_bytes=settings.max_body_bytes))
+    app = create_app(
+        engine,
+        patience,
+        max_body_bytes=settings.max_body_bytes,
+        max_choices=min(_MAX_CHOICES, settings.max_num_seqs),
+    )
+    server = _server(app)
     with listener:
         async with asyncio.TaskGroup() as group:
             http = group.create_task(_logged(server.serve(sockets=[listener])), name="http")

@@ -14,6 +14,7 @@ class ReplicaContext:
     engine: Engine
     patience: Patience
     max_body_bytes: int
+    max_choices: int  # of one request
     new_id: Callable[[], str]
     new_seed: Callable[[], int]  # 63 random bits
     unix_time_s: Callable[[], int]

@@ -49,18 +49,18 @@ async def abort_on_disconnect(
 
 async def events(live: LiveRequest, replies: Replies, *, has_usage: bool) -> AsyncGenerator[bytes]:
     """Raises what LiveRequest.pieces raises."""
-    is_open = False
+    opened: set[int] = set()
     async with aclosing(live.pieces()) as pieces:
         async for piece in pieces:
-            opening = None if is_open else replies.opening()
-            is_open = True
+            opening = None if piece.index in opened else replies.opening(piece.index)
+            opened.add(piece.index)
             if opening is not None:
                 yield _event(opening)
             payload = replies.piece(piece)
             if payload is not None:
                 yield _event(payload)
-    assert live.finish_reason is not None
-    yield _event(replies.finish(live.finish_reason))
+            if piece.finish_reason is not None:
+                yield _event(replies.finish(piece.index, piece.finish_reason))
     if has_usage:
         yield _event(replies.usage(live.usage))
     yield _DONE

@@ -22,6 +22,7 @@ from replica.api.parameters import (
     check_token_ids,
     completion_budget,
     max_time_s,
+    num_choices,
     priority,
     requested_tokens,
     resume_tokens,
@@ -30,7 +31,8 @@ from replica.api.parameters import (
 from replica.api.replies import Replies, ReplyOptions
 from replica.api.schemas import GenerationBody, decode_body, refuse_unsupported
 from replica.engine.engine import Engine
-from replica.engine.live_request import LiveRequest, Piece, Work
+from replica.engine.live_request import LiveRequest, Piece, join
+from replica.engine.submission import Work
 from replica.errors import InvalidRequest, NotReady, UnknownModel
 from replica.model.tokenizer import Tokenizer
 
@@ -114,6 +116,7 @@ async def _submit(
     work = Work(
         prompt_token_ids=prompt,
         params=sampling_params(body, budget, context.new_seed()),
+        num_choices=num_choices(body, context.max_choices),
         cache_salt=cache_salt(body),
         priority=priority(body),
         max_time_s=max_time_s(body),
@@ -134,18 +137,15 @@ def _encode(
 
 
 async def _whole(request: Request, engine: Engine, live: LiveRequest, replies: Replies) -> Response:
-    texts: list[str] = []
-    token_ids: list[int] = []
+    pieces_by_choice: list[list[Piece]] = [[] for _ in live.choices]
     async with (
         abort_on_disconnect(request.receive, engine, live),
         aclosing(live.pieces()) as pieces,
     ):
         async for piece in pieces:
-            texts.append(piece.text)
-            token_ids += piece.token_ids
-    assert live.finish_reason is not None
+            pieces_by_choice[piece.index].append(piece)
     return Response(
-        replies.whole(Piece("".join(texts), token_ids), live.finish_reason, live.usage),
+        replies.whole([join(pieces) for pieces in pieces_by_choice], live.usage),
         headers={HEADER_REQUEST_ID: live.request_id},
         media_type="application/json",
     )

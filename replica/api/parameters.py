@@ -67,6 +67,14 @@ def sampling_params(body: GenerationBody, max_tokens: int, random_seed: int) -> 
     )
 
 
+def num_choices(body: GenerationBody, max_choices: int) -> int:
+    """Raises InvalidRequest."""
+    num = _int_in(body.n, "n", default=1, low=1, high=max_choices)
+    if num > 1 and body.resume_tokens:
+        raise InvalidRequest("resume_tokens continues one choice, not n", param="n")
+    return num
+
+
 def requested_tokens(value: int | None, param: str) -> int | None:
     """Raises InvalidRequest unless it is at least 1."""
     if value is not None and value < 1:

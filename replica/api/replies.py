@@ -27,14 +27,14 @@ class _ChatMessage(msgspec.Struct, frozen=True):
 
 
 class _Choice(msgspec.Struct, frozen=True, kw_only=True):
-    index: int = 0
+    index: int
     logprobs: None = None
     token_ids: Sequence[int] | msgspec.UnsetType = msgspec.UNSET  # as vLLM has it, when asked for
 
 
 class _ChatChoice(_Choice, frozen=True, kw_only=True):
     message: _ChatMessage
-    finish_reason: str
+    finish_reason: str | None
 
 
 class _ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -64,17 +64,19 @@ class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
 class Replies(Protocol):
     """One request's answers, encoded as JSON."""
 
-    def whole(self, piece: Piece, reason: FinishReason, usage: Usage) -> bytes: ...
+    def whole(self, pieces: Sequence[Piece], usage: Usage) -> bytes:
+        """One piece per choice: all of it."""
+        ...
 
-    def opening(self) -> bytes | None:
-        """The chunk before any text, if there is one."""
+    def opening(self, index: int) -> bytes | None:
+        """The chunk before any text of a choice, if there is one."""
         ...
 
     def piece(self, piece: Piece) -> bytes | None:
         """None: there is nothing in it that was asked for."""
         ...
 
-    def finish(self, reason: FinishReason) -> bytes: ...
+    def finish(self, index: int, reason: FinishReason) -> bytes: ...
 
     def usage(self, usage: Usage) -> bytes:
         """The chunk that holds nothing else."""
@@ -130,26 +132,32 @@ class ChatReplies:
     def __init__(self, options: ReplyOptions) -> None:
         self._encoder = _Encoder(f"chatcmpl-{options.request_id}", options)
 
-    def whole(self, piece: Piece, reason: FinishReason, usage: Usage) -> bytes:
-        choice = _ChatChoice(
-            message=_ChatMessage("assistant", piece.text),
-            finish_reason=reason,
-            token_ids=self._encoder.token_ids(piece),
-        )
-        return self._encoder.encode("chat.completion", choice, usage=usage)
+    def whole(self, pieces: Sequence[Piece], usage: Usage) -> bytes:
+        choices = [
+            _ChatChoice(
+                index=piece.index,
+                message=_ChatMessage("assistant", piece.text),
+                finish_reason=piece.finish_reason,
+                token_ids=self._encoder.token_ids(piece),
+            )
+            for piece in pieces
+        ]
+        return self._encoder.encode("chat.completion", *choices, usage=usage)
 
-    def opening(self) -> bytes | None:
-        return self._chunk(_ChatChunkChoice(delta=_ChatDelta(role="assistant", content="")))
+    def opening(self, index: int) -> bytes | None:
+        delta = _ChatDelta(role="assistant", content="")
+        return self._chunk(_ChatChunkChoice(index=index, delta=delta))
 
     def piece(self, piece: Piece) -> bytes | None:
         if self._encoder.is_empty(piece):
             return None
         token_ids = self._encoder.token_ids(piece)
         delta = _ChatDelta(content=piece.text)
-        return self._chunk(_ChatChunkChoice(delta=delta, token_ids=token_ids))
+        return self._chunk(_ChatChunkChoice(index=piece.index, delta=delta, token_ids=token_ids))
 
-    def finish(self, reason: FinishReason) -> bytes:
-        return self._chunk(_ChatChunkChoice(delta=_ChatDelta(), finish_reason=reason))
+    def finish(self, index: int, reason: FinishReason) -> bytes:
+        choice = _ChatChunkChoice(index=index, delta=_ChatDelta(), finish_reason=reason)
+        return self._chunk(choice)
 
     def usage(self, usage: Usage) -> bytes:
         return self._encoder.encode("chat.completion.chunk", usage=usage)
@@ -164,23 +172,31 @@ class CompletionReplies:
     def __init__(self, options: ReplyOptions) -> None:
         self._encoder = _Encoder(f"cmpl-{options.request_id}", options)
 
-    def whole(self, piece: Piece, reason: FinishReason, usage: Usage) -> bytes:
-        choice = _TextChoice(
-            text=piece.text, finish_reason=reason, token_ids=self._encoder.token_ids(piece)
-        )
-        return self._encoder.encode("text_completion", choice, usage=usage)
+    def whole(self, pieces: Sequence[Piece], usage: Usage) -> bytes:
+        choices = [
+            _TextChoice(
+                index=piece.index,
+                text=piece.text,
+                finish_reason=piece.finish_reason,
+                token_ids=self._encoder.token_ids(piece),
+            )
+            for piece in pieces
+        ]
+        return self._encoder.encode("text_completion", *choices, usage=usage)
 
-    def opening(self) -> bytes | None:
+    def opening(self, index: int) -> bytes | None:
         return None
 
     def piece(self, piece: Piece) -> bytes | None:
         if self._encoder.is_empty(piece):
             return None
-        choice = _TextChoice(text=piece.text, token_ids=self._encoder.token_ids(piece))
+        token_ids = self._encoder.token_ids(piece)
+        choice = _TextChoice(index=piece.index, text=piece.text, token_ids=token_ids)
         return self._encoder.encode("text_completion", choice)
 
-    def finish(self, reason: FinishReason) -> bytes:
-        return self._encoder.encode("text_completion", _TextChoice(text="", finish_reason=reason))
+    def finish(self, index: int, reason: FinishReason) -> bytes:
+        choice = _TextChoice(index=index, text="", finish_reason=reason)
+        return self._encoder.encode("text_completion", choice)
 
     def usage(self, usage: Usage) -> bytes:
         return self._encoder.encode("text_completion", usage=usage)

@@ -27,6 +27,7 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str | None = None
     max_tokens: int | None = None
+    n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None  # this and the five below: as vLLM spells them
@@ -61,7 +62,6 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: object = None
     logprobs: object = None
     modalities: object = None
-    n: object = None
     presence_penalty: object = None
     prompt_logprobs: object = None
     repetition_penalty: object = None
@@ -95,7 +95,6 @@ NEUTRAL_VALUES: Final[dict[str, tuple[object, ...]]] = {
     "logit_bias": (None, {}),
     "logprobs": (None, False),
     "modalities": (None, ["text"]),
-    "n": (None, 1),
     "presence_penalty": (None, 0),
     "prompt_logprobs": (None,),
     "repetition_penalty": (None, 1),

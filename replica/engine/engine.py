@@ -13,7 +13,7 @@ from typing import Final
 
 from contracts.replica_api import Phase, ReplicaState
 from replica.engine.block_mirror import BlockMirror
-from replica.engine.live_request import LiveRequest, Work
+from replica.engine.live_request import Choice, LiveRequest
 from replica.engine.messages import (
     LENGTH_PREFIX_BYTES,
     Abort,
@@ -28,13 +28,13 @@ from replica.engine.messages import (
     Located,
     Ready,
     StepReport,
-    Submit,
     ToEngine,
     Usage,
     decode_from_engine,
     encode_frame,
 )
 from replica.engine.request_log import RequestLog
+from replica.engine.submission import Work, submissions
 from replica.engine.watchdog import Watchdog
 from replica.errors import (
     EngineDied,
@@ -85,8 +85,8 @@ class Engine:
         self._progress_ratio = 0.0
         self._detail = ""
         self._log = RequestLog()
-        self._by_sequence: dict[int, LiveRequest] = {}
-        self._num_submitted = 0
+        self._by_sequence: dict[int, Choice] = {}
+        self._next_sequence_id = 1
         self._writer: asyncio.StreamWriter | None = None
         self._became_idle = asyncio.Event()
 
@@ -158,24 +158,19 @@ class Engine:
         self.check_accepting()
         if request.is_abort_wanted:
             raise RequestAborted("the request was aborted before it began")
-        if len(self._by_sequence) >= self._max_num_live:
-            raise Overloaded(f"{len(self._by_sequence)} requests are running or waiting already")
+        if len(self._by_sequence) + work.num_choices > self._max_num_live:
+            raise Overloaded(f"{len(self._by_sequence)} sequences are running or waiting already")
         if not self._by_sequence:
             self._watchdog.feed()  # an idle engine owes nobody a step
-        self._num_submitted += 1
-        request.sequence_id = self._num_submitted
-        self._by_sequence[request.sequence_id] = request
-        self._send(
-            Submit(
-                sequence_id=request.sequence_id,
-                prompt_token_ids=[*work.prompt_token_ids, *work.resume_token_ids],
-                params=work.params,
-                cache_salt=work.cache_salt,
-                priority=work.priority,
-                time_left_s=self._time_left_s(request, work.max_time_s),
-                num_resumed_tokens=len(work.resume_token_ids),
-            )
-        )
+        time_left_s = self._time_left_s(request, work.max_time_s)
+        submits = submissions(work, self._next_sequence_id, time_left_s)
+        self._next_sequence_id += len(submits)
+        request.choices = [
+            Choice(request, index, submit.sequence_id) for index, submit in enumerate(submits)
+        ]
+        self._by_sequence.update({choice.sequence_id: choice for choice in request.choices})
+        for submit in submits:
+            self._send(submit)
 
     def _time_left_s(self, request: LiveRequest, max_time_s: float | None) -> float | None:
         """The clock of a request runs from its arrival, tokenizing included."""
@@ -201,12 +196,12 @@ class Engine:
         if request.is_abort_wanted or request.ended.is_set():
             return
         request.is_abort_wanted = True
-        if request.sequence_id is not None:
-            self._send(Abort(sequence_id=request.sequence_id))
+        for choice in request.choices:
+            self._send(Abort(sequence_id=choice.sequence_id))
 
     def close(self, request: LiveRequest) -> None:
         """Nobody reads it any more.  It stays known until the engine has counted it finally."""
-        if request.sequence_id is None or request.ended.is_set():
+        if not request.choices or request.ended.is_set():
             self._forget(request)
         else:
             self.request_abort(request)
@@ -222,12 +217,12 @@ class Engine:
         try:
             async with asyncio.timeout(_ABORT_TIMEOUT_S):
                 for request in requests:
-                    if request.sequence_id is not None:
+                    if request.choices:
                         await request.ended.wait()
                     self._forget(request)
         except TimeoutError as exc:
             raise EngineSilent("the engine has not stopped yet: ask again") from exc
-        if any(request.finish_reason is None and request.sequence_id for request in requests):
+        if not all(request.is_counted for request in requests):
             raise EngineDied("the engine died before it could count the request")
         usage = self._log.finished_usage(request_id)
         if usage is None:
@@ -247,8 +242,8 @@ class Engine:
                 await self._wait_until_idle()
         except TimeoutError:
             logger.warning("drain timed out", extra={"num_running": len(self._by_sequence)})
-            for request in self._by_sequence.values():
-                self.request_abort(request)
+            for choice in self._by_sequence.values():
+                self.request_abort(choice.request)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_STOP_TIMEOUT_S):
                     await self._wait_until_idle()
@@ -325,27 +320,30 @@ class Engine:
             self.telemetry.iteration_tokens.observe(report.num_batched_tokens)
         now_s = self._monotonic_s()
         for delta in report.deltas:
-            request = self._by_sequence[delta.sequence_id]
-            self._measure(request, delta, now_s)
-            request.push(delta)
+            choice = self._by_sequence[delta.sequence_id]
+            self._measure(choice, delta, now_s)
+            choice.request.push(choice, delta)
             if delta.finish_reason is not None:
                 del self._by_sequence[delta.sequence_id]
-                self._forget(request)
+            if choice.request.ended.is_set():
+                self._forget(choice.request)
 
-    def _measure(self, request: LiveRequest, delta: Delta, now_s: float) -> None:
+    def _measure(self, choice: Choice, delta: Delta, now_s: float) -> None:
+        """Each choice by itself: as vLLM counts them."""
         telemetry = self.telemetry
         if delta.queue_s is not None:
             telemetry.queue_time_s.observe(delta.queue_s)
-        if delta.num_tokens and request.last_token_monotonic_s is None:
-            telemetry.time_to_first_token_s.observe(now_s - request.arrived_monotonic_s)
-        elif delta.num_tokens and request.last_token_monotonic_s is not None:
-            telemetry.inter_token_latency_s.observe(now_s - request.last_token_monotonic_s)
+        since_arrival_s = now_s - choice.request.arrived_monotonic_s
+        if delta.num_tokens and choice.last_token_monotonic_s is None:
+            telemetry.time_to_first_token_s.observe(since_arrival_s)
+        elif delta.num_tokens and choice.last_token_monotonic_s is not None:
+            telemetry.inter_token_latency_s.observe(now_s - choice.last_token_monotonic_s)
         if delta.num_tokens:
-            request.last_token_monotonic_s = now_s
+            choice.last_token_monotonic_s = now_s
         if delta.finish_reason is not None:
             telemetry.num_finished[delta.finish_reason] += 1
             if delta.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
-                telemetry.end_to_end_latency_s.observe(now_s - request.arrived_monotonic_s)
+                telemetry.end_to_end_latency_s.observe(since_arrival_s)
 
     def _forget(self, request: LiveRequest) -> None:
         self._log.close(request)
@@ -370,10 +368,11 @@ class Engine:
 
     def _fail_all(self, detail: str) -> None:
         self._enter(Phase.FAILED, 0.0, detail)
-        for request in self._by_sequence.values():
-            request.fail(EngineDied("the engine died while it worked on the request"))
-            self._forget(request)
+        choices = list(self._by_sequence.values())
         self._by_sequence.clear()
+        for choice in choices:
+            choice.request.fail(EngineDied("the engine died while it worked on the request"))
+            self._forget(choice.request)
         self.block_mirror.close()
 
     def _enter(self, phase: Phase, progress_ratio: float, detail: str) -> None:

@@ -1,52 +1,48 @@
 """One HTTP request as the facade sees it: from its arrival to the engine's final count."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 
-from replica.engine.messages import Delta, FinishReason, SamplingParams, Usage
+from replica.engine.messages import Delta, FinishReason, Usage
 from replica.errors import GenerationFailed, ReplicaError
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What the engine is asked to do.  It has been proven to fit."""
-
-    prompt_token_ids: Sequence[int]
-    params: SamplingParams
-    cache_salt: str = ""
-    priority: int = 0
-    max_time_s: float | None = None
-    resume_token_ids: Sequence[int] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Piece:
-    """What was generated since the last one.  Tokens may not have become text yet."""
+    """What one choice generated since its last one.  Tokens may not have become text yet."""
 
+    index: int  # of the choice
     text: str
     token_ids: Sequence[int]
+    finish_reason: FinishReason | None  # None: there is more to come
 
 
-class LiveRequest:
-    """Tokens arrive in ``push``; one reader takes them from ``pieces``.
+def join(pieces: Sequence[Piece]) -> Piece:
+    """All pieces of one choice, in order, as one."""
+    return Piece(
+        index=pieces[-1].index,
+        text="".join(piece.text for piece in pieces),
+        token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
+        finish_reason=pieces[-1].finish_reason,
+    )
+
+
+class Choice:
+    """One of the answers to a request: a sequence of the engine's.
 
     What the reader has not taken yet is joined: a slow client costs its own text and nothing else.
     """
 
-    def __init__(self, request_id: str, arrived_monotonic_s: float) -> None:
-        self.request_id = request_id
-        self.arrived_monotonic_s = arrived_monotonic_s
+    def __init__(self, request: "LiveRequest", index: int, sequence_id: int) -> None:
+        self.request = request
+        self.sequence_id = sequence_id
         self.last_token_monotonic_s: float | None = None
-        self.sequence_id: int | None = None  # None: the engine has not heard of it
-        self.is_abort_wanted = False
         self.finish_reason: FinishReason | None = None
         self.usage = Usage()
-        self.ended = asyncio.Event()
+        self._index = index
         self._texts: list[str] = []
         self._token_ids: list[int] = []
-        self._failure: ReplicaError | None = None
-        self._news = asyncio.Event()
 
     def push(self, delta: Delta) -> None:
         self._texts.append(delta.text)
@@ -56,8 +52,43 @@ class LiveRequest:
             self.finish_reason = delta.finish_reason
             assert delta.usage is not None
             self.usage = delta.usage
-            if delta.finish_reason is FinishReason.ERROR:
-                self._failure = GenerationFailed("the model produced numbers that are not finite")
+
+    def take(self) -> Piece | None:
+        """None: there is nothing new."""
+        if not self._texts:
+            return None
+        piece = Piece(self._index, "".join(self._texts), self._token_ids, self.finish_reason)
+        self._texts, self._token_ids = [], []
+        return piece
+
+
+class LiveRequest:
+    """Tokens arrive in ``push``; one reader takes them from ``pieces``."""
+
+    def __init__(self, request_id: str, arrived_monotonic_s: float) -> None:
+        self.request_id = request_id
+        self.arrived_monotonic_s = arrived_monotonic_s
+        self.choices: Sequence[Choice] = ()  # empty: the engine has not heard of it
+        self.is_abort_wanted = False
+        self.ended = asyncio.Event()
+        self._failure: ReplicaError | None = None
+        self._news = asyncio.Event()
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the engine has said what each choice consumed."""
+        return all(choice.finish_reason is not None for choice in self.choices)
+
+    @property
+    def usage(self) -> Usage:
+        """Of all choices; final when the request has ended."""
+        return sum_usage(choice.usage for choice in self.choices)
+
+    def push(self, choice: Choice, delta: Delta) -> None:
+        choice.push(delta)
+        if delta.finish_reason is FinishReason.ERROR:
+            self._failure = GenerationFailed("the model produced numbers that are not finite")
+        if delta.finish_reason is not None and self.is_counted:
             self.ended.set()
         self._news.set()
 
@@ -67,19 +98,28 @@ class LiveRequest:
         self._news.set()
 
     async def pieces(self) -> AsyncGenerator[Piece]:
-        """Ends when the sequence has; then ``finish_reason`` and ``usage`` are final.
+        """Ends when every choice has; then ``usage`` is final.
 
-        Raises GenerationFailed or EngineDied.  Yields at least once if tokens were generated.
+        Raises GenerationFailed or EngineDied.  The last piece of each choice has its finish reason.
         """
-        while True:
+        num_unfinished = len(self.choices)
+        while num_unfinished:
             await self._news.wait()
             self._news.clear()
-            has_ended = self.ended.is_set()
-            if self._failure is not None:
-                raise self._failure
-            texts, self._texts = self._texts, []
-            token_ids, self._token_ids = self._token_ids, []
-            if texts:
-                yield Piece("".join(texts), token_ids)
-            if has_ended:
-                return
+            for choice in self.choices:
+                if self._failure is not None:
+                    raise self._failure
+                piece = choice.take()
+                if piece is None:
+                    continue
+                num_unfinished -= piece.finish_reason is not None
+                yield piece
+
+
+def sum_usage(usages: Iterable[Usage]) -> Usage:
+    prompt, cached, completion = 0, 0, 0
+    for usage in usages:
+        prompt += usage.prompt_tokens
+        cached += usage.cached_prompt_tokens
+        completion += usage.completion_tokens
+    return Usage(prompt_tokens=prompt, cached_prompt_tokens=cached, completion_tokens=completion)

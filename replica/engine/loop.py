@@ -23,8 +23,8 @@ from replica.engine.messages import (
 )
 from replica.engine.prefix import PrefixIdentity
 from replica.engine.scheduler import SampledToken, ScheduledChunk, Scheduler
+from replica.engine.sequence import Prompt, Standing
 from replica.engine.sequence import Sequence as EngineSequence
-from replica.engine.sequence import Standing
 from replica.engine.step_meter import StepMeter
 
 logger = logging.getLogger(__name__)
@@ -161,10 +161,13 @@ class EngineLoop:
             EngineSequence(
                 sequence_id=message.sequence_id,
                 standing=Standing(self._num_arrivals, message.cache_salt, message.priority, now_s),
-                prompt_token_ids=message.prompt_token_ids,
+                prompt=Prompt(
+                    message.prompt_token_ids,
+                    message.num_resumed_tokens,
+                    is_counted=message.is_prompt_counted,
+                ),
                 params=message.params,
                 root=self._identity.root(message.cache_salt),
-                num_resumed_tokens=message.num_resumed_tokens,
             )
         )
 

@@ -86,6 +86,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="su
     priority: int = 0  # the least goes first
     time_left_s: float | None = None  # until its deadline
     num_resumed_tokens: int = 0  # the last of the prompt's: generated elsewhere already
+    is_prompt_counted: bool = True  # False: an earlier sequence's, for which it counts
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="abort"):

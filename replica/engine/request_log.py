@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-from replica.engine.live_request import LiveRequest
+from replica.engine.live_request import LiveRequest, sum_usage
 from replica.engine.messages import Usage
 
 _NUM_REMEMBERED: Final = 10_000  # requests: at 100 a second, enough for an abort 100 s late
@@ -30,7 +30,7 @@ class RequestLog:
         requests.remove(request)
         if not requests:
             del self._live[request.request_id]
-        total = _sum(self._finished.pop(request.request_id, Usage()), request.usage)
+        total = sum_usage((self._finished.pop(request.request_id, Usage()), request.usage))
         self._finished[request.request_id] = total
         if len(self._finished) > _NUM_REMEMBERED:
             self._finished.popitem(last=False)
@@ -51,11 +51,3 @@ class RequestLog:
     def finished_usage(self, request_id: str) -> Usage | None:
         """None: no request of that id has finished, as far as is remembered."""
         return self._finished.get(request_id)
-
-
-def _sum(a: Usage, b: Usage) -> Usage:
-    return Usage(
-        prompt_tokens=a.prompt_tokens + b.prompt_tokens,
-        cached_prompt_tokens=a.cached_prompt_tokens + b.cached_prompt_tokens,
-        completion_tokens=a.completion_tokens + b.completion_tokens,
-    )

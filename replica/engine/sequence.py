@@ -29,6 +29,13 @@ class SavedKv:
     num_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    token_ids: SequenceOf[int]
+    num_resumed_tokens: int = 0  # the last of them: the beginning of the completion
+    is_counted: bool = True  # False: it counts as another sequence's, which has the same
+
+
 class Sequence:
     """Owned by the scheduler; nobody else changes it."""
 
@@ -36,6 +43,7 @@ class Sequence:
         "awaited_digest",
         "block_table",
         "finish_reason",
+        "is_prompt_counted",
         "is_running",
         "num_cached_prompt_tokens",
         "num_computed_tokens",
@@ -56,18 +64,17 @@ class Sequence:
         *,
         sequence_id: int,
         standing: Standing,
-        prompt_token_ids: SequenceOf[int],
+        prompt: Prompt,
         params: SamplingParams,
         root: Prefix,
-        num_resumed_tokens: int = 0,
     ) -> None:
-        """The last ``num_resumed_tokens`` of the prompt are the beginning of the completion."""
+        self.is_prompt_counted = prompt.is_counted
         self.sequence_id = sequence_id
         self.standing = standing
         self.awaited_digest: bytes | None = None  # of a block that somebody else computes for it
-        self.token_ids = list(prompt_token_ids)
-        self.num_resumed_tokens = num_resumed_tokens
-        self.num_prompt_tokens = len(self.token_ids) - num_resumed_tokens
+        self.token_ids = list(prompt.token_ids)
+        self.num_resumed_tokens = prompt.num_resumed_tokens
+        self.num_prompt_tokens = len(self.token_ids) - prompt.num_resumed_tokens
         self.params = params
         self.is_running = False
         self.num_computed_tokens = 0
@@ -111,9 +118,11 @@ class Sequence:
     def advance(self, num_tokens: int) -> int:
         """Move the computed mark;
 
-        returns how many prompt tokens that computed for the first time.
+        returns how many prompt tokens that computed for the first time, if they count.
         """
         self.num_computed_tokens += num_tokens
+        if not self.is_prompt_counted:
+            return 0
         reached = min(self.num_computed_tokens, self.num_prompt_tokens + self.num_resumed_tokens)
         fresh = max(0, reached - self.num_counted_prompt_tokens)
         self.num_counted_prompt_tokens += fresh

@@ -129,6 +129,34 @@ def test_a_stream_says_what_the_whole_answer_says(fleet: RealFleet) -> None:
     fleet.assert_all_counts_agree()
 
 
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+def test_several_choices_cost_one_prompt(fleet: RealFleet, is_stream: bool) -> None:
+    before = ledger_account(fleet.process.data_dir, TENANTS)
+    asked = {
+        "model": "default",
+        "messages": messages("Name a colour."),
+        "max_tokens": MAX_TOKENS,
+        "seed": 3,
+    }
+    alone = fleet.sdks["acme"].chat.completions.create(**asked)
+    if is_stream:
+        stream = fleet.sdks["acme"].chat.completions.create(
+            **asked, n=3, stream=True, stream_options={"include_usage": True}
+        )
+        usage = [chunk.usage for chunk in stream][-1]
+    else:
+        answer = fleet.sdks["acme"].chat.completions.create(**asked, n=3)
+        assert [choice.index for choice in answer.choices] == [0, 1, 2]
+        usage = answer.usage
+    assert usage is not None
+    assert alone.usage is not None
+    assert usage.prompt_tokens == alone.usage.prompt_tokens
+    assert 3 <= usage.completion_tokens <= 3 * MAX_TOKENS
+    fleet.assert_all_counts_agree()
+    used = ledger_account(fleet.process.data_dir, TENANTS) - before
+    assert used == Account(2, usage.total_tokens + alone.usage.total_tokens)
+
+
 def test_twenty_at_once_are_each_counted_once(fleet: RealFleet) -> None:
     before = ledger_account(fleet.process.data_dir, TENANTS)
 
