@@ -15,7 +15,7 @@ from pandal.planner import (
 )
 from pandal.planner.figure import Figure, renamed
 from pandal.planner.precision import Precision
-from pandal.planner.question import Draft, Load, Question, Serving
+from pandal.planner.question import Draft, Load, MeasuredPoint, Question, Serving
 from pandal.planner.replica_speed import (
     Speed,
     best_batch,
@@ -27,6 +27,7 @@ from pandal.planner.roofline import Hardware
 from pandal.planner.sizing import find_room, kv_bytes_of_token, weights
 
 _FAR_OFF_RATIO = 1.5  # a measurement so far from theory is worth a look
+_ALIKE_RATIO = 1.1  # of lengths, in which a measurement may differ from the load planned for
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +196,19 @@ def _warnings(
     load = question.load
     if load.max_tpot_s is not None and speed.tpot_s.value > load.max_tpot_s:
         yield "the time per output token asked for cannot be kept, not by one sequence alone"
+    if question.measured is not None and not _is_alike(question.measured, load):
+        yield "the measurement is of other lengths: its rates are taken over as they are"
     tokens = load.prompt_tokens + load.output_tokens
     if tokens > question.serving.shape.config.max_position_embeddings:
         yield f"{tokens:g} tokens are more than the model's context"
     for ratio in _compared(question, used, measured)[1::2]:
         if not 1 / _FAR_OFF_RATIO <= ratio.value <= _FAR_OFF_RATIO:
             yield f"{ratio.name} is {ratio.value:.2f}: theory is far off here"
+
+
+def _is_alike(point: MeasuredPoint, load: Load) -> bool:
+    pairs = (
+        (point.prompt_tokens, load.prompt_tokens),
+        (point.output_tokens, load.output_tokens),
+    )
+    return all(1 / _ALIKE_RATIO <= a / b <= _ALIKE_RATIO for a, b in pairs)

@@ -98,6 +98,11 @@ def test_a_measurement_far_from_theory_is_a_warning() -> None:
     assert make_plan(question(exact)).warnings == ()
 
 
+def test_a_measurement_of_other_lengths_is_a_warning() -> None:
+    plan = make_plan(question(MEASURED, prompt_tokens=500))
+    assert any("other lengths" in warning for warning in plan.warnings)
+
+
 def test_little_agrees_with_the_token_rate_of_every_theory() -> None:
     """Within the one token and the one step by which the two count differently."""
     figures = make_plan(question()).figures

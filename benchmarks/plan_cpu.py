@@ -1,0 +1,190 @@
+"""``pandal plan`` beside a real run: SmolLM2 on this machine's cores, predicted and measured.
+
+First by the data sheet alone: bandwidth and FLOP/s measured with numpy and torch, the planner's
+default efficiencies.  Then with both efficiencies fitted to one stream, which is what an operator
+who has measured once knows: what is left is the planner's error about batches it has not seen.
+"""
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pandal.planner.accelerator import Accelerator
+from pandal.planner.bench_point import read_point
+from pandal.planner.model_shape import find_model
+from pandal.planner.precision import Precision
+from pandal.planner.question import Load, MeasuredPoint, Serving
+from pandal.planner.replica_speed import Speed, decode, prefill_flop, speed_by_theory
+from pandal.planner.roofline import Hardware
+
+MODEL = "SmolLM2-135M-Instruct"
+START_PATIENCE_S = 120.0
+READ_BYTES = 256 * 2**20
+MATRIX_SIZE = 1024
+NUM_TRIES = 5
+
+
+def best_s(work: Callable[[], object]) -> float:
+    times_s = []
+    for _ in range(NUM_TRIES):
+        started_s = time.perf_counter()
+        work()
+        times_s.append(time.perf_counter() - started_s)
+    return min(times_s)
+
+
+def data_sheet() -> Accelerator:
+    """Of all cores together, as one would find it printed for a GPU."""
+    values = torch.from_numpy(np.ones(READ_BYTES // 4, np.float32))
+    left, right = torch.ones(MATRIX_SIZE, MATRIX_SIZE), torch.ones(MATRIX_SIZE, MATRIX_SIZE)
+    return Accelerator(
+        name="this machine",
+        memory_gb=4,
+        bandwidth_gb_per_s=READ_BYTES / best_s(values.sum) / 1e9,
+        bf16_tflop_per_s=2 * MATRIX_SIZE**3 / best_s(lambda: left @ right) / 1e12,
+        source="torch: sum of 256 MiB, product of two 1024 x 1024 float32 matrices",
+    )
+
+
+@contextmanager
+def replica(port: int, folder: Path) -> Iterator[str]:
+    environment = os.environ | {"REPLICA_PORT": str(port), "REPLICA_MODEL": MODEL}
+    with (folder / "replica.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "replica"], env=environment, stdout=log, stderr=log
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        give_up_s = time.monotonic() + START_PATIENCE_S
+        while not is_ready(url):
+            if process.poll() is not None or time.monotonic() > give_up_s:
+                raise RuntimeError((folder / "replica.log").read_text())
+            time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+def is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/ready", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def measured(
+    url: str, num_sequences: int, options: argparse.Namespace, path: Path
+) -> MeasuredPoint:
+    """A closed loop of ``num_sequences``, by ``pandal bench``."""
+    command = f"bench --url {url} --model {MODEL} --workload fixed --exact-lengths --out {path}"
+    lengths = f"--prompt-tokens {options.prompt_tokens} --output-tokens {options.output_tokens}"
+    load = f"--concurrency {num_sequences} --requests {options.rounds * num_sequences}"
+    subprocess.run(
+        [sys.executable, "-m", "pandal", *command.split(), *lengths.split(), *load.split()],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    return read_point(path)
+
+
+def serving_on(gpu: Accelerator) -> Serving:
+    return Serving(
+        shape=find_model(MODEL),
+        gpu=gpu,
+        weight_precision=Precision.INT4,
+        kv_precision=Precision.FP32,
+        num_gpus=1,
+        max_batch=32,
+        usable_ratio=0.9,
+        compute_ratio=0.5,
+        bandwidth_ratio=0.7,
+        load_bytes_per_s=2e9,
+    )
+
+
+def fitted(serving: Serving, alone: MeasuredPoint) -> Serving:
+    """Efficiencies with which one stream would have been predicted exactly."""
+    peak = Hardware(serving.gpu, 1, serving.weight_precision)
+    load = load_of(alone)
+    step_s = alone.tpot_s
+    prompt_s = max(alone.ttft_s - step_s, 1e-3)
+    compute_ratio = prefill_flop(serving, load) / peak.flop_per_s / prompt_s
+    _, bound = decode(serving, load, replace(peak, compute_ratio=1e6), 1)
+    return replace(serving, compute_ratio=compute_ratio, bandwidth_ratio=bound.value / step_s)
+
+
+def load_of(point: MeasuredPoint) -> Load:
+    return Load(
+        prompt_tokens=point.prompt_tokens,
+        output_tokens=point.output_tokens,
+        requests_per_s=None,
+        requests_per_day=None,
+        headroom_ratio=0,
+        max_tpot_s=None,
+    )
+
+
+def predicted(serving: Serving, point: MeasuredPoint) -> Speed:
+    used = Hardware(
+        serving.gpu,
+        1,
+        serving.weight_precision,
+        compute_ratio=serving.compute_ratio,
+        bandwidth_ratio=serving.bandwidth_ratio,
+    )
+    return speed_by_theory(serving, load_of(point), used, point.num_sequences)
+
+
+def print_rows(title: str, serving: Serving, points: dict[int, MeasuredPoint]) -> None:
+    print(f"\n{title}: compute efficiency {serving.compute_ratio:.2f}, ", end="")
+    print(f"bandwidth efficiency {serving.bandwidth_ratio:.2f}\n")
+    print("| sequences | TPOT ms, plan | measured | error | tokens/s, plan | measured | error |")
+    print("|---|---|---|---|---|---|---|")
+    for num_sequences, point in points.items():
+        speed = predicted(serving, point)
+        tpot_s, rate = speed.tpot_s.value, speed.output_tokens_per_s.value
+        print(
+            f"| {num_sequences} | {tpot_s * 1e3:.1f} | {point.tpot_s * 1e3:.1f} | "
+            f"{tpot_s / point.tpot_s - 1:+.0%} | {rate:.1f} | {point.output_tokens_per_s:.1f} | "
+            f"{rate / point.output_tokens_per_s - 1:+.0%} |"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, default=18090)
+    parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--output-tokens", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 4, 16])
+    options = parser.parse_args()
+    gpu = data_sheet()
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}: ",
+        end="",
+    )
+    print(f"{gpu.bandwidth_gb_per_s:.1f} GB/s, {gpu.bf16_tflop_per_s * 1e3:.0f} GFLOP/s in float32")
+    with tempfile.TemporaryDirectory() as name, replica(options.port, Path(name)) as url:
+        points = {n: measured(url, n, options, Path(name) / f"{n}.json") for n in options.sequences}
+    print_rows("by the data sheet", serving_on(gpu), points)
+    first = next(iter(points.values()))
+    print_rows("fitted to the first row", fitted(serving_on(gpu), first), points)
+
+
+if __name__ == "__main__":
+    main()
