@@ -25,20 +25,23 @@ def mean_tpot_s(
     """While one sequence makes its tokens, each of the others is replaced once: a prefill each."""
     return Figure(
         "tpot_s",
-        step_s + num_sequences * prefill_s / output_tokens,
+        step_s + max(0.0, num_sequences - 1) * prefill_s / output_tokens,
         Unit.SECONDS,
-        "decode step + sequences x prefill / output tokens",
-        f"{step_s:.6g} + {num_sequences:g} * {prefill_s:.6g} / {output_tokens:g}",
+        "decode step + (sequences - 1) x prefill / output tokens",
+        f"{step_s:.6g} + max(0, {num_sequences:.6g} - 1) * {prefill_s:.6g} / {output_tokens:g}",
     )
 
 
-def replica_tokens_per_s(num_sequences: float, tpot_s: float) -> Figure:
+def replica_tokens_per_s(
+    num_sequences: float, step_s: float, *, prefill_s: float = 0.0, output_tokens: float = 1.0
+) -> Figure:
+    """Each token costs its share of a step, and of its request's prefill."""
     return Figure(
         "output_tokens_per_s",
-        num_sequences / tpot_s,
+        1 / (step_s / num_sequences + prefill_s / output_tokens),
         Unit.TOKENS_PER_S,
-        "sequences / time per output token",
-        f"{num_sequences:g} / {tpot_s:.6g}",
+        "1 / (decode step / sequences + prefill / output tokens)",
+        f"1 / ({step_s:.6g} / {num_sequences:.6g} + {prefill_s:.6g} / {output_tokens:g})",
     )
 
 

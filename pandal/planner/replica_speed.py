@@ -37,7 +37,12 @@ def speed_by_theory(serving: Serving, load: Load, used: Hardware, num_sequences:
         steps=(_sequences(num_sequences), prompt_s, all_reduce, step),
         ttft_s=_ttft(prompt_s.value, step.value),
         tpot_s=tpot,
-        tokens_per_s=demand.replica_tokens_per_s(num_sequences, tpot.value),
+        tokens_per_s=demand.replica_tokens_per_s(
+            num_sequences,
+            step.value,
+            prefill_s=prompt_s.value,
+            output_tokens=load.output_tokens,
+        ),
     )
 
 

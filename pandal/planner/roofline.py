@@ -95,7 +95,7 @@ def all_reduce_s(shape: ModelShape, *, num_tokens: float, hardware: Hardware) ->
     moved_bytes = num_tokens * shape.config.hidden_size * _ACTIVATION_BYTES
     share = 2 * (num_gpus - 1) / num_gpus
     return Figure(
-        "all_reduce_s_per_step",
+        "all_reduces_s",
         num_reduces * (ALL_REDUCE_LATENCY_S + share * moved_bytes / link),
         Unit.SECONDS,
         "all-reduces x (latency + 2 (n - 1) / n x activation bytes / link)",
