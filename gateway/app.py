@@ -1,7 +1,6 @@
 """The composition root: opens every client, wires every part, and closes them in reverse."""
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,8 +16,9 @@ from gateway.api.control_plane import control_plane
 from gateway.api.health import health_router
 from gateway.api.models import models_router
 from gateway.auth import Authenticator
-from gateway.clock import SYSTEM_CLOCK, Clock, IdMaker
+from gateway.clock import SYSTEM_CLOCK, Clock, IdMaker, RandomBits
 from gateway.fleet import Fleet, RelayLimits
+from gateway.line_writer import LineWriter
 from gateway.metering import EventSource
 from gateway.metrics import Metrics
 from gateway.outbox.kafka import KafkaShipper
@@ -39,6 +39,7 @@ from gateway.settings import Settings
 from gateway.settlement import SettlementDesk
 from gateway.upstream.replica_client import ReplicaClient, Timeouts
 
+_STDERR = 2
 _CLOSE_S = 5.0  # for the last settlements and events, after the last request
 
 
@@ -57,7 +58,7 @@ class Gateway:
 @asynccontextmanager
 async def create_app(settings: Settings, clock: Clock = SYSTEM_CLOCK) -> AsyncGenerator[Gateway]:
     """Everything runs inside; on leaving, open requests are settled and the spool is flushed."""
-    ids = IdMaker(clock, random.SystemRandom().getrandbits)
+    ids = IdMaker(clock, RandomBits())
     boot_id = ids.boot_id()
     pepper = settings.key_pepper.get_secret_value().encode()
     policies = PolicyStore(settings.policy_file, pepper)
@@ -67,6 +68,7 @@ async def create_app(settings: Settings, clock: Clock = SYSTEM_CLOCK) -> AsyncGe
     limiter = RedisLimiter(quota)
     pool = _open_pool(settings)
     metrics = Metrics()
+    log = LineWriter(_STDERR)
     authenticator = Authenticator(policies, pepper)
     spool = Spool(
         settings.spool_dir,
@@ -80,7 +82,7 @@ async def create_app(settings: Settings, clock: Clock = SYSTEM_CLOCK) -> AsyncGe
         limiter=limiter,
         fleet=_fleet(settings, pool, clock),
         desk=_desk(limiter, spool, EventSource(settings.gateway_id, boot_id, clock)),
-        access_log=AccessLog(metrics, clock),
+        access_log=AccessLog(metrics, clock, log.write),
         clock=clock,
         ids=ids,
     )
@@ -97,7 +99,7 @@ async def create_app(settings: Settings, clock: Clock = SYSTEM_CLOCK) -> AsyncGe
         partial(pool.watch, settings.poll_interval_s),
         *_shipping(settings, boot_id, metrics, clock),
     ]
-    async with _closing(pool), _open(spool), _background(loops):
+    async with _stopping(log), _closing(pool), _open(spool), _background(loops):
         pipeline = Pipeline(stages)
         try:
             yield Gateway(control_plane(routers, ids.request_id), pipeline, readiness)
@@ -145,6 +147,14 @@ def _shipping(settings: Settings, boot_id: str, metrics: Metrics, clock: Clock) 
         return []
     open_pass = partial(unshipped, settings.spool_dir, boot_id, clock.wall_s)
     return [KafkaShipper(settings.kafka_bootstrap, open_pass, metrics.count_shipped).run]
+
+
+@asynccontextmanager
+async def _stopping(log: LineWriter) -> AsyncGenerator[None]:
+    try:
+        yield
+    finally:
+        await log.stop(_CLOSE_S)
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """Time and identity are inputs: components get these, and tests give their own."""
 
+import os
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,7 +16,27 @@ class Clock:
         return datetime.fromtimestamp(self.wall_s(), UTC)
 
 
+_RANDOM_BLOCK_BYTES = 4_096
+
 SYSTEM_CLOCK = Clock(time.time, time.monotonic)
+
+
+class RandomBits:
+    """The system's randomness, asked for many numbers at a time: a system call for each is slow."""
+
+    def __init__(self) -> None:
+        self._block = b""
+        self._position = 0
+
+    def __call__(self, num_bits: int) -> int:
+        num_bytes = -(-num_bits // 8)
+        end = self._position + num_bytes
+        if end > len(self._block):
+            self._block = os.urandom(max(_RANDOM_BLOCK_BYTES, num_bytes))
+            self._position, end = 0, num_bytes
+        taken = int.from_bytes(self._block[self._position : end], "little")
+        self._position = end
+        return taken >> (num_bytes * 8 - num_bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +46,9 @@ class IdMaker:
     clock: Clock
     random_bits: Callable[[int], int]
 
-    def uuid7(self) -> uuid.UUID:
-        return uuid.UUID(int=self._uuid7_int())
+    def uuid7(self) -> str:
+        digits = f"{self._uuid7_int():032x}"
+        return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
     def request_id(self) -> str:
         return f"req_{self._uuid7_int():032x}"

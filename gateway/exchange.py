@@ -78,7 +78,10 @@ class Exchange:
 
     def header(self, name: bytes) -> bytes | None:
         """The first of that (lower-case) name."""
-        return next((value for key, value in self.headers if key == name), None)
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
 
     # Waiting
 
@@ -86,14 +89,11 @@ class Exchange:
         if self._interruption is not None:
             raise Interrupted(*self._interruption)
 
-    async def watch(self, completion: Completion[T]) -> T:
-        """Its result.  Raises Interrupted if the exchange is, before or while waiting."""
+    def watch(self, completion: Completion[T]) -> Completion[T]:
+        """For awaiting it.  Raises Interrupted if the exchange is, before or while waiting."""
         self.raise_if_interrupted()
         self._watched = completion
-        try:
-            return await completion
-        finally:
-            self._watched = None
+        return completion
 
     async def wait_writable(self) -> None:
         """Returns when the client has taken most of what was written.  Raises Interrupted."""

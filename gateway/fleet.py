@@ -28,7 +28,7 @@ class Fleet:
 
     def require_candidate(self, request: InferenceRequest) -> None:
         """Raises NoReplicaAvailable."""
-        if not self.profile.candidates(_wanted(request, frozenset()), self.pool.endpoints()):
+        if not self.profile.has_candidate(_wanted(request, frozenset()), self.pool.endpoints()):
             raise NoReplicaAvailable(f"No replica that serves '{request.model}' is ready.")
 
     def choose(self, request: InferenceRequest, tried: frozenset[str]) -> Replica:

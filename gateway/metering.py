@@ -11,8 +11,7 @@ from gateway.api.context import RequestContext
 from gateway.clock import Clock
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     cached_prompt_tokens: int  # subset of prompt_tokens
     completion_tokens: int

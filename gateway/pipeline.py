@@ -143,7 +143,7 @@ class Pipeline:
     def _context(self, trace: Trace, grant: Grant, request: InferenceRequest) -> RequestContext:
         return RequestContext(
             request_id=trace.request_id,
-            event_id=str(self._stages.ids.uuid7()),
+            event_id=self._stages.ids.uuid7(),
             grant=grant,
             request=request,
             admitted_at=self._stages.clock.now(),

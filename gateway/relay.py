@@ -6,7 +6,6 @@ only go on or end with an error event.  The relay keeps the meter; it never sett
 
 import asyncio
 import re
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -47,8 +46,7 @@ class _Chunk(msgspec.Struct):
 _chunk_decoder = msgspec.json.Decoder(_Chunk)
 
 
-@dataclass(frozen=True, slots=True)
-class _Attempt:
+class _Attempt(msgspec.Struct, frozen=True):
     replica: Replica
     request_id: str
     response: UpstreamResponse
@@ -120,7 +118,7 @@ class Relay:
         """Gives the connection back after a whole answer, and up after any other; idempotent."""
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
-            attempt.replica.num_in_flight -= 1
+            attempt.replica.end()
             if self._is_answered:
                 attempt.response.discard()
             else:
@@ -146,7 +144,7 @@ class Relay:
                 self._note_retry_after(attempt.response)
                 attempt.response.discard()
             tried.add(attempt.replica.name)
-            attempt.replica.num_in_flight -= 1
+            attempt.replica.end()
             self._attempt = self._meter.replica = None
 
     def _try_next(self, tried: set[str]) -> _Attempt:
@@ -162,7 +160,7 @@ class Relay:
         response = replica.client.post(
             request.operation.path, self._request_headers(request_id), self._exchange.body
         )
-        replica.num_in_flight += 1
+        replica.begin()
         self._meter.replica = replica.name
         self._attempt = _Attempt(replica, request_id, response, began_s)
         return self._attempt

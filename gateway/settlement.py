@@ -7,6 +7,8 @@ waits on the ``Closing``.
 
 from dataclasses import dataclass
 
+import msgspec
+
 from contracts.usage import Outcome, encode_usage_event
 from gateway.admission.limiter import Reservation
 from gateway.admission.redis_limiter import RedisLimiter
@@ -16,8 +18,7 @@ from gateway.metering import EventSource, Meter, Usage
 from gateway.outbox.spool import Spool
 
 
-@dataclass(frozen=True, slots=True)
-class Closing:
+class Closing(msgspec.Struct, frozen=True):
     """``None`` where a request was withdrawn: it has no usage, and no event."""
 
     usage: Usage | None

@@ -1,13 +1,12 @@
 """The words of admission: an ask, its verdict, and what an admitted request holds until settled."""
 
-from dataclasses import dataclass
+import msgspec
 
 from contracts.names import TenantId
 from contracts.policy import Limits
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(msgspec.Struct, frozen=True):
     """What is left of both limits at one moment."""
 
     tokens_limit: int
@@ -18,8 +17,7 @@ class Budget:
     requests_reset_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(msgspec.Struct, frozen=True):
     """Tokens held for one request, until ``settle`` or ``release`` names them."""
 
     reservation_id: str
@@ -28,13 +26,11 @@ class Reservation:
     reserved_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(msgspec.Struct, frozen=True):
     limit: str  # "tokens" or "requests": the one that takes longest to allow the ask
     retry_after_ms: int  # true: waiting this long is enough if nobody else spends
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     budget: Budget
     refusal: Refusal | None  # None: admitted

@@ -15,6 +15,7 @@ from importlib import resources
 from typing import Final
 
 import hiredis
+import msgspec
 
 from contracts.names import (
     TenantId,
@@ -35,6 +36,8 @@ _RETRY_PAUSE_S = 0.1
 _RESERVE_PARTS = 10  # of the command: EVALSHA, sha, 2, keys, constants, and what varies
 _SETTLE_PARTS = 8  # without the settlements
 _PARTS_PER_SETTLEMENT = 4
+_SETTLE, _RELEASE = pack_arguments(1), pack_arguments(0)
+_SEVEN_NUMBERS = [int] * 7  # what reserve.lua returns
 _MAX_PREPARED = 10_000  # tenants whose commands are kept packed
 
 
@@ -53,8 +56,7 @@ def preload_commands() -> list[bytes]:
     return [pack("SCRIPT", "LOAD", _Script(name).text) for name in ("reserve", "settle")]
 
 
-@dataclass(frozen=True, slots=True)
-class _Settlement:
+class _Settlement(msgspec.Struct, frozen=True):
     """One ``settle`` or ``release`` that the store has not confirmed yet."""
 
     commands: "_Commands"
@@ -92,7 +94,7 @@ class RedisLimiter:
 
     async def reserve(self, reservation: Reservation) -> Verdict:
         """Raises QuotaUnavailable.  The reservation is held only if the verdict has no refusal."""
-        asked = pack_arguments(reservation.reserved_tokens, reservation.reservation_id)
+        asked = _pack_number(reservation.reserved_tokens) + _pack_id(reservation.reservation_id)
         constant = self._commands(reservation).reserve
         script = self._reserve_script
         try:
@@ -145,11 +147,11 @@ class RedisLimiter:
     def _enqueue(
         self, reservation: Reservation, actual_tokens: int, *, is_settle: bool
     ) -> Completion[bool]:
-        spent = pack_arguments(
-            reservation.reservation_id,
-            reservation.reserved_tokens,
-            actual_tokens,
-            1 if is_settle else 0,
+        spent = b"%b%b%b%b" % (
+            _pack_id(reservation.reservation_id),
+            _pack_number(reservation.reserved_tokens),
+            _pack_number(actual_tokens),
+            _SETTLE if is_settle else _RELEASE,
         )
         commands = self._commands(reservation)
         settlement = _Settlement(commands, spent, Completion())
@@ -229,6 +231,16 @@ def _pack_commands(tenant: TenantId, limits: Limits) -> _Commands:
     )
 
 
+def _pack_number(number: int) -> bytes:
+    digits = b"%d" % number
+    return b"$%d\r\n%b\r\n" % (len(digits), digits)
+
+
+def _pack_id(name: str) -> bytes:
+    encoded = name.encode()
+    return b"$%d\r\n%b\r\n" % (len(encoded), encoded)
+
+
 def _evalsha(script: _Script, constant: bytes, varying: bytes, num_parts: int) -> bytes:
     return b"*%d\r\n%b%b%b" % (num_parts, script.by_sha, constant, varying)
 
@@ -249,7 +261,7 @@ def _is_unknown_script(reply: object) -> bool:
 
 
 def _verdict(reply: object, limits: Limits) -> Verdict:
-    if not (isinstance(reply, list) and len(reply) == 7 and all(type(n) is int for n in reply)):
+    if not isinstance(reply, list) or [type(n) for n in reply] != _SEVEN_NUMBERS:
         raise QuotaUnavailable("The quota store answered something else.")
     is_admitted, limit, retry_after_ms, tokens, requests, tokens_ms, requests_ms = reply
     budget = Budget(

@@ -52,7 +52,7 @@ class _Connection(asyncio.Protocol):
 
     def call(self, command: bytes) -> Completion[object]:
         """The reply; an error reply is a ``hiredis.ReplyError`` value, not an exception."""
-        reply = Completion[object]()
+        reply: Completion[object] = Completion()
         if self._transport is None or len(self._pending) >= _MAX_PENDING:
             reply.fail(QuotaUnavailable("The quota store is not reachable."))
             return reply
@@ -137,7 +137,7 @@ class RespClient:
     def call(self, command: bytes) -> Completion[object]:
         """Fails with QuotaUnavailable at once without a connection, else by the deadline."""
         if self._connection is None:
-            reply = Completion[object]()
+            reply: Completion[object] = Completion()
             reply.fail(QuotaUnavailable("The quota store is not reachable."))
             return reply
         return self._connection.call(command)

@@ -1,8 +1,9 @@
 """The facts of one request, fixed once they are known."""
 
 import enum
-from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from gateway.policies import Grant
 
@@ -18,8 +19,7 @@ class Operation(enum.StrEnum):
         return "/v1/" + self.value.replace(".", "/")
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceRequest:
+class InferenceRequest(msgspec.Struct, frozen=True):
     """A parsed request.  Its body is not among its facts: nobody needs that to the end."""
 
     operation: Operation
@@ -36,8 +36,7 @@ class InferenceRequest:
         return self.estimated_prompt_tokens + self.max_completion_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class RequestContext:
+class RequestContext(msgspec.Struct, frozen=True):
     """An admitted request."""
 
     request_id: str

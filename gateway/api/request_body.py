@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import lru_cache
 
 import msgspec
 
@@ -27,8 +27,7 @@ _members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encoder = msgspec.json.Encoder()
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompt:
+class _Prompt(msgspec.Struct, frozen=True):
     text: bytes  # JSON, as the client sent it
     num_bytes: int  # with tools, which the chat template writes into the prompt
     num_choices: int  # completions the replica will generate
@@ -122,7 +121,8 @@ def _affinity_key(body: Body, prompt: _Prompt, grant: Grant) -> bytes:
 
 def _rewrite(raw_body: bytes, body: Body, model: str, grant: Grant) -> bytes:
     members: dict[str, object] = dict(_members_decoder.decode(raw_body))
-    for name in sorted(GATEWAY_OWNED_FIELDS & members.keys()):
+    if not GATEWAY_OWNED_FIELDS.isdisjoint(members):
+        name = min(GATEWAY_OWNED_FIELDS & members.keys())
         raise InvalidRequest(f"{name} is not for clients to set.", param=name)
     members["model"] = model
     members[CACHE_SALT_FIELD] = tenant_cache_salt(grant.salt, body.cache_salt)
@@ -139,6 +139,7 @@ def _options_of(raw: object) -> dict[str, object]:
     return dict(_members_decoder.decode(raw))
 
 
+@lru_cache(maxsize=10_000)
 def tenant_cache_salt(tenant_salt: bytes, client_salt: str | None) -> str:
     """Differs between tenants whatever they send; stable for one tenant and one own salt."""
     own = b"" if client_salt is None else b"s" + client_salt.encode()

@@ -126,7 +126,7 @@ class Spool:
         """
         line = frame(encode(self._next_seq))
         self._next_seq += 1
-        committed = Completion[None]()
+        committed: Completion[None] = Completion()
         gathered = self._gathered
         if not gathered.lines:
             gathered.since_s = self._loop.time()

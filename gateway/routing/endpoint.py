@@ -1,18 +1,16 @@
 """The router's view of one replica, frozen for the length of one decision."""
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(msgspec.Struct, frozen=True):
     name: str
     is_ready: bool
     models: frozenset[str]  # as last reported; kept while the replica is away
     num_in_flight: int = 0  # requests this gateway has open on it
 
 
-@dataclass(frozen=True, slots=True)
-class RoutingRequest:
+class RoutingRequest(msgspec.Struct, frozen=True):
     model: str
     affinity_key: bytes
     tried: frozenset[str] = frozenset()  # names of endpoints that failed this request already

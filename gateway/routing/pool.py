@@ -28,17 +28,27 @@ class Replica:
 
     def __init__(self, client: ReplicaClient) -> None:
         self.client = client
-        self.is_ready = False
+        self.name = client.name
         self.models: frozenset[str] | None = None  # None: it has never told
-        self.num_in_flight = 0
+        self.endpoint = Endpoint(client.name, is_ready=False, models=frozenset())
 
     @property
-    def name(self) -> str:
-        return self.client.name
+    def is_ready(self) -> bool:
+        return self.endpoint.is_ready
 
-    def endpoint(self) -> Endpoint:
+    def begin(self) -> None:
+        """One more request is open on it."""
+        self._renew(self.is_ready, self.endpoint.num_in_flight + 1)
+
+    def end(self) -> None:
+        self._renew(self.is_ready, self.endpoint.num_in_flight - 1)
+
+    def set_ready(self, is_ready: bool) -> None:
+        self._renew(is_ready, self.endpoint.num_in_flight)
+
+    def _renew(self, is_ready: bool, num_in_flight: int) -> None:
         models = frozenset[str]() if self.models is None else self.models
-        return Endpoint(self.name, self.is_ready, models, self.num_in_flight)
+        self.endpoint = Endpoint(self.name, is_ready, models, num_in_flight)
 
 
 class ReplicaPool:
@@ -57,7 +67,7 @@ class ReplicaPool:
         return sum(replica.is_ready for replica in self._replicas.values())
 
     def endpoints(self) -> list[Endpoint]:
-        return [replica.endpoint() for replica in self._replicas.values()]
+        return [replica.endpoint for replica in self._replicas.values()]
 
     def served_models(self) -> list[str]:
         """Every name a client may use now: models with their aliases."""
@@ -117,8 +127,9 @@ class ReplicaPool:
             replica.models = frozenset(model.id for model in listed.data)
 
     def _set_ready(self, replica: Replica, *, is_ready: bool) -> None:
-        if is_ready != replica.is_ready:
-            replica.is_ready = is_ready
+        was_ready = replica.is_ready
+        replica.set_ready(is_ready)
+        if is_ready != was_ready:
             logger.info(
                 "replica ready" if is_ready else "replica not ready",
                 extra={"replica": replica.name},

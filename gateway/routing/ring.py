@@ -1,7 +1,9 @@
 """Consistent hashing: which endpoint a key lives on, and how little moves when one leaves."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from bisect import bisect
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from uhashring import HashRing
 
@@ -9,27 +11,45 @@ _VIRTUAL_NODES = 160  # per endpoint: shares within about a tenth of each other
 _MAX_RINGS = 64  # sets of candidates seen at once; each takes milliseconds to build
 
 
+@dataclass(frozen=True, slots=True)
+class _Ring:
+    """The points of a hash ring in order, looked up without the library's own detours."""
+
+    points: list[int]
+    names: list[str]  # of each point
+    orders: dict[int, tuple[str, ...]] = field(default_factory=dict)  # by where one begins
+
+    def order(self, key: bytes) -> tuple[str, ...]:
+        index = bisect(self.points, _hash(key)) % len(self.points)
+        order = self.orders.get(index)
+        if order is None:
+            order = tuple(dict.fromkeys(self.names[index:] + self.names[:index]))
+            self.orders[index] = order
+        return order
+
+
 class PrefixRing:
     """A ring over exactly the given names, so that removing one moves its keys and no others."""
 
     def __init__(self) -> None:
-        self._rings: dict[tuple[str, ...], HashRing] = {}
+        self._rings: dict[tuple[str, ...], _Ring] = {}
 
     def home(self, key: bytes, names: Iterable[str]) -> str:
         """The name on which ``key`` lives.  ``names`` holds at least one."""
-        ring = self._ring(tuple(sorted(names)))
-        return str(ring.get_node(key))
+        return self.successors(key, names)[0]
 
-    def successors(self, key: bytes, names: Iterable[str]) -> Iterator[str]:
-        """All names, from ``key``'s home on around the ring.  Walks it: not for every request."""
-        return map(str, self._ring(tuple(sorted(names))).iterate_nodes(key))
+    def successors(self, key: bytes, names: Iterable[str]) -> Sequence[str]:
+        """All names, from ``key``'s home on around the ring."""
+        return self._ring(tuple(names)).order(key)
 
-    def _ring(self, names: tuple[str, ...]) -> HashRing:
+    def _ring(self, names: tuple[str, ...]) -> _Ring:
         ring = self._rings.get(names)
         if ring is None:
             if len(self._rings) >= _MAX_RINGS:
                 self._rings.clear()
-            ring = HashRing(list(names), vnodes=_VIRTUAL_NODES, hash_fn=_hash)
+            hashed = HashRing(sorted(names), vnodes=_VIRTUAL_NODES, hash_fn=_hash)
+            points = hashed.get_points()
+            ring = _Ring([int(point) for point, _ in points], [str(name) for _, name in points])
             self._rings[names] = ring
         return ring
 

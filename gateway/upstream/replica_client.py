@@ -201,10 +201,10 @@ async def read_body(
     """
     parts: list[bytes] = []
     num_bytes = 0
-    while chunk := await watch(response.next_chunk()):
+    while not response.is_exhausted and (chunk := await watch(response.next_chunk())):
         num_bytes += len(chunk)
         if num_bytes > max_bytes:
             response.cancel()
             raise UpstreamError(f"The replica's answer is larger than {max_bytes} bytes.")
         parts.append(chunk)
-    return b"".join(parts)
+    return parts[0] if len(parts) == 1 else b"".join(parts)

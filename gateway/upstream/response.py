@@ -38,6 +38,11 @@ class UpstreamResponse:
         return self.content_type.lower().startswith(b"text/event-stream")
 
     @property
+    def is_exhausted(self) -> bool:
+        """The consumer has taken all there was."""
+        return self.is_ended and not self._chunks
+
+    @property
     def is_refusal(self) -> bool:
         """The replica has answered, and not with a generation."""
         return self.status not in (0, 200)
@@ -46,7 +51,8 @@ class UpstreamResponse:
 
     def next_chunk(self) -> Completion[bytes]:
         """Everything that came since the last call; empty at the end; or fails."""
-        self._next = chunk = Completion[bytes]()
+        chunk: Completion[bytes] = Completion()
+        self._next = chunk
         self._serve_next()
         return chunk
 

@@ -27,10 +27,12 @@ class PrefixAffinityScorer:
 
     def _choose(self, key: bytes, endpoints: Sequence[Endpoint]) -> str:
         in_flight = {endpoint.name: endpoint.num_in_flight for endpoint in endpoints}
+        names = self._ring.successors(key, in_flight)
+        home = names[0]
+        if in_flight[home] < _FREE_IN_FLIGHT:
+            return home
         share = math.ceil(_LOAD_FACTOR * (sum(in_flight.values()) + 1) / len(in_flight))
         bound = max(_FREE_IN_FLIGHT, share)
-        home = self._ring.home(key, in_flight)
         if in_flight[home] < bound:
             return home
-        successors = self._ring.successors(key, in_flight)
-        return next((name for name in successors if in_flight[name] < bound), home)
+        return next((name for name in names if in_flight[name] < bound), home)
