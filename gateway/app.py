@@ -40,6 +40,7 @@ from gateway.settlement import SettlementDesk
 from gateway.upstream.replica_client import ReplicaClient, Timeouts
 
 _STDERR = 2
+_GATHER_S = 0.004  # of events nobody waits for: fewer, larger writes
 _CLOSE_S = 5.0  # for the last settlements and events, after the last request
 
 
@@ -75,13 +76,14 @@ async def create_app(settings: Settings, clock: Clock = SYSTEM_CLOCK) -> AsyncGe
         boot_id,
         settings.spool_segment_bytes,
         hold_s=settings.spool_hold_s,
+        gather_s=0.0 if settings.durability == "commit" else _GATHER_S,
     )
     readiness = Readiness(policies, pool, limiter, spool)
     stages = Stages(
         authenticator=authenticator,
         limiter=limiter,
         fleet=_fleet(settings, pool, clock),
-        desk=_desk(limiter, spool, EventSource(settings.gateway_id, boot_id, clock)),
+        desk=_desk(settings, limiter, spool, EventSource(settings.gateway_id, boot_id, clock)),
         access_log=AccessLog(metrics, clock, log.write),
         clock=clock,
         ids=ids,
@@ -133,11 +135,14 @@ def _fleet(settings: Settings, pool: ReplicaPool, clock: Clock) -> Fleet:
     return Fleet(pool, profile, limits, clock)
 
 
-def _desk(limiter: RedisLimiter, spool: Spool, source: EventSource) -> SettlementDesk:
+def _desk(
+    settings: Settings, limiter: RedisLimiter, spool: Spool, source: EventSource
+) -> SettlementDesk:
     return SettlementDesk(
         limiter=limiter,
         spool=spool,
         source=source,
+        waits=settings.durability == "commit",
     )
 
 

@@ -43,6 +43,7 @@ class Settings(BaseSettings):
     spool_dir: Path  # must outlive the process: events wait here for billing
     spool_segment_bytes: int = Field(default=64 * 1024 * 1024, ge=1)  # minutes of full load
     spool_hold_s: float = Field(default=5.0, gt=0)  # longer than a slow disk, shorter than a client
+    durability: Literal["commit", "relaxed"] = "commit"  # relaxed: an answer ends without waiting
     gateway_id: str = Field(default="gateway-0", min_length=1)  # stable over restarts
     kafka_bootstrap: str | None = None  # None: billing reads the spool itself
     drain_timeout_s: float = Field(default=20.0, ge=0)  # inside Kubernetes' usual 30 s of grace

@@ -34,9 +34,12 @@ class SettlementDesk:
     limiter: RedisLimiter
     spool: Spool
     source: EventSource
+    waits: bool  # False: a crash may lose the usage of answers that ended milliseconds before
 
     async def hold(self, closing: Closing) -> None:
         """Until committed and settled, within the bounds of both.  Raises SpoolUnavailable."""
+        if not self.waits:
+            return
         if closing.committed is not None:
             await closing.committed
         await closing.settled  # as a rule it came first

@@ -89,13 +89,22 @@ class Spool:
     """Open it with ``start``, close it with ``stop``.  Used from the event loop's thread only."""
 
     def __init__(
-        self, folder: Path, boot_id: str, segment_bytes: int, *, hold_s: float = 5.0
+        self,
+        folder: Path,
+        boot_id: str,
+        segment_bytes: int,
+        *,
+        hold_s: float = 5.0,
+        gather_s: float = 0.0,
     ) -> None:
-        """``hold_s``: how long an event may take before its waiter is told so."""
+        """``hold_s``: how long an event may take before its waiter is told so.
+
+        ``gather_s``: how long to wait for more events before a write; zero: one tick of the loop.
+        """
         self._folder = folder
         self._boot_id = boot_id
         self._segment_bytes = segment_bytes
-        self._hold_s = hold_s
+        self._hold_s, self._gather_s = hold_s, gather_s
         self._loop = asyncio.get_running_loop()
         self._gathered = _Batch([], [])
         self._writing: _Batch | None = None
@@ -134,7 +143,7 @@ class Spool:
         gathered.committed.append(committed)
         if self._idle.is_set():
             self._idle.clear()
-            self._loop.call_soon(self._hand_over)  # the rest of this tick's events come along
+            self._hand_over_soon()
         return committed
 
     async def stop(self, timeout_s: float) -> int:
@@ -156,6 +165,12 @@ class Spool:
     def _num_open(self) -> int:
         return self._next_seq - 1 - self.num_committed
 
+    def _hand_over_soon(self) -> None:
+        if self._gather_s == 0:
+            self._loop.call_soon(self._hand_over)  # the rest of this tick's events come along
+        else:
+            self._loop.call_later(self._gather_s, self._hand_over)
+
     def _hand_over(self) -> None:
         self._writing, self._gathered = self._gathered, _Batch([], [])
         self._batches.put(self._writing)
@@ -167,7 +182,7 @@ class Spool:
         self.num_committed += len(batch.committed)
         self._writing = None
         if self._gathered.lines:
-            self._hand_over()
+            self._hand_over_soon()
         else:
             self._idle.set()
         for committed in batch.committed:

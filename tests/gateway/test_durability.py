@@ -109,6 +109,23 @@ async def test_an_earlier_boots_segments_are_left_alone(
     assert sorted(spool_dir.glob("*.spool"))[0] == torn
 
 
+async def test_relaxed_answers_do_not_wait_and_are_recorded_all_the_same(
+    start_gateway: Callable[..., Gateway], make_tenant: Callable[..., Tenant], upstream: Upstream
+) -> None:
+    """A disk that takes no byte holds up nobody; what was answered meanwhile is on it later."""
+    gateway = start_gateway(GATEWAY_DURABILITY="relaxed")
+    tenant = make_tenant(on=gateway)
+    await tenant.accepted()
+    assert gateway.process is not None
+    pid = gateway.process.pid
+    before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, before[1]))
+    assert (await tenant.chat(chat(stream=True))).payloads[-1] == "[DONE]"
+    assert tenant.events() == []
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+    assert tenant.only_event().output_text_tokens == 3
+
+
 @pytest.fixture
 def own_valkey(tmp_path: Path) -> Iterator[Valkey]:
     folder = tmp_path / "own-valkey"
