@@ -16,11 +16,11 @@ from pandal.bench.options import (
     ClientOptions,
     LoadOptions,
     Prices,
+    SourceOptions,
     WorkloadKind,
     WorkloadOptions,
     parse_setting,
 )
-from pandal.bench.source import SourceOptions, build_options
 from pandal.bench.tenants import Slo
 from pandal.errors import BadOption
 from pandal.installation import require_extras
@@ -131,6 +131,8 @@ def bench(
     if context.invoked_subcommand is not None:
         return
     require_extras(("bench",))
+    from pandal.bench.source import build_options
+
     source = SourceOptions(url, api_key_file, tenants, Slo(ttft_s=slo_ttft_s, tpot_s=slo_tpot_s))
     lengths = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
     what = WorkloadOptions(workload, _given(lengths, settings), trace)

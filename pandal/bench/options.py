@@ -10,7 +10,7 @@ from typing import Final
 
 from pandal.bench.arrivals import ArrivalProcess, Bursts, Constant, Poisson
 from pandal.bench.target import Target
-from pandal.bench.tenants import Tenant
+from pandal.bench.tenants import Slo, Tenant
 from pandal.bench.trace import Trace, read_trace
 from pandal.bench.workload import Chat, Lengths, Rag, Single, Workload, Zipf
 from pandal.errors import BadOption
@@ -30,6 +30,14 @@ class ArrivalKind(StrEnum):
     CONSTANT = "constant"
     BURSTS = "bursts"
     TRACE = "trace"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    url: str | None
+    api_key_file: Path | None
+    tenants_file: Path | None
+    default_slo: Slo
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """Whom a run loads, and as which tenants: what the options name, or the local fleet that runs."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from pandal.bench.options import (
@@ -8,13 +7,13 @@ from pandal.bench.options import (
     ClientOptions,
     LoadOptions,
     Prices,
+    SourceOptions,
     WorkloadOptions,
     check_client,
     check_load,
 )
 from pandal.bench.target import Target, parse_target
 from pandal.bench.tenants import (
-    Slo,
     Tenant,
     checked_key,
     read_key_file,
@@ -26,14 +25,6 @@ from pandal.datadir import DataDir, data_dir_at
 from pandal.errors import BadOption
 from pandal.fleet_record import running_fleet
 from pandal.settings import CommandSettings
-
-
-@dataclass(frozen=True, slots=True)
-class SourceOptions:
-    url: str | None
-    api_key_file: Path | None
-    tenants_file: Path | None
-    default_slo: Slo
 
 
 def build_options(

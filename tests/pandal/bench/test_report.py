@@ -14,6 +14,7 @@ from pandal.bench.report import (
     encode_report,
     report_schema,
 )
+from pandal.planner.bench_point import read_point
 from tests.pandal.bench.reports import report_of
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "bench-report.schema.json"
@@ -67,3 +68,11 @@ def test_the_page_is_whole_in_itself() -> None:
 def test_what_a_server_or_a_user_named_is_no_markup() -> None:
     report = msgspec.structs.replace(report_of([0.1]), model="<script>alert(1)</script>")
     assert "<script>" not in report_page(report)
+
+
+def test_the_planner_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_bytes(encode_report(report_of([0.1, 0.3])))
+    point = read_point(path)
+    assert point.ttft_s == 0.2
+    assert (point.prompt_tokens, point.output_tokens) == (20, 11)
