@@ -17,7 +17,7 @@ from autoscaler.manual import is_respected, noticed
 from autoscaler.need import Outlook, learned, outlook, supply_tokens_per_s, tokens_per_s
 from autoscaler.policy import PoolPolicy
 from autoscaler.pool import Phase, PoolState
-from autoscaler.shrink import Shrunk, shrunk
+from autoscaler.shrink import Shrunk, down_window_s, shrunk
 
 
 def decide(state: PoolState, policy: PoolPolicy, memory: Memory) -> Decision:
@@ -40,7 +40,7 @@ def _look(state: PoolState, policy: PoolPolicy, memory: Memory) -> tuple[Memory,
     assert state.demand is not None, "asked by the caller"
     memory = guards.watched(state, policy, learned(state, state.demand, policy, memory))
     look = outlook(state, policy, memory, state.demand.interval_s)
-    oldest = memory.known_s - max(policy.down_window_s, policy.up_window_s)
+    oldest = memory.known_s - max(down_window_s(state, policy), policy.up_window_s)
     needs = (*_since(memory.needs, oldest), look.need(memory.known_s, policy))
     return replace(memory, needs=needs), look
 

@@ -14,7 +14,8 @@ LEVEL_TIME_S: Final = 35.0
 TREND_TIME_S: Final = 120.0
 LENGTH_TIME_S: Final = 300.0  # lengths change slower than rates
 SURPRISE_SIGMAS: Final = 4.0  # chance alone brings it once in a year of looks
-MAX_GROWTH_RATIO: Final = 1.6  # a trend is not believed beyond this multiple of what is
+GROWTH_SIGMAS: Final = 0.15  # of a trend, that are taken for chance
+MAX_GROWTH_RATIO: Final = 3.0  # a trend is not believed beyond this multiple of what is
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,15 @@ class Trend:
 
     def ahead_per_s(self, horizon_s: float) -> float:
         """Not below nothing, and not beyond what a trend is trusted for."""
-        grown = self.level_per_s + self.growth_per_s2 * horizon_s
+        grown = self.level_per_s + self._proven_growth_per_s2 * horizon_s
         return min(max(0.0, grown), MAX_GROWTH_RATIO * self.level_per_s)
+
+    @property
+    def _proven_growth_per_s2(self) -> float:
+        """Less what chance alone makes of a level over the time that a trend looks at."""
+        noise = GROWTH_SIGMAS * math.sqrt(max(0.0, self.level_per_s) / (2 * LEVEL_TIME_S))
+        proven = max(0.0, abs(self.growth_per_s2) - noise / TREND_TIME_S)
+        return math.copysign(proven, self.growth_per_s2)
 
 
 def next_trend(trend: Trend | None, demand: Demand) -> Trend:

@@ -13,7 +13,7 @@ from autoscaler.pool import Phase, PoolState, VariantState
 
 ANY_TOKENS_PER_S: Final = 1e-3  # what one replica of any kind does
 SUSTAINED_RATIO: Final = 2 / 3  # of the looks in the window: one odd look decides nothing
-URGENT_WAITING_PER_SLOT: Final = 2.0  # of ready replicas: so much waits only where too few serve
+URGENT_WAITING_PER_SLOT: Final = 0.25  # of ready replicas: so much waits only where too few serve
 
 
 def missing_tokens_per_s(

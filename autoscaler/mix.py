@@ -1,9 +1,11 @@
 """Which variants to add, and which to take away: the cheapest sufficient ones (pure)."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-EPSILON = 1e-9  # of a replica: a need of 3.0000000001 replicas is three
+EPSILON: Final = 1e-6  # tokens a second: a rounding error is no need
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,7 @@ class _Search:
 
 def _replicas_for(need_tokens_per_s: float, tokens_per_s: float) -> int:
     """Rounded up, but not for a rounding error."""
-    if need_tokens_per_s <= EPSILON:
-        return 0
-    return int(-(-(need_tokens_per_s / tokens_per_s - EPSILON) // 1))
+    return max(0, math.ceil((need_tokens_per_s - EPSILON) / tokens_per_s))
 
 
 def _everything(ranked: Sequence[Offer], max_replicas: int) -> Mapping[str, int]:

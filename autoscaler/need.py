@@ -10,9 +10,10 @@ from autoscaler.policy import PoolPolicy, Variant
 from autoscaler.pool import Demand, PoolState
 
 RATE_WINDOW_S: Final = 60.0  # over which a rate is known as well as its count allows
-DRAIN_S: Final = (240.0, 60.0)  # a backlog shall be gone this long after capacity came; by urgency
+DRAIN_S: Final = (45.0, 15.0)  # a backlog shall be gone this long after capacity came; by urgency
 UNKNOWN_DURATION_S: Final = 10.0  # of a request, until one has finished
-NUM_SIGMAS: Final = (0.5, 1.5)  # of chance that capacity covers; by urgency
+GATHER_RATIO: Final = (0.2, 1.0)  # of a shortage, how much is believed to last; by urgency
+NUM_SIGMAS: Final = (1.0, 3.0)  # of chance that capacity covers; by urgency
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def outlook(state: PoolState, policy: PoolPolicy, memory: Memory, tick_s: float)
         now=now * length,
         ahead=ahead * length,
         chance=chance * length,
-        backlog=_backlog(state, policy, rates, now * length, length, horizon_s),
+        backlog=_backlog(state, policy, rates, (now + ahead) / 2 * length, length, horizon_s),
         headroom=policy.headroom_replicas * min(rates.values()),
         horizon_s=horizon_s,
     )
@@ -106,7 +107,7 @@ def _backlog(
     state: PoolState,
     policy: PoolPolicy,
     rates: Mapping[str, float],
-    now: float,
+    arriving: float,
     length: float,
     horizon_s: float,
 ) -> float:
@@ -117,8 +118,9 @@ def _backlog(
     """
     ready = sum(found.num_ready * rates[found.name] for found in state.variants)
     supply = supply_tokens_per_s(state, rates)
-    gathering = (now - (ready + supply) / 2) * horizon_s
-    left = state.num_waiting * length + (policy.urgency * gathering if gathering > 0 else gathering)
+    gathering = (arriving - (ready + supply) / 2) * horizon_s
+    believed = _by_urgency(GATHER_RATIO, policy) * gathering if gathering > 0 else gathering
+    left = state.num_waiting * length + believed
     return max(0.0, left) / _by_urgency(DRAIN_S, policy)
 
 

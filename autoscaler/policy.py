@@ -34,16 +34,16 @@ class PoolPolicy:
     max_replicas: int
     schedules: tuple[Schedule, ...] = ()
     urgency: float = 0.5  # 0: cheap, waits for proof; 1: fast, orders for what may come
-    target_usage: float = 0.9  # of slots, before margins: beyond it waiting grows steeply
+    target_usage: float = 0.85  # of slots, before margins: beyond it waiting grows steeply
     headroom_replicas: int = 0  # warm ones above the need
     ttft_slo_s: float = 2.0  # longer and a user of a chat looks elsewhere
     min_ttft_samples: int = 20  # a p95 of fewer is the maximum by another name
     kv_guard_usage: float = 0.9  # above it engines preempt
     guard_window_s: float = 60.0  # a guard must hold this long to count
-    up_window_s: float = 30.0  # two thirds of the looks in it must agree
-    down_window_s: float = 600.0  # its largest need is kept: a cold start costs more
+    up_window_s: float = 20.0  # two thirds of the looks in it must agree
+    down_window_s: float = 240.0  # and most of a cold start: the largest need in it is kept
     down_interval_s: float = 60.0  # between two steps down
-    down_step_ratio: float = 0.25  # of the replicas, in one step down
+    down_step_ratio: float = 0.5  # of the replicas, in one step down
     idle_before_zero_s: float = 900.0  # without any request
     max_unknown_ratio: float = 0.3  # of serving replicas; above it nothing goes down
     respect_manual_s: float = 900.0  # a person's count, inside the bounds

@@ -1,71 +1,118 @@
 """Whether, and which, replicas to give up (pure).
 
-Slowly: the largest need of a window stays covered, one step at a time, and those that stay must
-have room for every request in flight.  Replicas that serve nobody, for want of a node or stuck, go
-at once.
+What serves nobody, for want of a node, stuck, or still starting, goes as soon as it is not needed.
+What serves goes slowly: the largest need of a window stays covered, one step at a time, and those
+that stay must have room for every request in flight.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Final
 
 from autoscaler.bounds import quotas
+from autoscaler.capacity import cold_start_s
 from autoscaler.decision import Code, Memory, Reason
 from autoscaler.mix import EPSILON, dearest_order
 from autoscaler.need import supply_tokens_per_s, tokens_per_s
 from autoscaler.policy import PoolPolicy
 from autoscaler.pool import Phase, PoolState, VariantState
 
+WINDOW_COLD_STARTS: Final = 0.7  # a mistake takes a cold start to mend
+LASTING_S: Final = 60.0  # what was needed for less is not kept for it
+MOMENT_S: Final = 120.0  # an order is not taken back before
+
 Shrunk = tuple[dict[str, int], tuple[Reason, ...], Memory]
 
 
 def shrunk(state: PoolState, policy: PoolPolicy, memory: Memory) -> Shrunk:
     """Counts, reasons, and the memory with this step in it."""
-    counts = {found.name: found.num_kept - _num_useless(found) for found in state.variants}
-    need = _kept_need(memory, policy)
+    useful = {found.name: found.num_kept - _num_useless(found) for found in state.variants}
     rates = {v.name: tokens_per_s(memory, v) for v in policy.variants}
+    need = _kept_need(state, policy, memory)
     surplus = supply_tokens_per_s(state, rates) - need
     if surplus < -EPSILON:
         return {found.name: found.num_kept for found in state.variants}, (), memory
-    chosen = _chosen(state, policy, memory, surplus)
-    if not chosen:
-        return counts, (), memory
+    spare = _spare(state, policy, memory, surplus)
+    if not spare.starting and not spare.serving:
+        return useful, (), memory
     if (holds := _what_holds(state, policy, memory)) is not None:
-        return counts, (holds,), memory
-    chosen = _within_step(chosen, policy, sum(counts.values()))
-    chosen = _with_survivors(state, policy, chosen)
-    figures = {"kept_tokens_per_s": need, "num_in_flight": float(state.num_in_flight)}
-    if not chosen:
-        return counts, (Reason(Code.SURVIVORS_HOLD, figures),), memory
-    for name in chosen:
-        counts[name] -= 1
+        return useful, (holds,), memory
+    going, stays = _going(state, policy, memory, spare.serving)
+    if not going and not spare.starting:
+        return useful, stays, memory
+    counts = _without(useful, [*spare.starting, *going])
+    if going:
+        memory = replace(memory, last_down_s=memory.known_s)
     code = Code.DEMAND_DOWN if sum(counts.values()) > 0 else Code.IDLE
-    return counts, (Reason(code, figures),), replace(memory, last_down_s=memory.known_s)
+    return counts, (Reason(code, {"kept_tokens_per_s": need}), *stays), memory
+
+
+def down_window_s(state: PoolState, policy: PoolPolicy) -> float:
+    starts = [cold_start_s(variant, state.variants) for variant in policy.variants]
+    return policy.down_window_s + WINDOW_COLD_STARTS * max(starts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Spare:
+    """One name per replica that is not needed."""
+
+    starting: list[str]
+    serving: list[str]
+
+
+def _spare(state: PoolState, policy: PoolPolicy, memory: Memory, surplus: float) -> _Spare:
+    """The dearest work first, and of each variant first what does not serve yet."""
+    found = {variant.name: variant for variant in state.variants}
+    rates = {v.name: tokens_per_s(memory, v) for v in policy.variants}
+    spare = _Spare([], [])
+    for name in dearest_order(quotas(policy, memory)):
+        num_spare = min(found[name].num_capacity, int((surplus + EPSILON) / rates[name]))
+        surplus -= num_spare * rates[name]
+        num_starting = min(num_spare, found[name].num_capacity - found[name].num_ready)
+        spare.starting.extend([name] * num_starting)
+        spare.serving.extend([name] * (num_spare - num_starting))
+    num_spare = len(spare.starting) + len(spare.serving)
+    is_last = num_spare == sum(variant.num_capacity for variant in state.variants)
+    if is_last and num_spare > 0 and not _may_sleep(state, policy, memory):
+        (spare.serving or spare.starting).pop()
+    return spare
+
+
+def _going(
+    state: PoolState, policy: PoolPolicy, memory: Memory, serving: list[str]
+) -> tuple[list[str], tuple[Reason, ...]]:
+    """Of those that serve and are not needed: who goes now, and why not more."""
+    if not serving:
+        return [], ()
+    last = memory.last_down_s
+    since_s = math.inf if last is None else memory.known_s - last
+    if since_s < policy.down_interval_s:
+        return [], (Reason(Code.INTERVAL_HOLDS, {"since_s": since_s}),)
+    ready = sum(found.num_ready for found in state.variants)
+    step = serving[: max(1, int(policy.down_step_ratio * ready))]
+    going = _with_survivors(state, policy, step)
+    if len(going) == len(step):
+        return going, ()
+    return going, (Reason(Code.SURVIVORS_HOLD, {"num_in_flight": state.num_in_flight}),)
 
 
 def _num_useless(found: VariantState) -> int:
     return max(0, found.num_kept - found.num_capacity)
 
 
-def _kept_need(memory: Memory, policy: PoolPolicy) -> float:
-    """The largest of a window; a backlog needs no window: it is gone when it is."""
-    oldest = memory.known_s - policy.down_window_s
-    lasting = [n.lasting_tokens_per_s for n in memory.needs if n.known_s >= oldest]
-    return max([memory.needs[-1].total_tokens_per_s, *lasting])
-
-
-def _chosen(state: PoolState, policy: PoolPolicy, memory: Memory, surplus: float) -> list[str]:
-    """One name per replica that is not needed, the dearest work first."""
-    found = {variant.name: variant for variant in state.variants}
-    rates = {v.name: tokens_per_s(memory, v) for v in policy.variants}
-    chosen: list[str] = []
-    for name in dearest_order(quotas(policy, memory)):
-        for _ in range(found[name].num_capacity):
-            if surplus - rates[name] < -EPSILON:
-                break
-            surplus -= rates[name]
-            chosen.append(name)
-    num_left = sum(variant.num_capacity for variant in state.variants) - len(chosen)
-    return chosen[:-1] if num_left == 0 and not _may_sleep(state, policy, memory) else chosen
+def _kept_need(state: PoolState, policy: PoolPolicy, memory: Memory) -> float:
+    """The largest of a window that lasted, and all of the last moment, with its backlog."""
+    oldest = memory.known_s - down_window_s(state, policy)
+    recent = [need for need in memory.needs if need.known_s >= oldest]
+    moment = memory.known_s - MOMENT_S
+    kept = max(n.total_tokens_per_s for n in recent if n.known_s >= moment)
+    first = 0
+    for last, need in enumerate(recent):
+        while recent[first].known_s < need.known_s - LASTING_S:
+            first += 1
+        kept = max(kept, min(n.lasting_tokens_per_s for n in recent[first : last + 1]))
+    return kept
 
 
 def _may_sleep(state: PoolState, policy: PoolPolicy, memory: Memory) -> bool:
@@ -83,19 +130,12 @@ def _what_holds(state: PoolState, policy: PoolPolicy, memory: Memory) -> Reason 
         return Reason(Code.TTFT_GUARD, {"for_s": memory.known_s - memory.late_since_s})
     if memory.full_since_s is not None:
         return Reason(Code.KV_GUARD, {"for_s": memory.known_s - memory.full_since_s})
-    if memory.known_s < policy.down_window_s:
+    if memory.known_s < down_window_s(state, policy):
         return Reason(Code.WINDOW_HOLDS, {"known_s": memory.known_s})
-    last = memory.last_down_s
-    if last is not None and memory.known_s - last < policy.down_interval_s:
-        return Reason(Code.INTERVAL_HOLDS, {"since_s": memory.known_s - last})
     return None
 
 
-def _within_step(chosen: list[str], policy: PoolPolicy, num_replicas: int) -> list[str]:
-    return chosen[: max(1, int(policy.down_step_ratio * num_replicas))]
-
-
-def _with_survivors(state: PoolState, policy: PoolPolicy, chosen: list[str]) -> list[str]:
+def _with_survivors(state: PoolState, policy: PoolPolicy, step: list[str]) -> list[str]:
     """As many of them as leave room for all that is in flight; who has not told counts as full."""
     slots = {variant.name: variant.num_slots for variant in policy.variants}
     ready = {found.name: found.num_ready for found in state.variants}
@@ -104,22 +144,14 @@ def _with_survivors(state: PoolState, policy: PoolPolicy, chosen: list[str]) -> 
         for found in state.variants
     }
     taken = state.num_in_flight + _slots(unknown, slots)
-    for num_given_up in range(len(chosen), 0, -1):
-        left = dict(ready)
-        for name in _ready_ones(state, chosen[:num_given_up]):
-            left[name] -= 1
-        if taken <= policy.target_usage * _slots(left, slots):
-            return chosen[:num_given_up]
-    return []
+    going = list(step)
+    while going and taken > policy.target_usage * _slots(_without(ready, going), slots):
+        going.pop()
+    return going
 
 
-def _ready_ones(state: PoolState, chosen: list[str]) -> list[str]:
-    """Those of the chosen that serve: of each variant, what has not started yet goes first."""
-    serving = []
-    for found in state.variants:
-        num_starting = max(0, found.num_capacity - found.num_ready)
-        serving += [name for name in chosen if name == found.name][num_starting:]
-    return serving
+def _without(counts: Mapping[str, int], names: list[str]) -> dict[str, int]:
+    return {name: count - names.count(name) for name, count in counts.items()}
 
 
 def _slots(counts: Mapping[str, int], slots: Mapping[str, int]) -> int:

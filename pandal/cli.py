@@ -19,6 +19,7 @@ from pandal.plan import DEFAULT_MODEL
 from pandal.planner.command import plan
 from pandal.screen import Screen, SteadyConsole, say
 from pandal.settings import CommandSettings, unread_variables
+from pandal.simulation.command import simulate
 
 app = typer.Typer(
     name="pandal",
@@ -28,6 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(plan)
+app.command()(simulate)
 keys_app = typer.Typer(no_args_is_help=True, help="API keys of tenants.")
 app.add_typer(keys_app, name="keys")
 app.add_typer(bench_app, name="bench")

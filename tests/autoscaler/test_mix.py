@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from autoscaler.decide import decide
 from autoscaler.decision import Memory
-from autoscaler.mix import Offer, cheapest_order, cheapest_sufficient, dearest_order
+from autoscaler.mix import EPSILON, Offer, cheapest_order, cheapest_sufficient, dearest_order
 from autoscaler.policy import PoolPolicy, Variant
 from autoscaler.pool import Demand, EngineLoad, Phase, PoolState, Replica, VariantState
 
@@ -48,7 +48,7 @@ def test_no_other_purchase_is_cheaper(found: list[Offer], need: float, room: int
         sum(n * o.cost_usd_per_h for n, o in zip(counts, found, strict=True))
         for counts in itertools.product(*(range(o.num_available + 1) for o in found))
         if sum(counts) <= room
-        and sum(n * o.tokens_per_s for n, o in zip(counts, found, strict=True)) >= need
+        and sum(n * o.tokens_per_s for n, o in zip(counts, found, strict=True)) >= need - EPSILON
     ]
     if sufficient:
         cost = sum(bought[o.name] * o.cost_usd_per_h for o in found)
