@@ -65,6 +65,7 @@ class Settings(BaseSettings):
     is_kv_poisoned: bool = (
         False  # for debugging: NaN where nobody may read, at the price of writing it
     )
+    async_scheduling: bool = False  # schedule and account while a step computes
     priority_aging_s: float = Field(
         30.0, gt=0
     )  # batch work waits so much longer than interactive, and no more
@@ -128,6 +129,7 @@ class Settings(BaseSettings):
             max_num_batched_tokens=self.max_num_batched_tokens,
             is_prefix_caching=self.is_prefix_caching,
             is_kv_poisoned=self.is_kv_poisoned,
+            is_async_scheduling=self.async_scheduling,
             priority_aging_s=self.priority_aging_s,
             fair_share_slack_tokens=self.fair_share_slack_tokens,
             log_level=self.log_level,

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 import torch
 
 from replica.engine.kv_blocks import PLAIN, KvOptions
-from replica.engine.loop import ModelRunner
+from replica.engine.launcher import ModelRunner
 from replica.engine.messages import CpuBackend, EngineConfig
 from replica.engine.runner import TorchRunner
 from replica.errors import ModelUnsupported

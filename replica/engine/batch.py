@@ -4,12 +4,15 @@ All tokens of all sequences stand in one row of ``num_tokens``; a segment says w
 to one sequence.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from replica.engine.kv_operations import KvOperation
 from replica.engine.messages import SamplingParams
-from replica.engine.scheduler import ScheduledChunk
+from replica.engine.step import SampledToken, ScheduledChunk
+
+_UNKNOWN_TOKEN = 0  # stands where a carried one will be put
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,14 @@ class SampledRow:
 
 
 @dataclass(frozen=True, slots=True)
+class CarriedToken:
+    """``row`` computes the token that was decided for a segment of the batch before."""
+
+    row: int
+    segment: int
+
+
+@dataclass(frozen=True, slots=True)
 class FlatBatch:
     token_ids: Sequence[int]  # [num_tokens]
     positions: Sequence[int]  # [num_tokens]
@@ -42,38 +53,58 @@ class FlatBatch:
     segments: Sequence[Segment]
     sampled_rows: Sequence[SampledRow]  # in the order of the chunks that are sampled
     kv_operations: Sequence[KvOperation] = ()  # carried out first, in this order
+    carried_tokens: Sequence[CarriedToken] = ()  # none: all token ids are there
 
 
 def flatten(
-    chunks: Sequence[ScheduledChunk], block_size: int, kv_operations: Sequence[KvOperation] = ()
+    chunks: Sequence[ScheduledChunk],
+    block_size: int,
+    kv_operations: Sequence[KvOperation] = (),
+    segments_before: Mapping[int, int] = MappingProxyType({}),
 ) -> FlatBatch:
+    """``segments_before``: where in the batch before, still in flight, each sequence id stands."""
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     segments: list[Segment] = []
     sampled_rows: list[SampledRow] = []
+    carried_tokens: list[CarriedToken] = []
     for chunk in chunks:
-        table = chunk.sequence.block_table
-        end = chunk.start + chunk.num_tokens
+        table, start, end = chunk.block_table, chunk.start, chunk.end
         num_blocks = -(-end // block_size)
-        segments.append(
-            Segment(len(token_ids), chunk.num_tokens, chunk.start, tuple(table[:num_blocks]))
-        )
-        token_ids += chunk.sequence.token_ids[chunk.start : end]
-        positions += range(chunk.start, end)
-        slots += (
-            table[p // block_size] * block_size + p % block_size for p in range(chunk.start, end)
-        )
+        segments.append(Segment(len(token_ids), chunk.num_tokens, start, tuple(table[:num_blocks])))
+        token_ids += chunk.sequence.token_ids[start:end]
+        positions += range(start, end)
+        slots += (table[p // block_size] * block_size + p % block_size for p in range(start, end))
+        if len(token_ids) < len(positions):  # its last token is being decided
+            segment = segments_before[chunk.sequence.sequence_id]
+            carried_tokens.append(CarriedToken(len(token_ids), segment))
+            token_ids.append(_UNKNOWN_TOKEN)
         if chunk.is_sampled:
             sampled_rows.append(_sampled_row(chunk, len(token_ids) - 1))
-    return FlatBatch(token_ids, positions, slots, segments, sampled_rows, kv_operations)
+    return FlatBatch(
+        token_ids, positions, slots, segments, sampled_rows, kv_operations, carried_tokens
+    )
+
+
+def with_carried_tokens(batch: FlatBatch, decided: Sequence[SampledToken | None]) -> FlatBatch:
+    """``decided``: by the batch before."""
+    if not batch.carried_tokens:
+        return batch
+    token_ids = list(batch.token_ids)
+    for carried in batch.carried_tokens:
+        token = decided[carried.segment]
+        assert token is not None, "a token was carried over from a segment that decided none"
+        token_ids[carried.row] = token.token_id
+    return replace(batch, token_ids=token_ids, carried_tokens=())
 
 
 def _sampled_row(chunk: ScheduledChunk, row: int) -> SampledRow:
     sequence = chunk.sequence
+    num_completion_tokens = chunk.end - sequence.num_prompt_tokens
     return SampledRow(
         row=row,
         params=sequence.params,
-        position=sequence.num_known_tokens,
-        is_eos_banned=sequence.num_completion_tokens < sequence.params.min_tokens,
+        position=chunk.end,
+        is_eos_banned=num_completion_tokens < sequence.params.min_tokens,
     )

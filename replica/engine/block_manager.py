@@ -71,6 +71,11 @@ class BlockManager:
         """How many of ``blocks`` one owner's ``release`` would put into the free list."""
         return sum(self._ref_counts[block] == 1 for block in blocks)
 
+    def num_freed_by(self, references: Iterable[int]) -> int:
+        """How many blocks giving up all these references would put into the free list."""
+        counts = Counter(references)
+        return sum(self._ref_counts[block] == count for block, count in counts.items())
+
     def acquire(self, blocks: Iterable[int]) -> None:
         for block in blocks:
             if self._ref_counts[block] == 0:

@@ -12,7 +12,7 @@ from replica.engine.batch import FlatBatch, SampledRow
 from replica.engine.kv_blocks import KvBlocks
 from replica.engine.runner import NOT_FINITE
 from replica.engine.sampler import is_greedy, sample
-from replica.engine.scheduler import SampledToken
+from replica.engine.step import SampledToken
 
 
 class CompiledRunner:
@@ -25,7 +25,7 @@ class CompiledRunner:
         self._eos_token_ids = sorted(eos_token_ids)
 
     def execute(self, batch: FlatBatch) -> list[SampledToken | None]:
-        """See ``replica.engine.loop.ModelRunner``."""
+        """See ``replica.engine.launcher.ModelRunner``."""
         self._blocks.apply(batch.kv_operations)
         result = self._step.run(
             StepBatch(

@@ -24,8 +24,11 @@ class GivingWay:
         self.num_swaps = 0  # those of them that kept what was computed
 
     def save(self, sequence: Sequence) -> None:
-        """Before its blocks are taken."""
-        num_tokens = sequence.num_computed_tokens
+        """Before its blocks are taken.
+
+        All but its last known token: what a step in flight decides is decided again.
+        """
+        num_tokens = min(sequence.num_computed_tokens, len(sequence.token_ids) - 1)
         num_blocks = -(-num_tokens // self._block_size)
         copies = self._blocks.host.save(sequence.block_table[:num_blocks])
         sequence.saved = SavedKv(copies, num_tokens) if copies else None
@@ -45,7 +48,7 @@ class GivingWay:
             blocks = [self._blocks.allocate() for _ in wanted]
             self._blocks.host.restore(wanted, blocks)
             sequence.block_table += blocks
-            sequence.advance(saved.num_tokens - sequence.num_computed_tokens)
+            sequence.num_computed_tokens = saved.num_tokens
         self.discard(sequence)
 
     def discard(self, sequence: Sequence) -> None:

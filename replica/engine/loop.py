@@ -1,15 +1,22 @@
-"""The engine's only thread: take what arrived, schedule, execute, account, report.  No awaits."""
+"""The engine's thread: take what arrived, schedule, launch, account for what is done, report.
+
+With a launcher that computes beside it, a step is computed while the one before is accounted for
+and the one after is scheduled.  The one after assumes that everyone goes on: what it computes for a
+sequence that turns out to have ended is dropped.
+"""
 
 import heapq
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 import msgspec
 
-from replica.engine.batch import FlatBatch, flatten
+from replica.engine.batch import flatten
 from replica.engine.channel import Channel
 from replica.engine.detokenizer import Detokenizer
+from replica.engine.launcher import LaunchedStep, StepLauncher
 from replica.engine.messages import (
     Abort,
     ClearCache,
@@ -22,21 +29,24 @@ from replica.engine.messages import (
     ToEngine,
 )
 from replica.engine.prefix import PrefixIdentity
-from replica.engine.scheduler import SampledToken, ScheduledChunk, Scheduler
+from replica.engine.scheduler import Scheduler
 from replica.engine.sequence import Prompt, Standing
 from replica.engine.sequence import Sequence as EngineSequence
+from replica.engine.step import SampledToken, ScheduledChunk
 from replica.engine.step_meter import StepMeter
 
 logger = logging.getLogger(__name__)
 
 
-class ModelRunner(Protocol):
-    def execute(self, batch: FlatBatch) -> Sequence[SampledToken | None]:
-        """One entry per segment; None where nothing was sampled and all numbers are finite.
+@dataclass(frozen=True, slots=True)
+class _StepInFlight:
+    launched: LaunchedStep
+    chunks: Sequence[ScheduledChunk]
+    launched_at_s: float
 
-        What lies in a block beyond its tokens, or was left by an earlier owner, changes nothing.
-        """
-        ...
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.num_tokens for chunk in self.chunks)
 
 
 class _LiveSequence:
@@ -55,17 +65,19 @@ class EngineLoop:
         self,
         *,
         scheduler: Scheduler,
-        runner: ModelRunner,
+        launcher: StepLauncher,
         token_bytes: Sequence[bytes],
         identity: PrefixIdentity,
         monotonic_s: Callable[[], float],
     ) -> None:
         self._scheduler = scheduler
-        self._runner = runner
+        self._launcher = launcher
         self._token_bytes = token_bytes
         self._identity = identity
         self._monotonic_s = monotonic_s
         self._live: dict[int, _LiveSequence] = {}
+        self._in_flight: deque[_StepInFlight] = deque()
+        self._retired_at_s = 0.0
         self._meter = StepMeter()
         self._num_arrivals = 0
         self._deadlines: list[tuple[float, int]] = []  # a heap; the finished ones stay in it
@@ -73,7 +85,7 @@ class EngineLoop:
     def run(self, channel: Channel) -> None:
         """Returns never; raises ChannelClosed when the HTTP process is gone."""
         while True:
-            timeout_s = 0.0 if self._scheduler.has_work else None
+            timeout_s = 0.0 if self._scheduler.has_work or self._in_flight else None
             report = self.step(channel.receive(timeout_s))
             if report is not None:
                 channel.send(report)
@@ -81,32 +93,57 @@ class EngineLoop:
     def step(self, messages: Iterable[ToEngine]) -> StepReport | None:
         """None: there was nothing to do."""
         deltas = [delta for message in messages for delta in self._take(message)]
-        started_at_s = self._monotonic_s()
-        deltas += self._end_overdue(started_at_s)
-        chunks = self._scheduler.schedule(started_at_s)
-        self._log_preemptions()
-        if chunks:
-            operations = self._scheduler.take_kv_operations()
-            batch = flatten(chunks, self._scheduler.block_size, operations)
-            tokens = self._runner.execute(batch)
-            self._measure(chunks, self._monotonic_s() - started_at_s)
-            for chunk, token in zip(chunks, tokens, strict=True):
-                deltas += self._account(chunk, token, started_at_s)
+        now_s = self._monotonic_s()
+        deltas += self._end_overdue(now_s)
+        is_launched = self._launch(now_s)
+        num_ahead = self._launcher.num_ahead if is_launched else 0
+        num_batched_tokens = 0
+        while len(self._in_flight) > num_ahead:
+            num_batched_tokens += self._in_flight[0].num_tokens
+            deltas += self._retire(self._in_flight.popleft())
         block_changes = self._scheduler.take_block_changes()
-        if not chunks and not deltas and not block_changes:
+        if not (is_launched or num_batched_tokens or deltas or block_changes):
             return None
         return StepReport(
             deltas=deltas,
             stats=self._stats(),
-            num_batched_tokens=sum(chunk.num_tokens for chunk in chunks),
+            num_batched_tokens=num_batched_tokens,
             block_changes=block_changes,
         )
 
-    def _measure(self, chunks: Sequence[ScheduledChunk], duration_s: float) -> None:
-        num_tokens = sum(chunk.num_tokens for chunk in chunks)
-        num_decoded = sum(chunk.num_tokens == 1 for chunk in chunks)
+    def _launch(self, now_s: float) -> bool:
+        """False: nothing can be done, or not before a step in flight has retired."""
+        chunks = self._scheduler.schedule(now_s)
+        self._log_preemptions()
+        if not chunks:
+            return False
+        before = self._in_flight[-1].chunks if self._in_flight else ()
+        segments_before = {c.sequence.sequence_id: index for index, c in enumerate(before)}
+        operations = self._scheduler.take_kv_operations()
+        batch = flatten(chunks, self._scheduler.block_size, operations, segments_before)
+        self._in_flight.append(_StepInFlight(self._launcher.launch(batch), chunks, now_s))
+        return True
+
+    def _retire(self, step: _StepInFlight) -> list[Delta]:
+        """Wait for it and account for it."""
+        tokens = step.launched.result()
+        self._measure(step)
+        self._scheduler.retire()
+        deltas: list[Delta] = []
+        for chunk, token in zip(step.chunks, tokens, strict=True):
+            if not chunk.is_void:
+                deltas += self._account(chunk, token, step.launched_at_s)
+        return deltas
+
+    def _measure(self, step: _StepInFlight) -> None:
+        """A step that was launched early began when the one before had ended."""
+        began_at_s = max(step.launched_at_s, self._retired_at_s)
+        self._retired_at_s = self._monotonic_s()
+        num_decoded = sum(chunk.num_tokens == 1 for chunk in step.chunks)
         self._meter.note(
-            num_prefilled=num_tokens - num_decoded, num_decoded=num_decoded, duration_s=duration_s
+            num_prefilled=step.num_tokens - num_decoded,
+            num_decoded=num_decoded,
+            duration_s=self._retired_at_s - began_at_s,
         )
 
     def _stats(self) -> EngineStats:
@@ -172,14 +209,14 @@ class EngineLoop:
         )
 
     def _account(
-        self, chunk: ScheduledChunk, token: SampledToken | None, started_at_s: float
+        self, chunk: ScheduledChunk, token: SampledToken | None, launched_at_s: float
     ) -> list[Delta]:
         sequence = chunk.sequence
-        self._scheduler.update(sequence, chunk.num_tokens, token)
+        self._scheduler.update(chunk, token)
         if token is None:
             return []
         live = self._live[sequence.sequence_id]
-        queue_s = None if live.has_reported else started_at_s - live.submitted_at_s
+        queue_s = None if live.has_reported else launched_at_s - live.submitted_at_s
         live.has_reported = True
         if not token.is_finite:
             return [self._final(sequence, text="", token_id=None, queue_s=queue_s)]

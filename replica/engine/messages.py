@@ -73,6 +73,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, array_like=True, t
     max_num_batched_tokens: int
     is_prefix_caching: bool
     is_kv_poisoned: bool
+    is_async_scheduling: bool
     priority_aging_s: float
     fair_share_slack_tokens: int
     log_level: str

@@ -8,7 +8,7 @@ from replica.engine.batch import FlatBatch, SampledRow
 from replica.engine.kv_blocks import PLAIN, KvBlocks, KvOptions
 from replica.engine.paged_attention import KvCache, PagedAttention
 from replica.engine.sampler import sample
-from replica.engine.scheduler import SampledToken
+from replica.engine.step import SampledToken
 from replica.model.llama import LlamaModel
 
 NOT_FINITE = SampledToken(token_id=0, is_finite=False)
@@ -34,7 +34,7 @@ class TorchRunner:
 
     @torch.inference_mode()
     def execute(self, batch: FlatBatch) -> list[SampledToken | None]:
-        """See ``replica.engine.loop.ModelRunner``."""
+        """See ``replica.engine.launcher.ModelRunner``."""
         self._blocks.apply(batch.kv_operations)
         hidden = self._model.hidden_states(
             torch.tensor(batch.token_ids, dtype=torch.int64),

@@ -10,19 +10,20 @@ finishes.  Who waits displaces who runs only for a better priority, or when the 
 more sequences and has been served more by ``fair_share_slack_tokens``: each turn is progress.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from replica.engine.block_manager import BlockManager
+from replica.engine.block_tables import BlockTables
 from replica.engine.fair_share import ServedTokens
 from replica.engine.giving_way import GivingWay, Preempted
 from replica.engine.kv_operations import KvOperation
 from replica.engine.messages import BlockChange, EngineStats, FinishReason
 from replica.engine.output_forecast import OutputForecast
-from replica.engine.prefills_under_way import PrefillsUnderWay
 from replica.engine.running_set import RunningSet
 from replica.engine.sequence import Sequence
+from replica.engine.step import SampledToken, ScheduledChunk, StepPlan
 from replica.engine.waiting_queue import Ranking, WaitingQueue
 
 _MAX_HELD_BACK: Final = 64  # per step: for each, its prefix is looked up
@@ -38,62 +39,23 @@ class SchedulerLimits:
     fair_share_slack_tokens: int = 64  # how far tenants may drift apart before one is displaced
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledChunk:
-    """Compute ``token_ids[start : start + num_tokens]`` of a sequence."""
-
-    sequence: Sequence
-    start: int
-    num_tokens: int
-
-    @property
-    def is_sampled(self) -> bool:
-        """The chunk reaches the last known token: its last row decides the next one."""
-        return self.start + self.num_tokens == self.sequence.num_known_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    token_id: int
-    is_finite: bool  # False: the numbers behind it were not, and the sequence must fail
-
-
-class _Step:
-    """The chunks of one step and what is left of its budget."""
-
-    def __init__(self, max_num_tokens: int) -> None:
-        self.num_free_tokens = max_num_tokens
-        self._chunks: dict[int, ScheduledChunk] = {}
-
-    def put(self, sequence: Sequence, num_tokens: int) -> None:
-        self._chunks[sequence.sequence_id] = ScheduledChunk(
-            sequence, sequence.num_computed_tokens, num_tokens
-        )
-        self.num_free_tokens -= num_tokens
-
-    def drop(self, sequence: Sequence) -> None:
-        chunk = self._chunks.pop(sequence.sequence_id, None)
-        if chunk is not None:
-            self.num_free_tokens += chunk.num_tokens
-
-    def chunks(self) -> list[ScheduledChunk]:
-        return list(self._chunks.values())
-
-
 class Scheduler:
     def __init__(
         self, limits: SchedulerLimits, blocks: BlockManager, eos_token_ids: Collection[int]
     ) -> None:
         self._limits = limits
         self._blocks = blocks
+        self._tables = BlockTables(
+            blocks, limits.block_size, is_prefix_caching=limits.is_prefix_caching
+        )
         self._eos_token_ids = frozenset(eos_token_ids)
         ranking = Ranking(limits.aging_s)
         self._waiting = WaitingQueue(ranking)
         self._running = RunningSet(ranking)
         self._served = ServedTokens()
-        self._under_way = PrefillsUnderWay()
         self._forecast = OutputForecast()
         self._by_id: dict[int, Sequence] = {}
+        self._first_in_line: Sequence | None = None  # others were displaced for it
         self._giving_way = GivingWay(blocks, limits.block_size)
         self._num_prompt_tokens = 0
         self._num_generated_tokens = 0
@@ -113,7 +75,7 @@ class Scheduler:
         num_tokens = sequence.num_prompt_tokens + sequence.params.max_tokens
         if not sequence.num_prompt_tokens or sequence.params.max_tokens < 1:
             raise ValueError("expected a prompt and max_tokens of at least 1")
-        if self._num_blocks(num_tokens) > self._blocks.num_usable:
+        if self._tables.num_blocks(num_tokens) > self._blocks.num_usable:
             raise ValueError(f"{num_tokens} tokens do not fit {self._blocks.num_usable} blocks")
         self._by_id[sequence.sequence_id] = sequence
         self._served.enter(sequence.standing.tenant)
@@ -125,7 +87,7 @@ class Scheduler:
         return self._by_id.get(sequence_id)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Take a live sequence out and free its blocks."""
+        """Take a live sequence out and free its blocks; steps in flight add nothing to it."""
         if reason is FinishReason.ERROR:
             for block in sequence.block_table:
                 self._blocks.forget(block)
@@ -142,7 +104,7 @@ class Scheduler:
         else:
             self._waiting.remove(sequence)
             self._giving_way.discard(sequence)
-        self._release(sequence)
+        self._tables.release(sequence)
 
     def clear_cache(self) -> None:
         """Every prefix must be computed anew."""
@@ -162,8 +124,9 @@ class Scheduler:
         """
         self._running.remove(sequence)
         self._giving_way.save(sequence)
-        self._release(sequence)
+        self._tables.release(sequence)
         sequence.num_computed_tokens = 0
+        sequence.num_awaited_tokens = 0
         self._waiting.add(sequence)
 
     def take_preempted(self) -> list[Preempted]:
@@ -171,31 +134,52 @@ class Scheduler:
         return self._giving_way.take_latest()
 
     def schedule(self, now_s: float) -> list[ScheduledChunk]:
-        """Empty when nothing is live.  Blocks for every chunk are in its sequence's table."""
-        step = _Step(self._limits.max_num_batched_tokens)
+        """The next step.  Blocks for every chunk are in its sequence's table.
+
+        Empty when nothing is live, or all that could be done waits for a step in flight.
+        """
+        step = StepPlan(self._limits.max_num_batched_tokens)
         num_preemptions = self._giving_way.num_preemptions
+        is_short_of_blocks = False
         for sequence in self._running.in_order_of_service():
             if not sequence.is_running:
                 continue  # preempted by a better rank in this very loop
             num_tokens = min(sequence.num_missing_tokens, step.num_free_tokens)
-            if num_tokens and self._make_room(sequence, num_tokens, step):
+            if not num_tokens:
+                continue
+            if self._make_room(sequence, num_tokens, step):
                 step.put(sequence, num_tokens)
-        if num_preemptions == self._giving_way.num_preemptions:
+            else:
+                is_short_of_blocks = True
+        if not is_short_of_blocks and num_preemptions == self._giving_way.num_preemptions:
             self._admit(step, now_s)
-        return step.chunks()
+        chunks = step.chunks()
+        if chunks:
+            self._tables.begin_step(chunks)
+        return chunks
 
-    def update(self, sequence: Sequence, num_tokens: int, sampled: SampledToken | None) -> None:
-        """Account for one executed chunk.  ``sampled`` is None for a chunk that decided nothing."""
-        fresh = sequence.advance(num_tokens)
+    def retire(self) -> None:
+        """The earliest step in flight is through: nothing more is written for it."""
+        self._tables.retire_step()
+
+    def update(self, chunk: ScheduledChunk, sampled: SampledToken | None) -> None:
+        """Account for a chunk, not void, of the step that retired.
+
+        ``sampled`` is None for one that decided nothing.
+        """
+        sequence = chunk.sequence
+        fresh = sequence.count_prompt(chunk.end)
         self._num_prompt_tokens += fresh
         self._served.add(sequence.standing.tenant, fresh)
         if sampled is not None and not sampled.is_finite:
             self.finish(sequence, FinishReason.ERROR)
             return
-        self._publish_full_blocks(sequence)
+        if sampled is not None:
+            sequence.num_awaited_tokens -= 1
+            sequence.token_ids.append(sampled.token_id)
+        self._tables.publish(sequence, chunk.end)
         if sampled is None:
             return
-        sequence.token_ids.append(sampled.token_id)
         self._num_generated_tokens += 1
         self._served.add(sequence.standing.tenant, 1)
         self._forecast.generate()
@@ -221,54 +205,46 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """Raises AssertionError."""
-        self._blocks.check_invariants(s.block_table for s in self._by_id.values())
-        self._blocks.host.check_invariants(s.saved.copies for s in self._waiting if s.saved)
+        running, waiting = list(self._running), list(self._waiting)
+        self._tables.check_invariants(running, waiting)
         self._waiting.check_invariants()
         self._running.check_invariants()
-        self._under_way.check_invariants(s.sequence_id for s in self._running)
-        assert set(self._by_id.values()) == {*self._running, *self._waiting}
-        assert not any(s.block_table for s in self._waiting), "a waiting sequence owns blocks"
-        assert not any(s.saved for s in self._running), "a running sequence has copies"
+        assert set(self._by_id.values()) == {*running, *waiting}
         assert len(self._running) <= self._limits.max_num_seqs
 
-    def _admit(self, step: _Step, now_s: float) -> None:
+    def _admit(self, step: StepPlan, now_s: float) -> None:
         num_held_back = 0
-        for sequence in self._waiting.in_order(now_s, self._served):
+        for sequence in self._candidates(now_s):
             if not step.num_free_tokens or num_held_back > _MAX_HELD_BACK:
                 return
-            if self._is_computed_by_another(sequence):
+            if self._tables.is_awaited_still(sequence):
                 num_held_back += 1
                 continue
-            cached = self._match(sequence)
-            if self._is_under_way(sequence, len(cached)):
+            cached = self._tables.match(sequence)
+            if self._tables.is_computed_by_another(sequence, len(cached)):
                 num_held_back += 1
                 continue
             if not self._has_place(sequence, cached, step, now_s):
                 return
             self._start(sequence, cached)
             num_tokens = min(sequence.num_missing_tokens, step.num_free_tokens)
-            self._grow(sequence, num_tokens)
+            self._tables.grow(sequence, num_tokens)
             step.put(sequence, num_tokens)
 
-    def _is_computed_by_another(self, sequence: Sequence) -> bool:
-        """What it waited for last time is still not there: the cheap question."""
-        digest = sequence.awaited_digest
-        return digest is not None and self._under_way.is_under_way(digest)
+    def _candidates(self, now_s: float) -> Iterator[Sequence]:
+        """Who waits, best first."""
+        first, self._first_in_line = self._first_in_line, None
+        if first is not None and first.sequence_id in self._by_id:
+            yield first
+        for sequence in self._waiting.in_order(now_s, self._served):
+            if sequence is not first:
+                yield sequence
 
-    def _is_under_way(self, sequence: Sequence, num_cached_blocks: int) -> bool:
-        """Somebody is computing the first block that is missing: soon it can be shared."""
-        sequence.awaited_digest = None
-        if num_cached_blocks >= self._num_sharable_blocks(sequence) or sequence.saved is not None:
-            return False
-        size = self._limits.block_size
-        digest = sequence.block_prefixes(num_cached_blocks + 1, size)[-1].digest
-        if self._under_way.is_under_way(digest):
-            sequence.awaited_digest = digest
-        return sequence.awaited_digest is not None
-
-    def _has_place(self, sequence: Sequence, cached: list[int], step: _Step, now_s: float) -> bool:
+    def _has_place(
+        self, sequence: Sequence, cached: list[int], step: StepPlan, now_s: float
+    ) -> bool:
         """A slot, and blocks for all its known tokens; made by displacing others, if need be."""
-        missing = self._num_blocks(sequence.num_known_tokens) - len(cached)
+        missing = self._tables.num_blocks(sequence.num_known_tokens) - len(cached)
         num_blocks = missing + self._blocks.num_unreferenced(cached)
         victims = self._displaced(sequence, num_blocks, frozenset(cached), now_s)
         if victims is None:
@@ -276,14 +252,17 @@ class Scheduler:
         for victim in victims:
             step.drop(victim)
             self.preempt(victim)
-        return True
+        num_blocks = missing + self._blocks.num_unreferenced(cached)
+        if victims and num_blocks > self._blocks.num_free:
+            self._first_in_line = sequence  # else whom it displaced might return before it
+        return num_blocks <= self._blocks.num_free  # or else soon: a step in flight holds them
 
     def _displaced(
         self, sequence: Sequence, num_blocks: int, kept: frozenset[int], now_s: float
     ) -> list[Sequence] | None:
         """Whom ``sequence`` may displace, as few as suffice.  None: even all would not."""
         victims: list[Sequence] = []
-        num_free_blocks = self._blocks.num_free
+        num_free_blocks = self._tables.num_free_soon(kept)
         candidates = self._running.displaceable(
             sequence, self._served, self._limits.fair_share_slack_tokens, now_s
         )
@@ -300,64 +279,34 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, cached: list[int]) -> None:
         """Hold its cached prefix and run it."""
-        size = self._limits.block_size
         self._waiting.remove(sequence)
-        self._blocks.acquire(cached)
-        sequence.block_table = cached
-        sequence.num_published_blocks = len(cached)
-        fresh = sequence.advance(len(cached) * size)
+        self._tables.adopt(sequence, cached)
+        fresh = sequence.count_prompt(sequence.num_computed_tokens)
         sequence.num_cached_prompt_tokens += fresh
         self._num_prompt_tokens += fresh
         self._num_queried_tokens += sequence.num_known_tokens
-        self._num_hit_tokens += len(cached) * size
-        if self._limits.is_prefix_caching:
-            full = sequence.block_prefixes(sequence.num_known_tokens // size, size)
-            self._under_way.begin(sequence.sequence_id, full[len(cached) :])
+        self._num_hit_tokens += sequence.num_computed_tokens
         self._running.add(sequence)
         self._giving_way.restore(sequence)
 
-    def _num_sharable_blocks(self, sequence: Sequence) -> int:
-        """The last known token is always computed: its logits are what the step is for."""
-        if not self._limits.is_prefix_caching:
-            return 0
-        return (sequence.num_known_tokens - 1) // self._limits.block_size
+    def _make_room(self, sequence: Sequence, num_tokens: int, step: StepPlan) -> bool:
+        """Preempt from the last rank until the chunk fits.
 
-    def _match(self, sequence: Sequence) -> list[int]:
-        num_blocks = self._num_sharable_blocks(sequence)
-        return self._blocks.match(sequence.block_prefixes(num_blocks, self._limits.block_size))
-
-    def _make_room(self, sequence: Sequence, num_tokens: int, step: _Step) -> bool:
-        """Preempt from the last rank until the chunk fits.  False: that was the sequence itself."""
-        wanted = self._num_blocks(sequence.num_computed_tokens + num_tokens)
-        while wanted - len(sequence.block_table) > self._blocks.num_free:
+        False: that was the sequence itself, or the blocks are there as soon as a step retires.
+        """
+        missing = self._tables.num_lacking(sequence, num_tokens)
+        if missing <= 0:
+            return True
+        while missing > self._blocks.num_free and missing > self._tables.num_free_soon():
             victim = self._running.last
             step.drop(victim)
             self.preempt(victim)
             if victim is sequence:
                 return False
-        self._grow(sequence, num_tokens)
+        if missing > self._blocks.num_free:
+            return False
+        self._tables.grow(sequence, num_tokens)
         return True
-
-    def _grow(self, sequence: Sequence, num_tokens: int) -> None:
-        wanted = self._num_blocks(sequence.num_computed_tokens + num_tokens)
-        while len(sequence.block_table) < wanted:
-            sequence.block_table.append(self._blocks.allocate())
-
-    def _release(self, sequence: Sequence) -> None:
-        self._blocks.release(sequence.block_table)
-        self._under_way.abandon(sequence.sequence_id)
-        sequence.block_table = []
-
-    def _publish_full_blocks(self, sequence: Sequence) -> None:
-        size = self._limits.block_size
-        num_full = sequence.num_computed_tokens // size
-        if num_full <= sequence.num_published_blocks or not self._limits.is_prefix_caching:
-            return
-        prefixes = sequence.block_prefixes(num_full, size)
-        for index in range(sequence.num_published_blocks, num_full):
-            self._blocks.publish(sequence.block_table[index], prefixes[index])
-            self._under_way.finish(sequence.sequence_id, prefixes[index].digest)
-        sequence.num_published_blocks = num_full
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
         params = sequence.params
@@ -367,6 +316,3 @@ class Scheduler:
         if sequence.num_completion_tokens >= params.max_tokens:
             return FinishReason.LENGTH
         return None
-
-    def _num_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._limits.block_size)

@@ -1,7 +1,9 @@
 """One request inside the engine: its tokens, its blocks, and how far its KV is computed.
 
 There are no phases.  A sequence is (num_computed_tokens, num_known_tokens); prefill, decode, a
-resumed preemption and a prefix hit differ only in the gap between the two.
+resumed preemption and a prefix hit differ only in the gap between the two.  Both count steps that
+were launched as if they were done: what they compute is computed by the time a later step looks,
+and the token that one of them decides is known by then.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -45,6 +47,8 @@ class Sequence:
         "finish_reason",
         "is_prompt_counted",
         "is_running",
+        "latest_step",
+        "num_awaited_tokens",
         "num_cached_prompt_tokens",
         "num_computed_tokens",
         "num_counted_prompt_tokens",
@@ -77,7 +81,9 @@ class Sequence:
         self.num_prompt_tokens = len(self.token_ids) - prompt.num_resumed_tokens
         self.params = params
         self.is_running = False
+        self.latest_step = 0  # number of the last one that computes for it
         self.num_computed_tokens = 0
+        self.num_awaited_tokens = 0  # being decided by steps in flight
         self.num_published_blocks = 0
         self.block_table: list[int] = []
         self.saved: SavedKv | None = None
@@ -88,11 +94,17 @@ class Sequence:
 
     @property
     def num_known_tokens(self) -> int:
-        return len(self.token_ids)
+        return len(self.token_ids) + self.num_awaited_tokens
 
     @property
     def num_missing_tokens(self) -> int:
-        return len(self.token_ids) - self.num_computed_tokens
+        """To be computed; none, when the last token it may have is being decided."""
+        num_known = len(self.token_ids) + self.num_awaited_tokens
+        if self.num_awaited_tokens and (
+            num_known >= self.num_prompt_tokens + self.params.max_tokens
+        ):
+            return 0
+        return num_known - self.num_computed_tokens
 
     @property
     def num_completion_tokens(self) -> int:
@@ -115,15 +127,11 @@ class Sequence:
             self.prefixes.append(self.prefixes[-1].child(tokens))
         return self.prefixes[1 : num_blocks + 1]
 
-    def advance(self, num_tokens: int) -> int:
-        """Move the computed mark;
-
-        returns how many prompt tokens that computed for the first time, if they count.
-        """
-        self.num_computed_tokens += num_tokens
+    def count_prompt(self, num_computed_tokens: int) -> int:
+        """How many prompt tokens were computed up to there for the first time, if they count."""
         if not self.is_prompt_counted:
             return 0
-        reached = min(self.num_computed_tokens, self.num_prompt_tokens + self.num_resumed_tokens)
+        reached = min(num_computed_tokens, self.num_prompt_tokens + self.num_resumed_tokens)
         fresh = max(0, reached - self.num_counted_prompt_tokens)
         self.num_counted_prompt_tokens += fresh
         return fresh

@@ -11,7 +11,8 @@ from replica.engine.block_manager import BlockManager
 from replica.engine.channel import Channel
 from replica.engine.free_memory import free_memory_bytes
 from replica.engine.kv_blocks import KvOptions
-from replica.engine.loop import EngineLoop, ModelRunner
+from replica.engine.launcher import InlineLauncher, ModelRunner, ThreadLauncher
+from replica.engine.loop import EngineLoop
 from replica.engine.memory_plan import MemoryPlan, plan_memory
 from replica.engine.messages import EngineConfig, Loading, Ready
 from replica.engine.prefix import PrefixIdentity
@@ -41,7 +42,7 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
     blocks = BlockManager(plan.num_blocks, plan.num_host_blocks)
     loop = EngineLoop(
         scheduler=Scheduler(limits, blocks, tokenizer.eos_token_ids),
-        runner=runner,
+        launcher=ThreadLauncher(runner) if config.is_async_scheduling else InlineLauncher(runner),
         token_bytes=tokenizer.token_bytes,
         identity=PrefixIdentity(model_revision=store.revision(path), kv_dtype="float32"),
         monotonic_s=time.monotonic,

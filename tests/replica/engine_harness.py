@@ -6,7 +6,8 @@ from typing import Any
 
 from contracts.prefix import block_hash
 from replica.engine.block_manager import BlockManager
-from replica.engine.loop import EngineLoop, ModelRunner
+from replica.engine.launcher import InlineLauncher, ModelRunner, StepLauncher
+from replica.engine.loop import EngineLoop
 from replica.engine.messages import (
     Abort,
     ClearCache,
@@ -22,6 +23,8 @@ from replica.engine.prefix import HashBlock, PrefixIdentity
 from replica.engine.scheduler import Scheduler, SchedulerLimits
 
 STEP_S = 0.05
+
+NewLauncher = Callable[[ModelRunner], StepLauncher]
 
 
 @dataclass(slots=True)
@@ -44,12 +47,13 @@ class EngineHarness:
         num_blocks: int,
         hash_block: HashBlock = block_hash,
         num_host_blocks: int = 0,
+        new_launcher: NewLauncher = InlineLauncher,
     ) -> None:
         self.blocks = BlockManager(num_blocks, num_host_blocks)
         self._scheduler = Scheduler(limits, self.blocks, eos_token_ids)
         self._loop = EngineLoop(
             scheduler=self._scheduler,
-            runner=runner,
+            launcher=new_launcher(runner),
             token_bytes=token_bytes,
             identity=PrefixIdentity("test", "float32", hash_block),
             monotonic_s=lambda: self.now_s,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from replica.engine.batch import FlatBatch
 from replica.engine.kv_operations import CopyIn, CopyOut, KvOperation, Vacate
 from replica.engine.messages import SamplingParams
-from replica.engine.scheduler import SampledToken
+from replica.engine.step import SampledToken
 
 VOCAB_SIZE = 64
 EOS = 0

@@ -15,6 +15,7 @@ from tests.replica.hash_model import VOCAB_SIZE
 from tests.replica.workload import (
     Abortion,
     Operation,
+    Overlap,
     Preemption,
     Steps,
     Submission,
@@ -56,6 +57,7 @@ workloads = st.builds(
     aging_s=st.sampled_from([0.1, 0.5, 30.0]),
     fair_share_slack_tokens=st.sampled_from([0, 5, 30, 256]),
     num_host_blocks=st.sampled_from([0, 3, 12, 200]),
+    overlap=st.sampled_from(Overlap),
 )
 
 

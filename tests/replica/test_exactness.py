@@ -12,7 +12,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from replica.engine.backend import choose_backend
 from replica.engine.kv_blocks import KvOptions
-from replica.engine.loop import ModelRunner
+from replica.engine.launcher import ModelRunner
 from replica.engine.messages import CpuBackend, SamplingParams
 from replica.engine.scheduler import SchedulerLimits
 from replica.model.llama import LlamaModel

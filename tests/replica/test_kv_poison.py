@@ -9,7 +9,7 @@ from replica.engine.backend import choose_backend
 from replica.engine.batch import FlatBatch, SampledRow, Segment
 from replica.engine.kv_blocks import KvOptions
 from replica.engine.kv_operations import Vacate
-from replica.engine.loop import ModelRunner
+from replica.engine.launcher import ModelRunner
 from replica.engine.messages import CpuBackend, FinishReason, SamplingParams
 from replica.engine.scheduler import SchedulerLimits
 from replica.model.loader import open_model

@@ -4,10 +4,12 @@ import itertools
 
 import pytest
 
+from replica.engine.launcher import InlineLauncher
 from replica.engine.messages import SamplingParams
 from replica.engine.scheduler import SchedulerLimits
-from tests.replica.engine_harness import EngineHarness
+from tests.replica.engine_harness import EngineHarness, NewLauncher
 from tests.replica.hash_model import EOS, TOKEN_BYTES, HashModel, reference_completion
+from tests.replica.launchers import EarlyLauncher, LateLauncher
 from tests.replica.workload import check_counters, text_of
 
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
@@ -27,11 +29,20 @@ GRID = list(
 )
 
 
+LAUNCHERS = (InlineLauncher, EarlyLauncher, LateLauncher)
+
+
+@pytest.mark.parametrize("new_launcher", LAUNCHERS)
 @pytest.mark.parametrize(
     ("chunk", "is_caching", "preempted_at", "block_size", "num_host_blocks"), GRID
 )
 def test_tokens_and_blocks_are_the_same(
-    chunk: int, is_caching: bool, preempted_at: int | None, block_size: int, num_host_blocks: int
+    chunk: int,
+    is_caching: bool,
+    preempted_at: int | None,
+    block_size: int,
+    num_host_blocks: int,
+    new_launcher: NewLauncher,
 ) -> None:
     limits = SchedulerLimits(block_size, 8, chunk, is_caching)
     engine = EngineHarness(
@@ -41,6 +52,7 @@ def test_tokens_and_blocks_are_the_same(
         limits,
         NUM_BLOCKS,
         num_host_blocks=num_host_blocks,
+        new_launcher=new_launcher,
     )
     ids = engine.submit_together(PROMPTS, PARAMS)
     for step in itertools.count():

@@ -1,11 +1,18 @@
 """A random workload as data: generated, run against the hash model, saved and run again."""
 
+import enum
+from collections.abc import Sequence
+from typing import Final
+
 import msgspec
 
+from contracts.prefix import block_hash
+from replica.engine.launcher import InlineLauncher
 from replica.engine.messages import FinishReason, SamplingParams
 from replica.engine.scheduler import SchedulerLimits
 from tests.replica.engine_harness import EngineHarness
 from tests.replica.hash_model import EOS, TOKEN_BYTES, HashModel, reference_completion
+from tests.replica.launchers import EarlyLauncher, LateLauncher
 
 LONGEST_TOKENS = 60  # prompt and completion
 
@@ -33,6 +40,21 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
 Operation = Submission | Abortion | Preemption | Steps
 
 
+class Overlap(enum.StrEnum):
+    """When a step is computed."""
+
+    NONE = "none"
+    EARLY = "early"
+    LATE = "late"
+
+
+_LAUNCHERS: Final = {
+    Overlap.NONE: InlineLauncher,
+    Overlap.EARLY: EarlyLauncher,
+    Overlap.LATE: LateLauncher,
+}
+
+
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     operations: list[Operation]
     block_size: int
@@ -44,6 +66,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     aging_s: float = 30.0
     fair_share_slack_tokens: int = 256
     num_host_blocks: int = 0
+    overlap: Overlap = Overlap.NONE
 
 
 def text_of(token_ids: list[int]) -> str:
@@ -94,20 +117,20 @@ def _engine(workload: Workload) -> EngineHarness:
         workload.fair_share_slack_tokens,
     )
     num_blocks = 1 + -(-LONGEST_TOKENS // workload.block_size) + workload.spare_blocks
-    model = HashModel(workload.block_size)
-    if workload.is_hash_constant:
-        return EngineHarness(
-            model,
-            TOKEN_BYTES,
-            [EOS],
-            limits,
-            num_blocks,
-            lambda parent, tokens: bytes(16),
-            workload.num_host_blocks,
-        )
     return EngineHarness(
-        model, TOKEN_BYTES, [EOS], limits, num_blocks, num_host_blocks=workload.num_host_blocks
+        HashModel(workload.block_size),
+        TOKEN_BYTES,
+        [EOS],
+        limits,
+        num_blocks,
+        _same_hash_for_all if workload.is_hash_constant else block_hash,
+        workload.num_host_blocks,
+        _LAUNCHERS[workload.overlap],
     )
+
+
+def _same_hash_for_all(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    return bytes(16)
 
 
 def _params(submission: Submission) -> SamplingParams:

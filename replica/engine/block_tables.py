@@ -1,0 +1,122 @@
+"""The block tables of sequences: grown, shared and given back.
+
+Decides nothing: who may grow and who gives way is the scheduler's business.  Blocks that a step in
+flight may still write are held back until it has retired.
+"""
+
+from collections.abc import Collection, Iterable
+from collections.abc import Sequence as SequenceOf
+
+from replica.engine.block_manager import BlockManager
+from replica.engine.prefills_under_way import PrefillsUnderWay
+from replica.engine.sequence import Sequence
+from replica.engine.step import ScheduledChunk
+from replica.engine.steps_in_flight import StepsInFlight
+
+
+class BlockTables:
+    def __init__(self, blocks: BlockManager, block_size: int, *, is_prefix_caching: bool) -> None:
+        self._blocks = blocks
+        self._block_size = block_size
+        self._is_prefix_caching = is_prefix_caching
+        self._in_flight = StepsInFlight()
+        self._under_way = PrefillsUnderWay()
+
+    def num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)
+
+    def num_lacking(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks it lacks to compute so many tokens more; none: zero or less."""
+        end = sequence.num_computed_tokens + num_tokens
+        return -(-end // self._block_size) - len(sequence.block_table)
+
+    def num_free_soon(self, kept: Collection[int] = ()) -> int:
+        """Blocks that are free, but for ``kept``, once the steps in flight have retired."""
+        held = (block for block in self._in_flight.held_blocks if block not in kept)
+        return self._blocks.num_free + self._blocks.num_freed_by(held)
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> None:
+        """To compute so many tokens more.  The caller has checked that the blocks are free."""
+        for _ in range(self.num_lacking(sequence, num_tokens)):
+            sequence.block_table.append(self._blocks.allocate())
+
+    def match(self, sequence: Sequence) -> list[int]:
+        """Blocks that hold its beginning already.  To be adopted at once, or not at all."""
+        num_blocks = self._num_sharable(sequence)
+        return self._blocks.match(sequence.block_prefixes(num_blocks, self._block_size))
+
+    def adopt(self, sequence: Sequence, cached: list[int]) -> None:
+        """Its table begins with blocks that are there already."""
+        self._blocks.acquire(cached)
+        sequence.block_table = cached
+        sequence.num_published_blocks = len(cached)
+        sequence.num_computed_tokens = len(cached) * self._block_size
+        if self._is_prefix_caching:
+            num_full = sequence.num_known_tokens // self._block_size
+            full = sequence.block_prefixes(num_full, self._block_size)
+            self._under_way.begin(sequence.sequence_id, full[len(cached) :])
+
+    def is_awaited_still(self, sequence: Sequence) -> bool:
+        """What it waited for last time is not there yet: the cheap question."""
+        digest = sequence.awaited_digest
+        return digest is not None and self._under_way.is_under_way(digest)
+
+    def is_computed_by_another(self, sequence: Sequence, num_cached_blocks: int) -> bool:
+        """Somebody is computing the first block that is missing: soon it can be shared."""
+        sequence.awaited_digest = None
+        if num_cached_blocks >= self._num_sharable(sequence) or sequence.saved is not None:
+            return False
+        digest = sequence.block_prefixes(num_cached_blocks + 1, self._block_size)[-1].digest
+        if self._under_way.is_under_way(digest):
+            sequence.awaited_digest = digest
+        return sequence.awaited_digest is not None
+
+    def publish(self, sequence: Sequence, num_computed_tokens: int) -> None:
+        """What is full by now can be shared."""
+        num_full = num_computed_tokens // self._block_size
+        if num_full <= sequence.num_published_blocks or not self._is_prefix_caching:
+            return
+        prefixes = sequence.block_prefixes(num_full, self._block_size)
+        for index in range(sequence.num_published_blocks, num_full):
+            self._blocks.publish(sequence.block_table[index], prefixes[index])
+            self._under_way.finish(sequence.sequence_id, prefixes[index].digest)
+        sequence.num_published_blocks = num_full
+
+    def release(self, sequence: Sequence) -> None:
+        """At once, or when the last step that may write its blocks has retired."""
+        table, sequence.block_table = sequence.block_table, []
+        self._under_way.abandon(sequence.sequence_id)
+        if self._in_flight.may_write(sequence.latest_step):
+            self._in_flight.hold(sequence.latest_step, table)
+        else:
+            self._blocks.release(table)
+
+    def begin_step(self, chunks: Iterable[ScheduledChunk]) -> None:
+        """From here on what the step computes counts as computed, and its tables are written."""
+        number = self._in_flight.begin()
+        for chunk in chunks:
+            chunk.sequence.latest_step = number
+            chunk.sequence.num_computed_tokens = chunk.end
+            chunk.sequence.num_awaited_tokens += chunk.is_sampled
+
+    def retire_step(self) -> None:
+        """The earliest step in flight is through: nothing more is written for it."""
+        for table in self._in_flight.retire():
+            self._blocks.release(table)
+
+    def check_invariants(
+        self, running: SequenceOf[Sequence], waiting: SequenceOf[Sequence]
+    ) -> None:
+        """Raises AssertionError."""
+        tables = [sequence.block_table for sequence in running]
+        self._blocks.check_invariants(tables + self._in_flight.held_tables)
+        self._blocks.host.check_invariants(s.saved.copies for s in waiting if s.saved)
+        self._under_way.check_invariants(s.sequence_id for s in running)
+        assert not any(s.block_table for s in waiting), "a waiting sequence owns blocks"
+        assert not any(s.saved for s in running), "a running sequence has copies"
+
+    def _num_sharable(self, sequence: Sequence) -> int:
+        """The last known token is always computed: its logits are what the step is for."""
+        if not self._is_prefix_caching:
+            return 0
+        return (sequence.num_known_tokens - 1) // self._block_size
