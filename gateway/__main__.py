@@ -18,6 +18,8 @@ from gateway.settings import PREFIX, Settings, unread_variables
 
 logger = logging.getLogger("gateway")
 
+_GC_THRESHOLDS = 20_000, 20, 20  # requests leave few cycles behind, and objects by the thousand
+
 
 def main() -> int:
     try:
@@ -45,6 +47,7 @@ async def _serve(settings: Settings) -> None:
     async with create_app(settings) as gateway:
         gc.collect()
         gc.freeze()  # what exists now stays: no collection need look at it again
+        gc.set_threshold(*_GC_THRESHOLDS)
         await GatewayServer(gateway, _listener(settings), _limits(settings)).serve()
 
 

@@ -7,7 +7,7 @@ from gateway.clock import Clock
 from gateway.errors import NoReplicaAvailable
 from gateway.routing.endpoint import RoutingRequest
 from gateway.routing.pool import Replica, ReplicaPool
-from gateway.routing.profile import NoEndpointAvailable, RoutingProfile
+from gateway.routing.profile import RoutingProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,28 +17,42 @@ class RelayLimits:
     abort_timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
 class Fleet:
     """Where a relay finds replicas."""
 
-    pool: ReplicaPool
-    profile: RoutingProfile
-    limits: RelayLimits
-    clock: Clock
+    def __init__(
+        self, pool: ReplicaPool, profile: RoutingProfile, limits: RelayLimits, clock: Clock
+    ) -> None:
+        self.pool = pool
+        self.limits = limits
+        self.clock = clock
+        self._profile = profile
+        self._candidates: dict[str, list[Replica]] = {}  # by model, as of that version
+        self._version = pool.version
 
     def require_candidate(self, request: InferenceRequest) -> None:
         """Raises NoReplicaAvailable."""
-        if not self.profile.has_candidate(_wanted(request, frozenset()), self.pool.endpoints()):
+        if not self._candidates_for(request.model):
             raise NoReplicaAvailable(f"No replica that serves '{request.model}' is ready.")
 
     def choose(self, request: InferenceRequest, tried: frozenset[str]) -> Replica:
         """Raises NoReplicaAvailable."""
-        try:
-            name = self.profile.route(_wanted(request, tried), self.pool.endpoints())
-        except NoEndpointAvailable as exc:
-            raise NoReplicaAvailable("No replica can take this request now.") from exc
-        return self.pool[name]
+        replicas = self._candidates_for(request.model)
+        endpoints = [replica.endpoint for replica in replicas if replica.name not in tried]
+        if not endpoints:
+            raise NoReplicaAvailable("No replica can take this request now.")
+        wanted = RoutingRequest(request.model, request.affinity_key, tried)
+        return self.pool[self._profile.best(wanted, endpoints)]
 
-
-def _wanted(request: InferenceRequest, tried: frozenset[str]) -> RoutingRequest:
-    return RoutingRequest(request.model, request.affinity_key, tried)
+    def _candidates_for(self, model: str) -> list[Replica]:
+        """Filtered once for each change of the pool: what filters look at changes no faster."""
+        if self._version != self.pool.version:
+            self._candidates.clear()
+            self._version = self.pool.version
+        candidates = self._candidates.get(model)
+        if candidates is None:
+            wanted = RoutingRequest(model, b"")
+            kept = self._profile.candidates(wanted, self.pool.endpoints())
+            candidates = [self.pool[endpoint.name] for endpoint in kept]
+            self._candidates[model] = candidates
+        return candidates

