@@ -19,14 +19,18 @@ def show(console: Console, comparison: Comparison) -> None:
         f"{case.setting.duration_s / 60:.0f} min, cold start {case.cold_start_s:.0f} s, "
         f"late after {case.setting.ttft_slo_s:g} s"
     )
-    table = Table(box=None, pad_edge=False)
-    table.add_column("autoscaler")
-    for column in ("late", "TTFT p95", "GPU-hours", "changes", "flips", "killed", "most"):
-        table.add_column(column, justify="right")
-    table.add_column("GPUs over time")
+    figures = Table(box=None, pad_edge=False)
+    figures.add_column("autoscaler", no_wrap=True)
+    for column in ("late", "", "TTFT p95", "GPU-h", "changes", "flips", "killed", "most"):
+        figures.add_column(column, justify="right", no_wrap=True)
+    bars = Table(box=None, pad_edge=False)
+    bars.add_column("GPUs over time", no_wrap=True)
+    bars.add_column("", no_wrap=True)
     for outcome in comparison.outcomes:
-        table.add_row(*_cells(outcome), sparkline(outcome.gpus_over_time, case.setting.num_gpus))
-    console.print(table)
+        figures.add_row(*_cells(outcome))
+        bars.add_row(outcome.autoscaler, sparkline(outcome.gpus_over_time, case.setting.num_gpus))
+    console.print(figures)
+    console.print(bars)
     console.print(verdict(comparison))
 
 
@@ -62,7 +66,8 @@ def _cells(outcome: Outcome) -> tuple[str, ...]:
     late_ratio = outcome.num_late / outcome.num_requests if outcome.num_requests else 0.0
     return (
         outcome.autoscaler,
-        f"{outcome.num_late:,} ({late_ratio:.1%})",
+        f"{outcome.num_late:,}",
+        f"{late_ratio:.1%}",
         f"{outcome.ttft_p95_s:.1f} s",
         f"{outcome.gpu_hours:.1f}",
         str(outcome.num_changes),

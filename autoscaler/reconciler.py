@@ -1,0 +1,136 @@
+"""The loop: observe, decide, plan, act, report.  Level-triggered, and safe to kill anywhere.
+
+Nothing is remembered between ticks that could not be observed again, but the demand's history:
+without it the next decisions only hold.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from autoscaler.actuate import actuate, counts_written
+from autoscaler.cluster import Address, Cluster, ClusterView
+from autoscaler.decide import decide
+from autoscaler.decision import Decision, Memory
+from autoscaler.engine_metrics import EngineSample
+from autoscaler.errors import AutoscalerError, ClusterRefused
+from autoscaler.observe import Observer
+from autoscaler.plan import Action, plan
+from autoscaler.policy import PoolPolicy
+from autoscaler.pool import PoolState
+
+logger = logging.getLogger(__name__)
+
+Scrape = Callable[[Mapping[str, Address]], Awaitable[Mapping[str, EngineSample | None]]]
+Clock = Callable[[], float]  # seconds since the epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a tick saw, wanted and did; for conditions, events and ``explain``."""
+
+    state: PoolState
+    decision: Decision
+    planned: tuple[Action, ...]
+    done: tuple[Action, ...]  # fewer: dry run, conflict, or the cluster refused
+    conflict: str | None
+    refused: str | None
+
+
+class Fence(Protocol):
+    def may_act(self) -> bool:
+        """Whether this process is the one that acts, now: asked before every action."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    policy: PoolPolicy
+    drain_deadline_s: float = 600.0  # longer than most streams; a replica's own drain comes after
+    is_dry_run: bool = False
+
+
+class Reconciler:
+    def __init__(
+        self, rules: Rules, cluster: Cluster, *, scrape: Scrape, clock: Clock, fence: Fence
+    ) -> None:
+        self._rules = rules
+        self._cluster = cluster
+        self._scrape = scrape
+        self._clock = clock
+        self._fence = fence
+        self._observer = Observer()
+        self._memory = Memory()
+        self._written: dict[str, int] = {}
+        self.last: Report | None = None
+
+    async def run(self, period_s: float, sleep: Callable[[float], Awaitable[None]]) -> None:
+        """Until cancelled.  A tick that fails is logged, and the next one looks again."""
+        while True:
+            try:
+                await self.tick()
+            except AutoscalerError as exc:
+                logger.warning("tick failed", extra={"error": str(exc)})
+            except asyncio.CancelledError:
+                raise
+            except Exception:
+                logger.exception("tick failed")
+            await sleep(period_s)
+
+    async def tick(self) -> Report:
+        """Raises ClusterRefused when the cluster cannot be seen: then nothing is done."""
+        view = await self._cluster.observe()
+        samples = await self._scrape(view.addresses)
+        state = self._observer.look(self._with_written(view), samples, self._clock())
+        policy = self._rules.policy
+        decision = decide(state, policy, self._memory)
+        self._memory = decision.memory
+        planned = plan(
+            state.variants,
+            decision.wanted,
+            now_s=state.now_s,
+            drain_deadline_s=self._rules.drain_deadline_s,
+        )
+        is_idle = self._rules.is_dry_run or view.conflict is not None
+        done, refused = await self._act(() if is_idle else planned, state.now_s)
+        self.last = Report(state, decision, tuple(planned), done, view.conflict, refused)
+        self._log(self.last)
+        return self.last
+
+    def _with_written(self, view: ClusterView) -> ClusterView:
+        """A count that is not the one written last is somebody else's."""
+        variants = tuple(
+            replace(variant, num_written=self._written.get(variant.name, variant.num_written))
+            for variant in view.variants
+        )
+        return replace(view, variants=variants)
+
+    async def _act(
+        self, actions: Sequence[Action], now_s: float
+    ) -> tuple[tuple[Action, ...], str | None]:
+        """What was done, and why not more."""
+        done: list[Action] = []
+        for action in actions:
+            if not self._fence.may_act():
+                return tuple(done), "another process leads"
+            try:
+                await actuate(self._cluster, action, now_s=now_s)
+            except ClusterRefused as exc:
+                return tuple(done), str(exc)
+            done.append(action)
+            self._written.update(counts_written([action]))
+        return tuple(done), None
+
+    def _log(self, report: Report) -> None:
+        if report.planned or report.refused is not None:
+            logger.info(
+                "decided",
+                extra={
+                    "pool": self._rules.policy.name,
+                    "num_wanted": report.decision.num_wanted,
+                    "num_actions": len(report.done),
+                    "reason": sorted(report.decision.codes),
+                    "error": report.refused,
+                },
+            )

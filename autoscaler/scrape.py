@@ -1,0 +1,64 @@
+"""Every replica's metrics over plain HTTP, all at once, each with its own fate."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+from autoscaler.cluster import Address
+from autoscaler.engine_metrics import EngineSample, engine_sample
+from autoscaler.errors import SourceFailed
+from autoscaler.exposition import parse
+
+MAX_PAGE_BYTES: Final = 4 * 1024 * 1024  # vLLM's page is 50 kB
+MAX_AT_ONCE: Final = 64
+# 1.0: the answer ends with the connection, whoever sends it.  0.0.4: names keep their spelling.
+_REQUEST: Final = (
+    "GET {path} HTTP/1.0\r\nHost: {host}:{port}\r\n"
+    "Accept: text/plain;version=0.0.4\r\nConnection: close\r\n\r\n"
+)
+
+
+async def scrape(
+    addresses: Mapping[str, Address], *, timeout_s: float
+) -> Mapping[str, EngineSample | None]:
+    """By replica; ``None``: it did not tell, however it failed to."""
+    limit = asyncio.Semaphore(MAX_AT_ONCE)
+
+    async def one(address: Address) -> EngineSample | None:
+        async with limit:
+            try:
+                return engine_sample(parse(await get(address, "/metrics", timeout_s=timeout_s)))
+            except SourceFailed:
+                return None
+
+    samples = await asyncio.gather(*(one(address) for address in addresses.values()))
+    return dict(zip(addresses, samples, strict=True))
+
+
+async def get(address: Address, path: str, *, timeout_s: float) -> str:
+    """The body of a 200.  Raises SourceFailed, in time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            page = await _exchange(address, path)
+    except (OSError, TimeoutError, asyncio.IncompleteReadError) as exc:
+        raise SourceFailed(f"{path}: {type(exc).__name__}") from exc
+    head, separator, body = page.partition(b"\r\n\r\n")
+    status = head.split(b"\r\n", 1)[0].split()
+    if not separator or len(status) < 2 or status[1] != b"200":
+        raise SourceFailed(f"{path}: not answered with 200")
+    return body.decode("utf-8", errors="replace")
+
+
+async def _exchange(address: Address, path: str) -> bytes:
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    try:
+        writer.write(_REQUEST.format(path=path, host=address.host, port=address.port).encode())
+        await writer.drain()
+        page = bytearray()
+        while chunk := await reader.read(65_536):
+            page += chunk
+            if len(page) > MAX_PAGE_BYTES:
+                raise SourceFailed(f"{path}: more than {MAX_PAGE_BYTES} bytes")
+        return bytes(page)
+    finally:
+        writer.close()

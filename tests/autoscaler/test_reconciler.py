@@ -1,0 +1,179 @@
+"""The loop over a cluster that answers late, and over a process that dies anywhere."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from autoscaler.cluster import Address
+from autoscaler.decision import Code
+from autoscaler.engine_metrics import EngineSample
+from autoscaler.plan import SetCount
+from autoscaler.reconciler import Reconciler, Report, Rules
+from tests.autoscaler.fake_cluster import Crash, FakeCluster
+from tests.autoscaler.pools import TICK_S, policy
+
+QUICK = policy(down_window_s=15.0, down_interval_s=15.0)  # with the cold start: ten ticks
+
+
+class Leader:
+    leads = True
+
+    def may_act(self) -> bool:
+        return self.leads
+
+
+class World:
+    """A cluster, its engines' counters, a clock and one reconciler, replaced when it crashes."""
+
+    def __init__(self, cluster: FakeCluster, **rules: bool) -> None:
+        self.cluster = cluster
+        self.leader = Leader()
+        self.now_s = 1_800_000_000.0
+        self.is_blind = False
+        self._finished: dict[str, float] = {}
+        self._rules = Rules(QUICK, drain_deadline_s=600.0, **rules)
+        self.reconciler = self._started()
+
+    async def tick(self, rate_per_s: float) -> Report | None:
+        """``None``: the process has died, and a new one is there."""
+        self.now_s += TICK_S
+        self.cluster.turn()
+        self.cluster.serve(round(rate_per_s * 10))
+        takers = [p for p in self.cluster.pods if p.cordoned_at_s is None]
+        for pod in takers:
+            share = rate_per_s * TICK_S / len(takers)
+            self._finished[pod.name] = self._finished.get(pod.name, 0.0) + share
+        try:
+            return await self.reconciler.tick()
+        except Crash:
+            self.reconciler = self._started()
+            return None
+
+    async def ticks(self, rate_per_s: float, count: int) -> None:
+        for _ in range(count):
+            await self.tick(rate_per_s)
+
+    def _started(self) -> Reconciler:
+        return Reconciler(
+            self._rules,
+            self.cluster,
+            scrape=self._scrape,
+            clock=lambda: self.now_s,
+            fence=self.leader,
+        )
+
+    async def _scrape(self, found: Mapping[str, Address]) -> Mapping[str, EngineSample | None]:
+        if self.is_blind:
+            return dict.fromkeys(found)
+        in_flight = {pod.name: pod.num_in_flight for pod in self.cluster.pods}
+        return {
+            name: EngineSample(
+                in_flight[name], 0, 0.2, 0.0, 100 * self._finished.get(name, 0.0),
+                self._finished.get(name, 0.0), {},
+            )
+            for name in found
+        }  # fmt: skip
+
+
+async def test_up_with_demand_and_down_by_draining_only_empty_replicas() -> None:
+    world = World(FakeCluster(2))
+    await world.ticks(1.0, 20)
+    await world.ticks(8.0, 40)
+    high = world.cluster.count
+    assert high >= 8
+    await world.ticks(0.5, 80)
+    assert world.cluster.count <= 2
+    assert len(world.cluster.deleted) >= high - 2
+    cordons = [w for w in world.cluster.writes if w.startswith("cordon")]
+    assert len(cordons) == len(set(cordons))
+
+
+@pytest.mark.parametrize("write", range(12))
+async def test_a_crash_before_any_write_ends_where_no_crash_ends(write: int) -> None:
+    world = World(FakeCluster(8))
+    await world.ticks(6.0, 30)
+    busy: list[int] = []
+    world.cluster.crash_before_write = write
+    for _ in range(120):
+        before = len(world.cluster.deleted)
+        await world.tick(0.5)
+        busy += [pod.num_in_flight for pod in world.cluster.deleted[before:]]
+    assert world.cluster.crash_before_write is None, "the crash has happened"
+    assert world.cluster.count == len(world.cluster.pods) <= 2
+    assert set(busy) == {0}
+    assert not any(pod.released_to for pod in world.cluster.pods)
+
+
+async def test_a_drain_is_undone_when_the_cluster_deletes_another_one() -> None:
+    world = World(FakeCluster(8))
+    await world.ticks(6.0, 30)
+    await world.ticks(3.0, 2)
+    world.cluster.picks = lambda pods: next(p for p in pods if p.released_to is None)
+    for _ in range(60):
+        await world.tick(3.0)
+    assert any(w.startswith("uncordon") for w in world.cluster.writes)
+    assert all(pod.cordoned_at_s is None for pod in world.cluster.pods)
+
+
+async def test_demand_that_returns_undoes_drains_before_it_orders() -> None:
+    world = World(FakeCluster(6))
+    await world.ticks(4.0, 30)
+    for pod in world.cluster.pods:
+        pod.num_in_flight = 9
+    while not any(pod.cordoned_at_s for pod in world.cluster.pods):
+        await world.tick(1.5)
+    world.cluster.writes.clear()
+    await world.ticks(9.0, 3)
+    first_count = next((i for i, w in enumerate(world.cluster.writes) if "count" in w), 99)
+    first_undo = next((i for i, w in enumerate(world.cluster.writes) if "uncordon" in w), 99)
+    assert first_undo < first_count
+
+
+async def test_a_conflict_or_a_dry_run_or_a_lost_lease_acts_on_nothing() -> None:
+    conflicting, dry = World(FakeCluster(2)), World(FakeCluster(2), is_dry_run=True)
+    conflicting.cluster.conflict = "HorizontalPodAutoscaler/chat"
+    fenced = World(FakeCluster(2))
+    fenced.leader.leads = False
+    for world in (conflicting, dry, fenced):
+        await world.ticks(1.0, 5)
+        await world.ticks(9.0, 10)
+        assert world.cluster.writes == []
+        report = world.reconciler.last
+        assert report is not None
+        assert report.planned != ()
+        assert report.done == ()
+    assert conflicting.reconciler.last.conflict == "HorizontalPodAutoscaler/chat"  # type: ignore[union-attr]
+    assert fenced.reconciler.last.refused == "another process leads"  # type: ignore[union-attr]
+
+
+async def test_a_count_that_was_written_meanwhile_is_not_overwritten() -> None:
+    world = World(FakeCluster(2))
+    await world.ticks(1.0, 5)
+    world.cluster.is_meddled_with = True
+    reports = [await world.tick(9.0) for _ in range(4)]
+    refused = [r for r in reports if r is not None and r.refused is not None]
+    assert refused
+    assert "count is" in refused[0].refused  # type: ignore[operator]
+    assert not any(isinstance(a, SetCount) for a in refused[0].done)
+
+
+async def test_a_persons_count_is_held_for_a_while() -> None:
+    world = World(FakeCluster(2))
+    await world.ticks(1.0, 5)
+    await world.ticks(6.0, 6)
+    world.cluster.count = 20
+    report = await world.tick(6.0)
+    assert report is not None
+    assert Code.MANUAL in report.decision.codes
+    await world.ticks(6.0, 30)
+    assert world.cluster.count == 20
+
+
+async def test_no_engine_tells_and_nothing_moves() -> None:
+    world = World(FakeCluster(4))
+    await world.ticks(3.0, 30)
+    count, num_writes = world.cluster.count, len(world.cluster.writes)
+    world.is_blind = True
+    await world.ticks(3.0, 60)
+    assert world.cluster.count == count
+    assert len(world.cluster.writes) == num_writes

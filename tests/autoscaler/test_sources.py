@@ -1,0 +1,174 @@
+"""Real HTTP: what engines say in their dialects, and what is made of those that say nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from autoscaler.cluster import Address, ClusterView
+from autoscaler.engine_metrics import EngineSample, engine_sample
+from autoscaler.errors import SourceFailed
+from autoscaler.exposition import parse
+from autoscaler.latency import grown, p95
+from autoscaler.observe import Observer
+from autoscaler.pool import Phase, PoolState, Replica, VariantState
+from autoscaler.scrape import scrape
+
+VLLM = """# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="a\\"b"} 7.0
+vllm:num_requests_waiting{engine="0",model_name="a\\"b"} 2.0
+vllm:kv_cache_usage_perc{engine="0",model_name="a\\"b"} 0.25
+vllm:prompt_tokens_total{engine="0",model_name="a\\"b"} 1000.0
+vllm:generation_tokens_total{engine="0",model_name="a\\"b"} 500.0
+vllm:request_success_total{finished_reason="stop",model_name="a\\"b"} 3.0
+vllm:request_success_total{finished_reason="length",model_name="a\\"b"} 2.0
+vllm:time_to_first_token_seconds_bucket{le="0.5",model_name="a\\"b"} 4.0
+vllm:time_to_first_token_seconds_bucket{le="+Inf",model_name="a\\"b"} 5.0
+"""
+SGLANG = """sglang:num_running_reqs{model_name="m"} 7.0
+sglang:num_queue_reqs{model_name="m"} 2.0
+sglang:token_usage{model_name="m"} 0.25
+sglang:prompt_tokens_total{model_name="m"} 1000.0
+sglang:generation_tokens_total{model_name="m"} 500.0
+sglang:num_requests_total{model_name="m"} 5.0
+sglang:time_to_first_token_seconds_bucket{le="0.5",model_name="m"} 4.0
+sglang:time_to_first_token_seconds_bucket{le="+Inf",model_name="m"} 5.0
+"""
+SAMPLE = EngineSample(7, 2, 0.25, 1000.0, 500.0, 5.0, {0.5: 4.0, float("inf"): 5.0})
+
+
+@asynccontextmanager
+async def engine(page: bytes | None) -> AsyncIterator[Address]:
+    """Answers every connection with the page; ``None``: never answers."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            if page is None:
+                await reader.read()
+            else:
+                writer.write(page)
+                await writer.drain()
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with server:
+        yield Address(host, port)
+
+
+def ok(text: str) -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\n" + text.encode()
+
+
+@pytest.mark.parametrize(
+    "page", [VLLM, VLLM.replace("vllm:", "vllm_"), SGLANG], ids=["vllm:", "vllm_", "sglang"]
+)
+async def test_every_dialect_says_the_same(page: str) -> None:
+    async with engine(ok(page)) as address:
+        assert await scrape({"r": address}, timeout_s=5.0) == {"r": SAMPLE}
+
+
+async def test_a_failure_of_one_is_unknown_for_that_one_only() -> None:
+    nan = VLLM.replace('waiting{engine="0",model_name="a\\"b"} 2.0', 'waiting{a="b"} NaN')
+    missing = "\n".join(line for line in VLLM.splitlines() if "kv_cache" not in line)
+    async with (
+        engine(ok(VLLM)) as good,
+        engine(None) as silent,
+        engine(b"HTTP/1.1 503 Busy\r\n\r\n" + VLLM.encode()) as busy,
+        engine(ok("<html>sign in</html>")) as wrong,
+        engine(ok(nan)) as broken,
+        engine(ok(missing)) as partial,
+        engine(b"") as empty,
+    ):
+        async with engine(b"") as gone:
+            pass
+        found = await scrape(
+            {
+                "good": good, "silent": silent, "busy": busy, "wrong": wrong, "broken": broken,
+                "partial": partial, "empty": empty, "gone": gone,
+            },
+            timeout_s=0.5,
+        )  # fmt: skip
+    assert found.pop("good") == SAMPLE
+    assert len(found) == 7
+    assert set(found.values()) == {None}
+
+
+def test_what_is_no_metrics_page_is_refused() -> None:
+    for text in ("just words here {", 'name{a="b"} many'):
+        with pytest.raises(SourceFailed):
+            parse(text)
+    with pytest.raises(SourceFailed, match="neither"):
+        engine_sample(parse("node_load1 0.2\n"))
+
+
+def test_a_percentile_of_few_samples_says_how_few() -> None:
+    inf = float("inf")
+    one_slow = p95({0.25: 2.0, 0.5: 2.0, 10.0: 2.0, 20.0: 3.0, inf: 3.0})
+    assert one_slow is not None
+    assert one_slow.num_samples == 3
+    assert one_slow.p95_s == pytest.approx(18.5)
+    assert p95({0.5: 0.0, inf: 0.0}) is None
+    assert p95({}) is None
+    beyond = p95({0.5: 0.0, inf: 9.0})
+    assert beyond is not None
+    assert beyond.p95_s == 0.5
+    assert grown({0.5: 5.0}, {0.5: 2.0}) == {}
+
+
+def view(*names: str) -> ClusterView:
+    pods = tuple(Replica(name, Phase.READY) for name in names)
+    return ClusterView((VariantState("v", len(names), pods),))
+
+
+def sample(finished: float, running: int) -> EngineSample:
+    return EngineSample(running, 0, 0.1, 0.0, 100 * finished, finished, {})
+
+
+def looked(*looks: tuple[ClusterView, dict[str, EngineSample | None]]) -> PoolState:
+    observer = Observer()
+    for i, (seen, samples) in enumerate(looks):
+        state = observer.look(seen, samples, 10.0 * i)
+    return state
+
+
+def test_one_look_knows_no_demand() -> None:
+    assert looked((view("a"), {"a": sample(5, 2)})).demand is None
+
+
+def test_long_streams_count_when_they_begin() -> None:
+    demand = looked((view("a"), {"a": sample(5, 0)}), (view("a"), {"a": sample(5, 40)})).demand
+    assert demand is not None
+    assert demand.num_arrived == 40
+    assert demand.num_in_flight == 40
+    assert demand.tokens_per_request is None
+
+
+def test_a_restarted_engine_has_no_rate_until_its_second_look() -> None:
+    state = looked(
+        (view("a", "b"), {"a": sample(100, 2), "b": sample(100, 2)}),
+        (view("a", "b"), {"a": sample(3, 2), "b": sample(110, 2)}),
+    )
+    assert state.demand is not None
+    assert state.demand.num_arrived == 20  # b's ten, and as many for a
+    assert [load.tokens_per_s for load in state.loads] == [None, 100.0]
+
+
+def test_series_of_a_deleted_pod_are_not_looked_at() -> None:
+    state = looked(
+        (view("a", "b"), {"a": sample(10, 0), "b": sample(10, 9)}),
+        (view("a"), {"a": sample(20, 0), "b": sample(99, 50)}),
+    )
+    assert state.demand is not None
+    assert state.demand.num_arrived == 10
+    assert state.num_in_flight == 0
+
+
+def test_when_none_tells_demand_is_unknown_and_not_zero() -> None:
+    state = looked((view("a"), {"a": sample(5, 2)}), (view("a"), {"a": None}))
+    assert state.demand is None
+    assert state.num_unknown == 1
