@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,50 +20,73 @@ from pandal.screen import say
 DEFAULT_PROMPT_TOKENS = 1000.0
 DEFAULT_OUTPUT_TOKENS = 300.0
 
-Model = Annotated[str, typer.Option(help="A known name, a config.json, or its folder.")]
-Gpu = Annotated[str, typer.Option(help="A known type, or a .toml file of one.")]
-WeightPrecision = Annotated[Precision, typer.Option(help="Of the weights.")]
-KvPrecision = Annotated[Precision, typer.Option(help="Of the KV cache.")]
+_REPLICA, _LOAD, _ENGINE, _MONEY = "A replica", "The load", "What an engine reaches", "Prices"
+_ANSWER = "The plan"
+
+
+def _option(
+    panel: str,
+    help_: str,
+    *names: str,
+    least: float | None = None,
+    most: float | None = None,
+    default: str | None = None,
+    metavar: str | None = None,
+) -> Any:
+    """``default``: words for it, where the value is no help.  Any: it is metadata for typer."""
+    return typer.Option(
+        *names,
+        help=help_,
+        min=least,
+        max=most,
+        metavar=metavar,
+        rich_help_panel=panel,
+        show_default=True if default is None else default,
+    )
+
+
+Model = Annotated[str, _option(_REPLICA, "A known name, a config.json, or its folder.")]
+Gpu = Annotated[str, _option(_REPLICA, "A known type, or a .toml file of one.")]
+WeightPrecision = Annotated[Precision, _option(_REPLICA, "Of the weights.")]
+KvPrecision = Annotated[Precision, _option(_REPLICA, "Of the KV cache.")]
 Tp = Annotated[
-    int | None, typer.Option(min=1, help="GPUs per replica.", show_default="the fewest that do")
+    int | None, _option(_REPLICA, "GPUs per replica.", least=1, default="the fewest that do")
 ]
+MaxBatch = Annotated[int, _option(_REPLICA, "Sequences it may run together.", least=1)]
+UsableMemory = Annotated[float, _option(_REPLICA, "Share of a GPU's memory.", least=0.01, most=1)]
 PromptTokens = Annotated[
-    float | None, typer.Option(min=1, help="Mean per request.", show_default="1000, or as measured")
+    float | None, _option(_LOAD, "Mean per request.", least=1, default="1000, or as measured")
 ]
 OutputTokens = Annotated[
-    float | None, typer.Option(min=1, help="Mean per request.", show_default="300, or as measured")
+    float | None, _option(_LOAD, "Mean per request.", least=1, default="300, or as measured")
 ]
-RequestsPerS = Annotated[float | None, typer.Option(min=0.001, help="Demand at its busiest.")]
+RequestsPerS = Annotated[float | None, _option(_LOAD, "Demand at its busiest.", least=0.001)]
 RequestsPerDay = Annotated[
-    float | None,
-    typer.Option(min=1, help="For the costs of a day.", show_default="the busiest, all day"),
+    float | None, _option(_LOAD, "For costs.", least=1, default="the busiest, all day")
 ]
-Headroom = Annotated[float, typer.Option(min=0, help="Replicas over the demand; 0.3 is 30 %.")]
-MaxTpot = Annotated[float | None, typer.Option(min=0.001, help="Time per output token to keep.")]
-MaxBatch = Annotated[int, typer.Option(min=1, help="Sequences an engine may run together.")]
-UsableMemory = Annotated[float, typer.Option(min=0.01, max=1, help="Share of a GPU's memory.")]
+Headroom = Annotated[float, _option(_LOAD, "Replicas over the demand; 0.3 is 30 %.", least=0)]
+MaxTpot = Annotated[float | None, _option(_LOAD, "Time per output token to keep.", least=0.001)]
 ComputeEfficiency = Annotated[
-    float, typer.Option(min=0.01, max=1, help="Of the peak FLOP/s, reached in prefill.")
+    float, _option(_ENGINE, "Of the peak FLOP/s, in prefill.", least=0.01, most=1)
 ]
 BandwidthEfficiency = Annotated[
-    float, typer.Option(min=0.01, max=1, help="Of the peak bandwidth, reached in decode.")
+    float, _option(_ENGINE, "Of the peak bandwidth, in decode.", least=0.01, most=1)
 ]
-LoadRate = Annotated[float, typer.Option(min=0.001, help="At which weights are loaded.")]
-GpuPrice = Annotated[float | None, typer.Option(min=0, help="Price of a GPU.")]
-Api = Annotated[
-    str | None, typer.Option(metavar="IN/OUT", help="An API's $ per million tokens: 3/15.")
-]
+LoadRate = Annotated[float, _option(_ENGINE, "At which weights are loaded.", least=0.001)]
 Speculate = Annotated[
     str | None,
-    typer.Option(metavar="K/ACCEPTANCE/COST", help="Tokens drafted, such as 4/0.8/0.05."),
+    _option(_ENGINE, "Of drafted tokens, such as 4/0.8/0.05.", metavar="K/ACCEPTANCE/COST"),
 ]
 FromBench = Annotated[
-    Path | None,
-    typer.Option(help="A report of 'pandal bench' of one replica, in place of guesses."),
+    Path | None, _option(_ENGINE, "Report of 'pandal bench' of one replica, instead of guesses.")
 ]
-Explain = Annotated[bool, typer.Option("--explain", help="Show each formula and its numbers.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-AsValues = Annotated[bool, typer.Option("--values", help="Print YAML, for the chart.")]
+GpuPrice = Annotated[float | None, _option(_MONEY, "Of a GPU.", least=0)]
+Api = Annotated[
+    str | None, _option(_MONEY, "An API's, per million tokens: 3/15.", metavar="IN/OUT")
+]
+Explain = Annotated[bool, _option(_ANSWER, "With each formula and its numbers.", "--explain")]
+AsJson = Annotated[bool, _option(_ANSWER, "As JSON, for programs.", "--json")]
+AsValues = Annotated[bool, _option(_ANSWER, "As YAML, for the chart.", "--values")]
 
 
 def plan(
@@ -72,21 +95,21 @@ def plan(
     precision: WeightPrecision = Precision.BF16,
     kv_precision: KvPrecision = Precision.BF16,
     tp: Tp = None,
+    max_batch: MaxBatch = 256,
+    usable_memory: UsableMemory = 0.9,
     prompt_tokens: PromptTokens = None,
     output_tokens: OutputTokens = None,
     requests_per_s: RequestsPerS = None,
     requests_per_day: RequestsPerDay = None,
     headroom: Headroom = 0.3,
     max_tpot_ms: MaxTpot = None,
-    max_batch: MaxBatch = 256,
-    usable_memory: UsableMemory = 0.9,
     compute_efficiency: ComputeEfficiency = 0.5,
     bandwidth_efficiency: BandwidthEfficiency = 0.7,
     load_gb_per_s: LoadRate = 2.0,
-    usd_per_gpu_hour: GpuPrice = None,
-    api_usd: Api = None,
     speculate: Speculate = None,
     from_bench: FromBench = None,
+    usd_per_gpu_hour: GpuPrice = None,
+    api_usd: Api = None,
     explain: Explain = False,
     as_json: AsJson = False,
     as_values: AsValues = False,
