@@ -53,9 +53,21 @@ def test_weights_of_8b_in_bf16() -> None:
     assert weights.value == pytest.approx(16e9, abs=0.5e9)
 
 
-def test_parameters_are_those_that_are_published() -> None:
-    assert LLAMA_8B.num_parameters == 8_030_261_248
-    assert LLAMA_70B.num_parameters == 70_553_706_496
+@pytest.mark.parametrize(
+    ("name", "num_parameters"),
+    [
+        ("Llama-3-8B", 8_030_261_248),
+        ("Llama-3-70B", 70_553_706_496),
+        ("Llama-3.1-405B", 405_853_388_800),
+        ("Mistral-7B-v0.3", 7_248_023_552),
+        ("Mixtral-8x7B-v0.1", 46_702_792_704),
+        ("Qwen2.5-7B", 7_615_616_512),
+        ("Qwen2.5-72B", 72_706_203_648),
+        ("SmolLM2-135M-Instruct", 134_515_008),
+    ],
+)
+def test_parameters_are_those_that_are_published(name: str, num_parameters: int) -> None:
+    assert find_model(name).num_parameters == num_parameters
 
 
 def test_prefill_of_2000_tokens() -> None:
