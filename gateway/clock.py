@@ -17,6 +17,7 @@ class Clock:
 
 
 _RANDOM_BLOCK_BYTES = 4_096
+_LOW_62_BITS = (1 << 62) - 1
 
 SYSTEM_CLOCK = Clock(time.time, time.monotonic)
 
@@ -47,17 +48,17 @@ class IdMaker:
     random_bits: Callable[[int], int]
 
     def uuid7(self) -> str:
-        digits = f"{self._uuid7_int():032x}"
+        digits = self._uuid7_digits()
         return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
     def request_id(self) -> str:
-        return f"req_{self._uuid7_int():032x}"
+        return "req_" + self._uuid7_digits()
 
     def boot_id(self) -> str:
         return f"{int(self.clock.wall_s() * 1000):012x}{self.random_bits(32):08x}"
 
-    def _uuid7_int(self) -> int:
+    def _uuid7_digits(self) -> str:
         unix_ms = int(self.clock.wall_s() * 1000) & 0xFFFF_FFFF_FFFF
         random = self.random_bits(74)
-        random_a, random_b = random >> 62, random & ((1 << 62) - 1)
-        return unix_ms << 80 | 0x7 << 76 | random_a << 64 | 0b10 << 62 | random_b
+        random_a, random_b = random >> 62, random & _LOW_62_BITS
+        return f"{unix_ms:012x}7{random_a:03x}{1 << 63 | random_b:016x}"

@@ -110,7 +110,7 @@ class Flow:
         self.is_over = False
 
     def start(self) -> None:
-        self._advance(None)
+        self._advance()
 
     def cancel(self) -> None:
         """Raises CancelledError where the coroutine waits."""
@@ -121,14 +121,11 @@ class Flow:
             awaited.then(None)
         self._advance(asyncio.CancelledError())
 
-    def _go_on(self) -> None:
-        self._advance(None)
-
     def _on_future(self, future: "asyncio.Future[Any]") -> None:
         if future is self._awaited:  # else it was cancelled meanwhile
-            self._advance(None)
+            self._advance()
 
-    def _advance(self, failure: BaseException | None) -> None:
+    def _advance(self, failure: BaseException | None = None) -> None:
         coroutine = self._coroutine
         try:
             awaited = coroutine.send(None) if failure is None else coroutine.throw(failure)
@@ -140,7 +137,7 @@ class Flow:
         else:
             self._awaited = awaited
             if type(awaited) is Completion:
-                awaited.then(self._go_on)
+                awaited.then(self._advance)
             else:
                 awaited._asyncio_future_blocking = False
                 awaited.add_done_callback(self._on_future)

@@ -188,7 +188,7 @@ class Pipeline:
             settlement.close(usage, _outcome_of(error, usage))
         finally:
             # Only a cancelled flow, or a defect, gets here unsettled.
-            closing = settlement.close(relay.usage(), Outcome.CANCELLED)
+            closing = settlement.closing or settlement.close(relay.usage(), Outcome.CANCELLED)
             trace.usage, trace.outcome = closing.usage, closing.outcome
             relay.close()
         await self._stages.desk.hold(closing)
