@@ -35,6 +35,17 @@ _MAX_ERROR_BYTES = 64 * 1024
 _ANSWER_BYTES_PER_TOKEN = 4  # of a document whose replica reports no usage
 
 
+def _is_plain(chunk: bytes) -> bool:
+    """Whole events, LF their line end, of which none can be one that must be looked at."""
+    return (
+        chunk.endswith(b"\n\n")
+        and b'"usage"' not in chunk
+        and b'"error"' not in chunk
+        and DONE not in chunk
+        and b"\r" not in chunk
+    )
+
+
 _NULL = msgspec.Raw(b"null")
 
 
@@ -201,6 +212,12 @@ class Relay:
         splitter = self._splitter
         while True:
             chunk = await self._exchange.watch(response.next_chunk())
+            if splitter.is_between_events and _is_plain(chunk):
+                for event in chunk.split(b"\n\n"):
+                    self._count_text(event)
+                self._write([chunk])
+                await self._exchange.wait_writable()
+                continue
             try:
                 events = list(splitter.feed(chunk)) if chunk else [splitter.flush()]
             except EventTooLarge as exc:

@@ -29,6 +29,11 @@ class EventSplitter:
         self._rest = b""
         self._scanned = 0  # bytes of the rest known to hold no boundary
 
+    @property
+    def is_between_events(self) -> bool:
+        """Nothing is held back."""
+        return not self._rest
+
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """Whole events with their terminators.  Raises EventTooLarge."""
         buffer = self._rest + chunk

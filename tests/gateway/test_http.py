@@ -133,6 +133,23 @@ async def test_an_http_1_0_client_gets_no_chunks(tenant: Tenant) -> None:
             b"POST /v1/chat/completions HTTP/1.1\r\nhost : g\r\ncontent-length: 0\r\n\r\n",
             id="space-before-colon",
         ),
+        *(
+            pytest.param(b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\n" + rest, id=name)
+            for name, rest in (
+                ("same-length-twice", b"content-length: 2\r\ncontent-length: 2\r\n\r\n{}"),
+                ("list-of-lengths", b"content-length: 2, 2\r\n\r\n{}"),
+                ("signed-length", b"content-length: +2\r\n\r\n{}"),
+                ("folded-header", b"x: a\r\n b\r\ncontent-length: 0\r\n\r\n"),
+                ("folded-encoding", b"transfer-encoding:\r\n chunked\r\n\r\n0\r\n\r\n"),
+                ("lookalike-encoding", b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n"),
+                ("chunked-not-last", b"transfer-encoding: chunked, x\r\n\r\n0\r\n\r\n"),
+                ("bare-lf", b"x: a\ncontent-length: 0\r\n\r\n"),
+                ("bare-cr", b"x: a\rcontent-length: 0\r\n\r\n"),
+                ("bare-lf-in-chunk", b"transfer-encoding: chunked\r\n\r\n1\na\r\n0\r\n\r\n"),
+                ("hexadecimal-mark", b"transfer-encoding: chunked\r\n\r\n0x1\r\na\r\n0\r\n\r\n"),
+                ("nul", b"x: \0\r\ncontent-length: 0\r\n\r\n"),
+            )
+        ),
     ],
 )
 async def test_malformed_requests_are_refused(tenant: Tenant, request_: bytes) -> None:
