@@ -50,6 +50,8 @@ def _counters(engine: Engine, label: str) -> Iterator[str]:
         (names.NUM_PREEMPTIONS, stats.num_preemptions),
         (names.PROMPT_TOKENS, stats.prompt_tokens),
         (names.GENERATION_TOKENS, stats.generation_tokens),
+        (names.BLOCK_AUDITS, stats.num_audits),
+        (names.BLOCK_AUDIT_FAULTS, stats.num_audit_faults),
     ):
         yield from _single(name, "counter", label, value)
     num_recomputed = stats.num_preemptions - stats.num_swaps

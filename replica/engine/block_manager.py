@@ -29,6 +29,7 @@ class BlockManager:
         self._ref_counts = [0] * num_blocks
         self._contents: list[Prefix | None] = [None] * num_blocks
         self._block_by_digest: dict[bytes, int] = {}
+        self._children: dict[bytes, set[int]] = {}  # known ones, by their parent's digest
         self._changes: list[BlockChange] = []
         self._operations: list[KvOperation] = []
         self.host = HostBlocks(num_host_blocks, self._operations)
@@ -90,31 +91,39 @@ class BlockManager:
         return block
 
     def publish(self, block: int, prefix: Prefix) -> None:
-        """Make a full block findable.
+        """Make a full block findable, if its parent is.
 
-        If equal content is known already, that copy stays the known one.
+        If equal content is known already, that copy stays the known one while somebody owns it.
         """
-        if self._contents[block] is None and prefix.digest not in self._block_by_digest:
-            self._contents[block] = prefix
-            self._block_by_digest[prefix.digest] = block
-            parent = prefix if prefix.parent is None else prefix.parent
-            self._changes.append(BlockStored(prefix.digest, parent.digest, len(prefix.token_ids)))
+        if self._contents[block] is not None or not self._is_reachable(prefix):
+            return
+        known = self._block_by_digest.get(prefix.digest)
+        if known is None:
+            self._learn(block, prefix)
+            self._changes.append(
+                BlockStored(prefix.digest, _parent(prefix).digest, len(prefix.token_ids))
+            )
+        elif self._ref_counts[known] == 0 and prefix.is_same(self._content(known)):
+            self._unlearn(known)
+            self._learn(block, prefix)
+
+    def is_known(self, prefix: Prefix) -> bool:
+        """Only a hint: hashes may collide."""
+        return prefix.digest in self._block_by_digest
 
     def forget(self, block: int) -> None:
-        """Make a block's content unfindable."""
-        content = self._contents[block]
-        if content is not None:
-            del self._block_by_digest[content.digest]
-            self._contents[block] = None
-            self._changes.append(BlockRemoved(content.digest))
-            self._note_vacated(block)
+        """Make a block's content unfindable, and what hangs on it: nobody could reach that."""
+        family = [block] if self._contents[block] is not None else []
+        for member in family:  # grows meanwhile
+            family += self._children.get(self._content(member).digest, ())
+        for member in reversed(family):
+            self._changes.append(BlockRemoved(self._content(member).digest))
+            self._unlearn(member)
 
     def clear(self) -> None:
         """Make everything unfindable.  Blocks stay with their owners."""
-        for content, block in self.contents.items():
-            del self._block_by_digest[content.digest]
-            self._contents[block] = None
-            self._note_vacated(block)
+        for block in self.contents.values():
+            self._unlearn(block)
         self._changes.append(BlocksCleared())
 
     def take_changes(self) -> list[BlockChange]:
@@ -139,8 +148,7 @@ class BlockManager:
                 continue
             self._free[block] = None
             if self._contents[block] is None:
-                self._free.move_to_end(block, last=False)
-            self._note_vacated(block)
+                self._vacate(block)
 
     def check_invariants(self, block_tables: Iterable[Sequence[int]]) -> None:
         """Raises AssertionError unless every block is free, cached or owned by these tables."""
@@ -158,11 +166,45 @@ class BlockManager:
             assert content is not None, f"block {block} is known and holds nothing"
             assert content.digest == digest, f"block {block} is known by another hash"
         assert len(self.contents) == len(self._block_by_digest), "a block's hash is not indexed"
+        assert all(map(self._is_reachable, self.contents)), "a block outlived its parent"
+        children = {block for blocks in self._children.values() for block in blocks}
+        assert children == set(self.contents.values()), "a known block is nobody's child"
 
-    def _note_vacated(self, block: int) -> None:
-        """If neither an owner nor a later request can read it."""
-        if self._ref_counts[block] == 0 and self._contents[block] is None:
-            self._operations.append(Vacate(block))
+    def _is_reachable(self, prefix: Prefix) -> bool:
+        parent = _parent(prefix)
+        return parent.parent is None or self.is_known(parent)
+
+    def _content(self, block: int) -> Prefix:
+        content = self._contents[block]
+        assert content is not None, f"block {block} holds nothing known"
+        return content
+
+    def _learn(self, block: int, prefix: Prefix) -> None:
+        self._contents[block] = prefix
+        self._block_by_digest[prefix.digest] = block
+        self._children.setdefault(_parent(prefix).digest, set()).add(block)
+
+    def _unlearn(self, block: int) -> None:
+        content = self._content(block)
+        self._contents[block] = None
+        del self._block_by_digest[content.digest]
+        siblings = self._children[_parent(content).digest]
+        siblings.remove(block)
+        if not siblings:
+            del self._children[_parent(content).digest]
+        if self._ref_counts[block] == 0:
+            self._vacate(block)
+
+    def _vacate(self, block: int) -> None:
+        """It has neither owner nor known content: it is reused first."""
+        self._operations.append(Vacate(block))
+        if block in self._free:  # not while it is being allocated
+            self._free.move_to_end(block, last=False)
+
+
+def _parent(prefix: Prefix) -> Prefix:
+    assert prefix.parent is not None, "a root is no block"
+    return prefix.parent
 
 
 def _holds(content: Prefix, prefix: Prefix, matched_parent: Prefix | None) -> bool:

@@ -16,6 +16,7 @@ import msgspec
 from replica.engine.batch import flatten
 from replica.engine.channel import Channel
 from replica.engine.detokenizer import Detokenizer
+from replica.engine.idle_audit import IdleAudit
 from replica.engine.launcher import LaunchedStep, StepLauncher
 from replica.engine.messages import (
     Abort,
@@ -79,16 +80,21 @@ class EngineLoop:
         self._in_flight: deque[_StepInFlight] = deque()
         self._retired_at_s = 0.0
         self._meter = StepMeter()
+        self._audit = IdleAudit(scheduler.check_invariants)
         self._num_arrivals = 0
         self._deadlines: list[tuple[float, int]] = []  # a heap; the finished ones stay in it
 
     def run(self, channel: Channel) -> None:
         """Returns never; raises ChannelClosed when the HTTP process is gone."""
         while True:
-            timeout_s = 0.0 if self._scheduler.has_work or self._in_flight else None
+            timeout_s = 0.0 if self._has_work else self._audit.due_in_s(self._monotonic_s())
             report = self.step(channel.receive(timeout_s))
             if report is not None:
                 channel.send(report)
+
+    @property
+    def _has_work(self) -> bool:
+        return self._scheduler.has_work or bool(self._in_flight)
 
     def step(self, messages: Iterable[ToEngine]) -> StepReport | None:
         """None: there was nothing to do."""
@@ -102,7 +108,9 @@ class EngineLoop:
             num_batched_tokens += self._in_flight[0].num_tokens
             deltas += self._retire(self._in_flight.popleft())
         block_changes = self._scheduler.take_block_changes()
-        if not (is_launched or num_batched_tokens or deltas or block_changes):
+        if is_launched or num_batched_tokens or deltas or block_changes:
+            self._audit.owe()
+        elif self._has_work or not self._audit.run_if_due(now_s):
             return None
         return StepReport(
             deltas=deltas,
@@ -151,6 +159,8 @@ class EngineLoop:
             self._scheduler.stats(),
             prefill_tokens_per_s=self._meter.prefill.tokens_per_s,
             decode_tokens_per_s=self._meter.decode.tokens_per_s,
+            num_audits=self._audit.num_audits,
+            num_audit_faults=self._audit.num_faults,
         )
 
     def _log_preemptions(self) -> None:

@@ -152,6 +152,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     expected_output_tokens: int = 0
     prefill_tokens_per_s: float = 0.0
     decode_tokens_per_s: float = 0.0
+    num_audits: int = 0  # of the blocks, when idle
+    num_audit_faults: int = 0
 
 
 class BlockStored(msgspec.Struct, frozen=True, array_like=True, tag="stored"):

@@ -46,7 +46,7 @@ def test_match_ends_at_the_first_unknown_block() -> None:
     blocks = BlockManager(4)
     first, third = blocks.allocate(), blocks.allocate()
     blocks.publish(first, FIRST)
-    blocks.publish(third, THIRD)
+    blocks.publish(third, FIRST.child([9]))
     assert blocks.match([FIRST, SECOND, THIRD]) == [first]
 
 
@@ -67,6 +67,42 @@ def test_tail_of_a_prefix_is_evicted_before_its_head() -> None:
     blocks.release(table)
     blocks.allocate()
     assert blocks.match([FIRST, SECOND]) == [table[0]]
+
+
+def test_parent_never_goes_before_its_child_not_even_a_shared_one() -> None:
+    """The known copy of SECOND is freed first; THIRD, which hangs on it, has another owner."""
+    blocks = BlockManager(6)
+    first, second, own_second, third = (blocks.allocate() for _ in range(4))
+    for block, prefix in [(first, FIRST), (second, SECOND), (own_second, SECOND), (third, THIRD)]:
+        blocks.publish(block, prefix)
+    blocks.release([first, second])
+    blocks.acquire([first])
+    blocks.take_changes()
+    blocks.allocate()  # the one nobody has used
+    blocks.allocate()
+    removed = [change.digest for change in blocks.take_changes()]
+    assert removed == [THIRD.digest, SECOND.digest]
+    assert blocks.match([FIRST, SECOND, THIRD]) == [first]
+
+
+def test_equal_content_in_use_takes_over_from_a_copy_that_is_not() -> None:
+    blocks = BlockManager(4)
+    old, new = blocks.allocate(), blocks.allocate()
+    blocks.publish(old, A)
+    blocks.release([old])
+    blocks.take_changes()
+    blocks.publish(new, ROOT.child([1]))
+    assert blocks.match([A]) == [new]
+    assert blocks.take_changes() == [], "the same is cached as before"
+    blocks.check_invariants([[new]])
+
+
+def test_block_behind_an_unknown_parent_is_not_kept() -> None:
+    """Nobody could find it."""
+    blocks = BlockManager(4)
+    block = blocks.allocate()
+    blocks.publish(block, SECOND)
+    assert blocks.contents == {}
 
 
 def test_equal_content_keeps_one_known_copy() -> None:
@@ -109,7 +145,9 @@ def test_invariants_hold_under_random_use(seed: int) -> None:
     rng = random.Random(seed)
     blocks = BlockManager(rng.randrange(2, 12))
     tables: list[list[int]] = []
-    prefixes = [ROOT.child([i]) for i in range(6)]
+    prefixes = [ROOT.child([i]) for i in range(3)]
+    prefixes += [parent.child([i]) for parent in prefixes for i in range(3)]
+    prefixes += [parent.child([1]) for parent in prefixes[3:]]
     for _ in range(300):
         match rng.randrange(4):
             case 0 if blocks.num_free:
@@ -118,6 +156,8 @@ def test_invariants_hold_under_random_use(seed: int) -> None:
                 blocks.publish(rng.choice(tables)[-1], rng.choice(prefixes))
             case 2 if tables:
                 blocks.release(tables.pop(rng.randrange(len(tables))))
+            case 3 if rng.random() < 0.1:
+                blocks.forget(rng.randrange(1, 1 + blocks.num_usable))
             case 3:
                 found = blocks.match([rng.choice(prefixes)])
                 blocks.acquire(found)

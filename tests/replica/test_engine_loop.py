@@ -63,6 +63,25 @@ def test_prefix_is_not_shared_across_salts() -> None:
         assert engine.outcomes[sequence_id].usage.cached_prompt_tokens == 0
 
 
+def test_colliding_hashes_never_show_one_prompt_to_another() -> None:
+    limits = SchedulerLimits(4, 8, 16)
+    engine = EngineHarness(
+        HashModel(4), TOKEN_BYTES, [EOS], limits, 64, lambda parent, tokens: bytes(16)
+    )
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    prompts = [[first, *range(2, 20)] for first in range(1, 9)]
+    for salt in ("a", "b"):
+        ids = [engine.submit(prompt, params, salt) for prompt in prompts]
+        engine.run()
+        for sequence_id, prompt in zip(ids, prompts, strict=True):
+            outcome = engine.outcomes[sequence_id]
+            assert outcome.text == text_of(reference_completion(prompt, params))
+            assert outcome.usage.cached_prompt_tokens == 0
+    again = engine.submit(prompts[0], params, "a")
+    engine.run()
+    assert engine.outcomes[again].usage.cached_prompt_tokens == 4, "nothing would be shared anyway"
+
+
 def test_abort_before_the_first_step_counts_nothing() -> None:
     engine = harness(max_num_seqs=1)
     engine.submit([1, 2, 3], SamplingParams(max_tokens=50, ignore_eos=True))
