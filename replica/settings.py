@@ -72,6 +72,9 @@ class Settings(BaseSettings):
     fair_share_slack_tokens: int = Field(
         64, ge=0
     )  # a tenth of 10 s at 70 tokens a second; shorter turns recompute more often
+    prefix_window_s: float = Field(
+        5.0, ge=0
+    )  # so much later, and no later, whose prompt is cached may come and go first
     max_num_waiting: int = Field(
         256, ge=0
     )  # requests; beyond, waiting takes minutes: refuse at once
@@ -132,6 +135,7 @@ class Settings(BaseSettings):
             is_async_scheduling=self.async_scheduling,
             priority_aging_s=self.priority_aging_s,
             fair_share_slack_tokens=self.fair_share_slack_tokens,
+            prefix_window_s=self.prefix_window_s,
             log_level=self.log_level,
         )
 

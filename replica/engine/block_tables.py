@@ -4,6 +4,7 @@ Decides nothing: who may grow and who gives way is the scheduler's business.  Bl
 flight may still write are held back until it has retired.
 """
 
+import bisect
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as SequenceOf
 
@@ -44,6 +45,20 @@ class BlockTables:
         """Blocks that hold its beginning already.  To be adopted at once, or not at all."""
         num_blocks = self._num_sharable(sequence)
         return self._blocks.match(sequence.block_prefixes(num_blocks, self._block_size))
+
+    def num_likely_cached(self, sequence: Sequence) -> int:
+        """Blocks, found in O(log) lookups and not verified."""
+        most = self._num_sharable(sequence)
+
+        def is_missing(num_blocks: int) -> bool:
+            prefix = sequence.block_prefixes(num_blocks, self._block_size)[-1]
+            return not self._blocks.is_known(prefix)
+
+        reach = 1
+        while reach <= most and not is_missing(reach):
+            reach *= 2  # tokens far beyond what is cached are not even hashed
+        candidates = range(reach // 2 + 1, min(reach, most + 1))
+        return reach // 2 + bisect.bisect_left(candidates, True, key=is_missing)
 
     def adopt(self, sequence: Sequence, cached: list[int]) -> None:
         """Its table begins with blocks that are there already."""

@@ -76,6 +76,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, array_like=True, t
     is_async_scheduling: bool
     priority_aging_s: float
     fair_share_slack_tokens: int
+    prefix_window_s: float
     log_level: str
 
 

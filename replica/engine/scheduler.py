@@ -37,6 +37,7 @@ class SchedulerLimits:
     is_prefix_caching: bool = True
     aging_s: float = 30.0  # of waiting make up for one level of priority
     fair_share_slack_tokens: int = 64  # how far tenants may drift apart before one is displaced
+    prefix_window_s: float = 5.0  # a cached prefix weighs as much as coming so much earlier
 
 
 class Scheduler:
@@ -50,7 +51,7 @@ class Scheduler:
         )
         self._eos_token_ids = frozenset(eos_token_ids)
         ranking = Ranking(limits.aging_s)
-        self._waiting = WaitingQueue(ranking)
+        self._waiting = WaitingQueue(ranking, limits.prefix_window_s)
         self._running = RunningSet(ranking)
         self._served = ServedTokens()
         self._forecast = OutputForecast()
@@ -236,7 +237,8 @@ class Scheduler:
         first, self._first_in_line = self._first_in_line, None
         if first is not None and first.sequence_id in self._by_id:
             yield first
-        for sequence in self._waiting.in_order(now_s, self._served):
+        order = self._waiting.in_order(now_s, self._served, self._tables.num_likely_cached)
+        for sequence in order:
             if sequence is not first:
                 yield sequence
 
@@ -287,6 +289,7 @@ class Scheduler:
         self._num_queried_tokens += sequence.num_known_tokens
         self._num_hit_tokens += sequence.num_computed_tokens
         self._running.add(sequence)
+        sequence.has_run = True
         self._giving_way.restore(sequence)
 
     def _make_room(self, sequence: Sequence, num_tokens: int, step: StepPlan) -> bool:

@@ -45,6 +45,7 @@ class Sequence:
         "awaited_digest",
         "block_table",
         "finish_reason",
+        "has_run",
         "is_prompt_counted",
         "is_running",
         "latest_step",
@@ -82,6 +83,7 @@ class Sequence:
         self.params = params
         self.is_running = False
         self.latest_step = 0  # number of the last one that computes for it
+        self.has_run = False  # it has owned blocks, and may have had to give them back
         self.num_computed_tokens = 0
         self.num_awaited_tokens = 0  # being decided by steps in flight
         self.num_published_blocks = 0

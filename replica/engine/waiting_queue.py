@@ -1,20 +1,28 @@
 """Who is admitted next: by priority, then by how little a tenant has been served, then by arrival.
 
+Among equals of one tenant that came within ``prefix_window_s`` of the first, who finds most of its
+prompt cached goes first, before it is evicted (SGLang's longest prefix match).  Nobody is overtaken
+by who came later than that, and who has run before not at all.
+
 Waiting raises a request by one level every ``aging_s``, up to level 0 and no further: nothing
 starves behind a flood of urgent requests, and a deep backlog never outranks fairness.
 """
 
 import bisect
+import functools
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Callable, Iterator
+from itertools import chain, islice, takewhile
+from typing import Final
 
 from replica.engine.fair_share import ServedTokens
 from replica.engine.sequence import Sequence
 
 Rank = tuple[float, int]
+
+_LOOK_AHEAD: Final = 16  # requests of a tenant; each costs a few lookups
 
 
 class Ranking:
@@ -38,8 +46,9 @@ class Ranking:
 class WaitingQueue:
     """One sorted queue per tenant."""
 
-    def __init__(self, ranking: Ranking) -> None:
+    def __init__(self, ranking: Ranking, prefix_window_s: float) -> None:
         self._ranking = ranking
+        self._prefix_window_s = prefix_window_s
         self._by_tenant: dict[str, list[Sequence]] = {}
         self._num_sequences = 0
         self.num_missing_tokens = 0
@@ -65,8 +74,13 @@ class WaitingQueue:
         self._num_sequences -= 1
         self.num_missing_tokens -= sequence.num_missing_tokens
 
-    def in_order(self, now_s: float, served: ServedTokens) -> Iterator[Sequence]:
-        """Best first; the queue and ``served`` may change meanwhile.  O(tenants) to begin with."""
+    def in_order(
+        self, now_s: float, served: ServedTokens, num_cached_blocks: Callable[[Sequence], int]
+    ) -> Iterator[Sequence]:
+        """Best first; the queue and ``served`` may change meanwhile.  O(tenants) to begin with.
+
+        ``num_cached_blocks`` is asked once of each sequence that comes into question.
+        """
 
         def key(sequence: Sequence) -> tuple[int, int, int, str]:
             standing = sequence.standing
@@ -76,14 +90,36 @@ class WaitingQueue:
         heap = [key(queue[0]) for queue in self._by_tenant.values()]
         heapq.heapify(heap)
         rest_by_tenant: dict[str, deque[Sequence]] = {}
+        hits = functools.cache(num_cached_blocks)
         while heap:
             *_, tenant = heapq.heappop(heap)
             if tenant not in rest_by_tenant:
                 rest_by_tenant[tenant] = deque(self._by_tenant[tenant])
             rest = rest_by_tenant[tenant]
-            yield rest.popleft()
+            yield self._take_next(rest, hits)
             if rest:
                 heapq.heappush(heap, key(rest[0]))
+
+    def _take_next(
+        self, rest: deque[Sequence], num_cached_blocks: Callable[[Sequence], int]
+    ) -> Sequence:
+        first = rest[0]
+        latest_s = first.standing.submitted_at_s + self._prefix_window_s
+
+        def is_equal(other: Sequence) -> bool:
+            standing = other.standing
+            return (
+                standing.priority == first.standing.priority and standing.submitted_at_s <= latest_s
+            )
+
+        if first.has_run or len(rest) == 1:
+            return rest.popleft()
+        equals = list(takewhile(is_equal, islice(rest, _LOOK_AHEAD)))
+        hits = [num_cached_blocks(sequence) for sequence in equals]
+        index = hits.index(max(hits))
+        chosen = rest[index]
+        del rest[index]
+        return chosen
 
     def check_invariants(self) -> None:
         """Raises AssertionError."""

@@ -38,6 +38,7 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
         is_prefix_caching=config.is_prefix_caching,
         aging_s=config.priority_aging_s,
         fair_share_slack_tokens=config.fair_share_slack_tokens,
+        prefix_window_s=config.prefix_window_s,
     )
     blocks = BlockManager(plan.num_blocks, plan.num_host_blocks)
     loop = EngineLoop(

@@ -45,6 +45,7 @@ CONFIG = EngineConfig(
     is_kv_poisoned=False,
     priority_aging_s=30.0,
     fair_share_slack_tokens=256,
+    prefix_window_s=5.0,
     log_level="info",
 )
 WEIGHTS_BYTES = 1 << 20
