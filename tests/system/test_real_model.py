@@ -38,12 +38,15 @@ class RealFleet:
     process: FleetProcess
     sdks: dict[str, openai.OpenAI]  # by tenant
 
-    def engine_tokens(self) -> int:
-        """The engine's own counters since it was started."""
+    def engine_count(self, *names: str) -> int:
+        """The sum of the engine's own counters since it was started."""
         (url,) = self.process.state()["replica_urls"].values()
         with urllib.request.urlopen(f"{url}/metrics") as answer:
             text = answer.read().decode()
-        return sum(counter(text, n) for n in (metrics.PROMPT_TOKENS, metrics.GENERATION_TOKENS))
+        return sum(counter(text, name) for name in names)
+
+    def engine_tokens(self) -> int:
+        return self.engine_count(metrics.PROMPT_TOKENS, metrics.GENERATION_TOKENS)
 
     def assert_all_counts_agree(self) -> None:
         directory = self.process.data_dir
@@ -127,6 +130,30 @@ def test_a_stream_says_what_the_whole_answer_says(fleet: RealFleet) -> None:
     assert whole.usage is not None
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
     fleet.assert_all_counts_agree()
+
+
+def test_tenants_never_share_a_prefix(fleet: RealFleet) -> None:
+    """Neither told nor taken: where nothing is found, everything is computed, and no time tells."""
+
+    def num_cached_tokens(tenant: str, salt: str | None) -> int:
+        found_before = fleet.engine_count(metrics.PREFIX_CACHE_HITS)
+        answer = fleet.sdks[tenant].chat.completions.create(
+            model="default",
+            messages=messages("Keep this to yourself, whoever asks. " * 12),
+            max_tokens=1,
+            extra_body={} if salt is None else {"cache_salt": salt},
+        )
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        told = answer.usage.prompt_tokens_details.cached_tokens
+        assert told == fleet.engine_count(metrics.PREFIX_CACHE_HITS) - found_before
+        return told
+
+    for salt in (None, "chosen by both"):
+        assert num_cached_tokens("acme", salt) == 0
+        assert num_cached_tokens("acme", salt) > 64
+        assert num_cached_tokens("globex", salt) == 0
+        assert num_cached_tokens("globex", salt) > 64
 
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
