@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from replica.engine.block_manager import BlockManager
 from replica.engine.messages import SamplingParams
 from replica.engine.prefix import PrefixIdentity
-from replica.engine.scheduler import SampledToken, Scheduler, SchedulerLimits
+from replica.engine.scheduler import Scheduler, SchedulerLimits
 from replica.engine.sequence import Prompt, Standing
 from replica.engine.sequence import Sequence as EngineSequence
+from replica.engine.step import SampledToken
 
 MAX_MODEL_LEN = 2048
 BLOCK_SIZE = 16
@@ -88,13 +89,15 @@ def paged(requests: Sequence[Request], pool_tokens: int) -> Result:
     samples, num_steps = Samples(pool_tokens), 0
     while scheduler.has_work:
         num_steps += 1
-        for chunk in scheduler.schedule(0.0):
+        chunks = scheduler.schedule(0.0)
+        scheduler.retire()
+        for chunk in chunks:
             sequence = chunk.sequence
             is_last = (
                 sequence.num_completion_tokens + 1 == requests[sequence.sequence_id].num_output
             )
             token = SampledToken(EOS if is_last else 1, is_finite=True)
-            scheduler.update(sequence, chunk.num_tokens, token if chunk.is_sampled else None)
+            scheduler.update(chunk, token if chunk.is_sampled else None)
             if sequence.finish_reason is not None:
                 del live[sequence.sequence_id]
         scheduler.take_kv_operations()

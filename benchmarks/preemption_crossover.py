@@ -16,7 +16,7 @@ from replica.engine.backend import choose_backend
 from replica.engine.batch import FlatBatch, Segment
 from replica.engine.kv_blocks import KvOptions
 from replica.engine.kv_operations import CopyIn, CopyOut
-from replica.engine.loop import ModelRunner
+from replica.engine.launcher import ModelRunner
 from replica.engine.messages import CpuBackend
 from replica.model import store
 from replica.model.loader import open_model

@@ -22,7 +22,7 @@ from replica.engine.backend import choose_backend
 from replica.engine.batch import FlatBatch, SampledRow, Segment
 from replica.engine.block_manager import BlockManager
 from replica.engine.block_mirror import BlockMirror, Subscription
-from replica.engine.loop import ModelRunner
+from replica.engine.launcher import ModelRunner
 from replica.engine.messages import (
     LENGTH_PREFIX_BYTES,
     CpuBackend,
@@ -33,9 +33,10 @@ from replica.engine.messages import (
     encode_frame,
 )
 from replica.engine.prefix import PrefixIdentity
-from replica.engine.scheduler import SampledToken, Scheduler, SchedulerLimits
+from replica.engine.scheduler import Scheduler, SchedulerLimits
 from replica.engine.sequence import Prompt, Standing
 from replica.engine.sequence import Sequence as EngineSequence
+from replica.engine.step import SampledToken
 from replica.model import store
 from replica.model.loader import open_model
 from replica.settings import Settings
@@ -91,9 +92,10 @@ class Reporting:
     def step(self, follower: Subscription) -> float:
         """Seconds that telling of it took."""
         chunks = self._scheduler.schedule(0.0)
+        self._scheduler.retire()
         for each in chunks:
             token = SampledToken(7, is_finite=True) if each.is_sampled else None
-            self._scheduler.update(each.sequence, each.num_tokens, token)
+            self._scheduler.update(each, token)
         self._scheduler.take_kv_operations()
         started_s = time.perf_counter()
         report = StepReport(

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from replica.engine.free_memory import free_memory_bytes
 from replica.engine.memory_plan import plan_memory
-from replica.engine.messages import CpuBackend, EngineConfig, Preemption
+from replica.engine.messages import Preemption
 from replica.errors import ModelUnsupported
 from replica.model.config import LlamaConfig
+from replica.settings import Settings
 from tests.replica.replica_process import ReplicaProcess
 
 MODEL = LlamaConfig(
@@ -27,27 +28,9 @@ MODEL = LlamaConfig(
     rope_theta=10_000.0,
     rms_norm_eps=1e-5,
 )
-CONFIG = EngineConfig(
-    model="m",
-    model_cache_dir="",
-    num_threads=None,
-    cpu_backend=CpuBackend.AUTO,
-    compile_cache_dir="",
-    max_model_len=None,
-    memory_bytes=None,
-    kv_cache_bytes=1 << 40,
-    block_size=16,
-    max_num_seqs=4,
-    max_num_batched_tokens=64,
-    preemption=Preemption.RECOMPUTE,
-    swap_bytes=64 << 10,
-    is_prefix_caching=True,
-    is_kv_poisoned=False,
-    priority_aging_s=30.0,
-    fair_share_slack_tokens=256,
-    prefix_window_s=5.0,
-    log_level="info",
-)
+CONFIG = Settings(
+    kv_cache_bytes=1 << 40, block_size=16, max_num_seqs=4, max_num_batched_tokens=64
+).engine_config()
 WEIGHTS_BYTES = 1 << 20
 
 
