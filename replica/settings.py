@@ -53,7 +53,7 @@ class Settings(BaseSettings):
     kv_cache_bytes: int = Field(
         1 << 30, ge=1
     )  # 22,000 tokens of SmolLM2; untouched pages cost nothing
-    # PREEMPTION_WHY
+    # Swapping is cheaper (decision 0005), but here host memory is better spent on the cache itself.
     preemption: Preemption = Preemption.RECOMPUTE
     swap_bytes: int = Field(
         256 << 20, ge=0
