@@ -67,9 +67,11 @@ def _is_free(port: int) -> bool:
 
 
 def cpu_s(pid: int) -> float:
-    """Of all threads, from the scheduler's own count."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+    """Of all threads, and of the workers it has started, from the scheduler's own count."""
+    tasks = list(Path(f"/proc/{pid}/task").iterdir())
+    own_s = sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+    children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return own_s + sum(cpu_s(child) for child in children)
 
 
 def rss_mb(pid: int) -> float:
