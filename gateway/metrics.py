@@ -34,23 +34,23 @@ class Histogram:
 
 class Metrics:
     def __init__(self) -> None:
-        self._requests: Counter[Labels] = Counter()
+        self._requests: Counter[tuple[str, int]] = Counter()  # by endpoint and status
         self._refusals: Counter[Labels] = Counter()
-        self._tokens: Counter[Labels] = Counter()
+        self._num_tokens = {"input": 0, "cached": 0, "output": 0}
         self._ttft = Histogram(names.LATENCY_BUCKETS_S)
         self.num_active = 0
         self.num_shipped = 0
 
     def count_request(self, endpoint: str, status: int) -> None:
-        self._requests[("endpoint", endpoint), ("status", str(status))] += 1
+        self._requests[endpoint, status] += 1
 
     def count_refusal(self, reason: str) -> None:
         self._refusals[(("reason", reason),)] += 1
 
     def count_tokens(self, *, uncached: int, cached: int, output: int) -> None:
-        self._tokens[(("class", "input"),)] += uncached
-        self._tokens[(("class", "cached"),)] += cached
-        self._tokens[(("class", "output"),)] += output
+        self._num_tokens["input"] += uncached
+        self._num_tokens["cached"] += cached
+        self._num_tokens["output"] += output
 
     def count_shipped(self, num_events: int) -> None:
         self.num_shipped += num_events
@@ -59,11 +59,18 @@ class Metrics:
         self._ttft.observe(seconds)
 
     def render(self, *, num_spooled: int) -> str:
+        requests: dict[Labels, int] = {
+            (("endpoint", endpoint), ("status", str(status))): count
+            for (endpoint, status), count in self._requests.items()
+        }
+        tokens: dict[Labels, int] = {
+            (("class", kind),): count for kind, count in self._num_tokens.items()
+        }
         return "\n".join(
             [
-                *_family(names.GATEWAY_REQUESTS, "counter", self._requests),
+                *_family(names.GATEWAY_REQUESTS, "counter", requests),
                 *_family(names.GATEWAY_REFUSALS, "counter", self._refusals),
-                *_family(names.GATEWAY_TOKENS, "counter", self._tokens),
+                *_family(names.GATEWAY_TOKENS, "counter", tokens),
                 *_family(names.GATEWAY_ACTIVE_REQUESTS, "gauge", {(): self.num_active}),
                 *_family(names.GATEWAY_SPOOLED_EVENTS, "counter", {(): num_spooled}),
                 *_family(names.GATEWAY_SHIPPED_EVENTS, "counter", {(): self.num_shipped}),

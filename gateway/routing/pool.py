@@ -58,6 +58,7 @@ class ReplicaPool:
         self._replicas = {client.name: Replica(client) for client in clients}
         self._aliases = aliases
         self._poll_timeout_s = poll_timeout_s
+        self._known_models = frozenset[str]()  # ready or not
         self.version = 0  # rises with each change of what a replica serves, or of its readiness
 
     def __getitem__(self, name: str) -> Replica:
@@ -80,10 +81,9 @@ class ReplicaPool:
         """The name replicas use.  Raises ModelNotFound, or NoReplicaAvailable if nobody can say."""
         if model in self._aliases:
             return self._aliases[model]
-        known = [replica.models for replica in self._replicas.values()]
-        if any(models is not None and model in models for models in known):
+        if model in self._known_models:
             return model
-        if any(models is None for models in known):
+        if any(replica.models is None for replica in self._replicas.values()):
             raise NoReplicaAvailable("The replicas have not told yet which models they serve.")
         raise ModelNotFound(f"The model '{model}' does not exist.")
 
@@ -133,6 +133,8 @@ class ReplicaPool:
         after = replica.endpoint
         if (after.is_ready, after.models) != (before.is_ready, before.models):
             self.version += 1
+            known = [r.models for r in self._replicas.values() if r.models is not None]
+            self._known_models = frozenset[str]().union(*known)
         if after.is_ready != before.is_ready:
             logger.info(
                 "replica ready" if is_ready else "replica not ready",
