@@ -137,9 +137,9 @@ def test_tenants_never_share_a_prefix(fleet: RealFleet) -> None:
 
     def num_cached_tokens(tenant: str, salt: str | None) -> int:
         found_before = fleet.engine_count(metrics.PREFIX_CACHE_HITS)
-        answer = fleet.sdks[tenant].chat.completions.create(
+        answer = fleet.sdks[tenant].completions.create(
             model="default",
-            messages=messages("Keep this to yourself, whoever asks. " * 12),
+            prompt="Keep this to yourself, whoever asks. " * 12,
             max_tokens=1,
             extra_body={} if salt is None else {"cache_salt": salt},
         )
