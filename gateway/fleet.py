@@ -51,7 +51,9 @@ class Fleet:
             self._version = self.pool.version
         candidates = self._candidates.get(model)
         if candidates is None:
-            wanted = RoutingRequest(model, b"")
+            if len(endpoints) == 1:
+            return self.pool[endpoints[0].name]  # nothing to choose
+        wanted = RoutingRequest(model, b"")
             kept = self._profile.candidates(wanted, self.pool.endpoints())
             candidates = [self.pool[endpoint.name] for endpoint in kept]
             self._candidates[model] = candidates
