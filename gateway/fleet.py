@@ -41,6 +41,8 @@ class Fleet:
         endpoints = [replica.endpoint for replica in replicas if replica.name not in tried]
         if not endpoints:
             raise NoReplicaAvailable("No replica can take this request now.")
+        if len(endpoints) == 1:
+            return self.pool[endpoints[0].name]  # nothing to choose
         wanted = RoutingRequest(request.model, request.affinity_key, tried)
         return self.pool[self._profile.best(wanted, endpoints)]
 
@@ -51,9 +53,7 @@ class Fleet:
             self._version = self.pool.version
         candidates = self._candidates.get(model)
         if candidates is None:
-            if len(endpoints) == 1:
-            return self.pool[endpoints[0].name]  # nothing to choose
-        wanted = RoutingRequest(model, b"")
+            wanted = RoutingRequest(model, b"")
             kept = self._profile.candidates(wanted, self.pool.endpoints())
             candidates = [self.pool[endpoint.name] for endpoint in kept]
             self._candidates[model] = candidates
