@@ -34,6 +34,8 @@ async def search(
     bracket = _Bracket(bounds)
     while not bracket.is_closed and clock_s() < give_up_s:
         report = await measure(len(bracket.probes), bracket.next_rate_per_s())
+        if report.total.num_requests == 0:
+            break  # so slow a rate that nothing was due in a run: there is nothing to tell
         show(bracket.add(report))
     return GoodputReport(
         target_ratio=bounds.target_ratio,

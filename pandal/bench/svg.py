@@ -65,7 +65,7 @@ def _upper(values: Sequence[float]) -> float:
     if largest <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(largest))
-    return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= largest)
+    return next(step * power for step in (1, 2, 3, 4, 5, 6, 8, 10) if step * power >= largest)
 
 
 def _frame(axes: Axes, scale: _Scale) -> Iterator[str]:

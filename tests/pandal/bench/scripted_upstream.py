@@ -32,10 +32,12 @@ class Upstream:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                length = re.search(rb"content-length: (\d+)", head)
+                length = re.search(rb"(?i)content-length: (\d+)", head)
                 body = await reader.readexactly(int(length[1])) if length else b""
                 if head.startswith(b"GET /seen"):
                     self.whole(writer, 200, self.seen)
+                elif head.startswith(b"GET "):  # /health and /v1/models, for other generators
+                    self.whole(writer, 200, {"object": "list", "data": [{"id": "default"}]})
                 else:
                     await self.answer(writer, head, json.loads(body))
                 await writer.drain()
@@ -43,7 +45,7 @@ class Upstream:
             writer.close()
 
     async def answer(self, writer: asyncio.StreamWriter, head: bytes, body: dict[str, Any]) -> None:
-        found = re.search(rb"authorization: Bearer (\S+)", head)
+        found = re.search(rb"(?i)authorization: Bearer (\S+)", head)
         key = found[1].decode() if found else ""
         text = json.dumps(body["messages"])
         digest = hashlib.sha256(text.encode()).hexdigest()
@@ -71,7 +73,7 @@ class Upstream:
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
             b"transfer-encoding: chunked\r\n\r\n"
         )
-        num_tokens = int(body["max_tokens"])
+        num_tokens = int(body.get("max_completion_tokens", body.get("max_tokens", 1)))
         chunk = event({"choices": [{"index": 0, "delta": {"content": "word "}}]})
         writer.write(event({"choices": [{"index": 0, "delta": {"role": "assistant"}}]}))
         await asyncio.sleep(self.ttft_s)
@@ -86,13 +88,15 @@ class Upstream:
             writer.write(event({"choices": [], "usage": self.usage(body["messages"], num_tokens)}))
         writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
 
-    def usage(self, messages: list[dict[str, str]], num_tokens: int) -> dict[str, Any]:
+    def usage(self, messages: list[dict[str, Any]], num_tokens: int) -> dict[str, Any]:
         num_prompt = num_cached = 0
         so_far = hashlib.sha256()
         is_cached = True
         for message in messages:
-            num_words = len(message["content"].split())
-            so_far.update(message["content"].encode())
+            content = message["content"]
+            text = content if isinstance(content, str) else " ".join(p["text"] for p in content)
+            num_words = len(text.split())
+            so_far.update(text.encode())
             is_cached = is_cached and so_far.hexdigest() in self.prefixes
             self.prefixes.add(so_far.hexdigest())
             num_prompt += num_words

@@ -55,6 +55,15 @@ async def test_no_probe_begins_after_the_time_is_up() -> None:
     assert report.lowest_failed_rate_per_s is None
 
 
+async def test_a_run_in_which_nothing_was_due_tells_nothing() -> None:
+    async def measure(number: int, rate_per_s: float) -> BenchReport:
+        return report_of([9.0] if rate_per_s >= 1 else [], rate_per_s)
+
+    report = await search(BOUNDS, measure, lambda probe: None)
+    assert [probe.rate_per_s for probe in report.probes] == [1.0]
+    assert report.lowest_failed_rate_per_s == 1.0
+
+
 @pytest.mark.parametrize(("target_ratio", "is_sustained"), [(0.8, True), (0.9, False)])
 async def test_the_share_that_must_be_good_is_settable(
     target_ratio: float, is_sustained: bool
