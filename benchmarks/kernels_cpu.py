@@ -1,6 +1,6 @@
 """The compiled step on its own: decode and prefill tokens per second, without a server.
 
-    python benchmarks/kernels_cpu.py MODEL.gguf [--kv bfloat16] [--threads 2] [--level avx2]
+    python benchmarks/kernels_cpu.py MODEL.gguf [--kv bfloat16] [--activations int8] ...
 
 Contexts are filled by a real prefill; every figure is the median of ``--rounds`` steps.  The pure
 read speed of the machine stands beside them: a decode of one sequence cannot be faster than the
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from kernels.decoder_step.batch import StepBatch
 from kernels.decoder_step.model import DecoderShape, DecoderWeights, KvCache, LayerWeights
 from kernels.decoder_step.op import DecoderStep
-from kernels.linear.formats import WeightFormat
+from kernels.linear.formats import ActivationFormat, WeightFormat
 from kernels.linear.packing import PackedWeight, pack_gguf
 from kernels.paged_attention.formats import KvFormat
 from kernels.paged_attention.plan import Segment
@@ -134,6 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model", type=Path)
     parser.add_argument("--kv", type=KvFormat, default=KvFormat.FLOAT32)
+    parser.add_argument("--activations", type=ActivationFormat, default=ActivationFormat.FLOAT32)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--level", type=FeatureLevel, default=detect_level())
     parser.add_argument("--rounds", type=int, default=9)
@@ -144,9 +145,19 @@ def main() -> None:
     with ThreadTeam(arguments.threads) as team:
         start = time.perf_counter()
         step = DecoderStep(
-            shape, weights, cache, team, max_rows=512, max_sampled_rows=32, level=arguments.level
+            shape,
+            weights,
+            cache,
+            team,
+            max_rows=512,
+            max_sampled_rows=32,
+            activation_format=arguments.activations,
+            level=arguments.level,
         )
-        print(f"{step.level}, {arguments.threads} threads, {arguments.kv} keys and values")
+        print(
+            f"{step.level}, {arguments.threads} threads, {arguments.activations} activations, "
+            f"{arguments.kv} keys and values"
+        )
         print(f"compiled or loaded in {time.perf_counter() - start:.1f} s")
         print(f"one thread reads {read_gb_per_s():.1f} GB/s")
         vocab = shape.vocab_size

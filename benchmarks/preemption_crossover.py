@@ -17,6 +17,7 @@ from replica.engine.batch import FlatBatch, Segment
 from replica.engine.kv_blocks import KvOptions
 from replica.engine.kv_operations import CopyIn, CopyOut
 from replica.engine.launcher import ModelRunner
+from replica.engine.memory_plan import kv_bytes_per_token
 from replica.engine.messages import CpuBackend
 from replica.model import store
 from replica.model.loader import open_model
@@ -71,7 +72,7 @@ def main() -> None:
     backend = choose_backend(settings.engine_config(), opened, [])
     options = KvOptions(num_host_blocks=NUM_BLOCKS)
     runner = backend.load(1 + 2 * NUM_BLOCKS, lambda ratio, detail: None, options)
-    token_bytes = opened.config.kv_bytes_per_token
+    token_bytes = kv_bytes_per_token(settings.engine_config(), opened.config)
     print(f"{arguments.model}, {backend.description}; {token_bytes} bytes of KV a token")
     runner.execute(chunk(0, CHUNK_TOKENS))  # warm
     seconds_to_swap(runner, CONTEXTS[-1])

@@ -21,7 +21,7 @@ class Timed:
 
 
 async def stream_completion(
-    url: str, api_key: str, model: str, prompt: str, max_tokens: int
+    url: str, api_key: str, model: str, prompt: str | list[int], max_tokens: int
 ) -> Timed:
     """Raises RuntimeError for anything but a whole stream with its usage."""
     parts = urlsplit(url)

@@ -20,6 +20,7 @@ from pandal.planner.command import plan
 from pandal.screen import Screen, SteadyConsole, say
 from pandal.settings import CommandSettings, unread_variables
 from pandal.simulation.command import simulate
+from replica.engine.messages import KvCacheDtype, Precision
 
 app = typer.Typer(
     name="pandal",
@@ -40,6 +41,10 @@ DataDirOption = Annotated[
         "--data-dir", help="State of the local fleet.", show_default="~/.local/share/pandal"
     ),
 ]
+PrecisionOption = Annotated[
+    Precision, typer.Option(help="What is multiplied with what; only exact rounds nothing.")
+]
+KvOption = Annotated[KvCacheDtype, typer.Option(help="What keys and values are kept as.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -84,6 +89,8 @@ def up(
     ] = DEFAULT_MODEL,
     replicas: Annotated[int, typer.Option(help="Model servers to start.")] = 1,
     port: Annotated[int, typer.Option(help="Of the gateway, on 127.0.0.1.")] = 8080,
+    precision: PrecisionOption = Precision.EXACT,
+    kv: KvOption = KvCacheDtype.FLOAT32,
     data_dir: DataDirOption = None,
     once: Annotated[bool, typer.Option("--once", help="Show one request and stop.")] = False,
     dev_replica: Annotated[
@@ -99,6 +106,8 @@ def up(
     options = UpOptions(
         model=model,
         num_replicas=replicas,
+        precision=precision,
+        kv_cache_dtype=kv,
         port=port,
         data_dir=_data_dir(data_dir, settings),
         is_once=once,
@@ -142,6 +151,29 @@ def keys_create(
             f"key     {created.api_key}"
         )
     say(note, sys.stderr)
+
+
+@app.command("compile")
+def precompile(
+    model: Annotated[
+        str, typer.Option(help="Name, .gguf file or Hugging Face folder.")
+    ] = DEFAULT_MODEL,
+    precision: PrecisionOption = Precision.EXACT,
+    kv: KvOption = KvCacheDtype.FLOAT32,
+) -> None:
+    """Compile a model's kernels now, so that its first start need not."""
+    from pandal.installation import require_extras
+
+    require_extras(("replica",))
+    from pandal.precompile import compile_kernels
+
+    compile_kernels(
+        model,
+        precision=precision,
+        kv_cache_dtype=kv,
+        model_cache=CommandSettings().model_cache,
+        screen=Screen(SteadyConsole(), SteadyConsole(stderr=True)),
+    )
 
 
 @app.command()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pandal.datadir import DataDir
 from pandal.http_client import Address
+from replica.engine.messages import KvCacheDtype, Precision
 
 HOST = "127.0.0.1"  # a demo key and no TLS: nothing here may be reached from elsewhere
 DEFAULT_ALIAS = "default"
@@ -16,6 +17,8 @@ DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 class UpOptions:
     model: str
     num_replicas: int
+    precision: Precision
+    kv_cache_dtype: KvCacheDtype
     port: int
     data_dir: DataDir
     is_once: bool
@@ -57,6 +60,8 @@ class FleetPlan:
     own_replicas: tuple[OwnReplica, ...]
     dev_replicas: tuple[DevReplica, ...]  # instead of own ones
     threads_per_replica: int
+    precision: Precision
+    kv_cache_dtype: KvCacheDtype
     kafka_bootstrap: str | None
     is_once: bool
 

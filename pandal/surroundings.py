@@ -62,6 +62,8 @@ def check_surroundings(options: UpOptions) -> FleetPlan:
         ),
         dev_replicas=dev_replicas,
         threads_per_replica=max(1, len(os.sched_getaffinity(0)) // options.num_replicas),
+        precision=options.precision,
+        kv_cache_dtype=options.kv_cache_dtype,
         kafka_bootstrap=options.kafka_bootstrap,
         is_once=options.is_once,
     )

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from contracts import environment
-from replica.engine.messages import CpuBackend, EngineConfig, Preemption
+from replica.engine.messages import CpuBackend, EngineConfig, KvCacheDtype, Precision, Preemption
 from replica.model import store
 
 PREFIX: Final = "REPLICA_"
@@ -36,9 +36,13 @@ class Settings(BaseSettings):
     model: str = "SmolLM2-135M-Instruct"  # small enough for any laptop, Apache-2.0
     model_cache_dir: Path = Field(default_factory=default_cache_dir)  # shared by all replicas
     served_model_name: str | None = None  # None: the model's own name
-    num_threads: int | None = Field(None, ge=1, le=1024)  # None: torch takes every core
+    num_threads: int | None = Field(None, ge=1, le=1024)  # None: the physical cores there are
     # The fastest that can run the model: the compiled step where it can, else torch.
     cpu_backend: CpuBackend = CpuBackend.AUTO
+    # The compiled step only.  Defaults cost no quality; fast costs 0.3 % of perplexity, see
+    # benchmarks/quality.py.
+    precision: Precision = Precision.EXACT
+    kv_cache_dtype: KvCacheDtype = KvCacheDtype.FLOAT32
     compile_cache_dir: Path = Field(
         default_factory=lambda: default_cache_dir().parent / "kernels"
     )  # code compiled once for this machine, shared by all replicas
@@ -121,6 +125,8 @@ class Settings(BaseSettings):
             model_cache_dir=os.fspath(self.model_cache_dir),
             num_threads=self.num_threads,
             cpu_backend=self.cpu_backend,
+            precision=self.precision,
+            kv_cache_dtype=self.kv_cache_dtype,
             compile_cache_dir=os.fspath(self.compile_cache_dir),
             max_model_len=self.max_model_len,
             memory_bytes=self.memory_bytes,

@@ -9,10 +9,11 @@ from typing import Any, Final, NamedTuple
 from kernels.argmax.cpu import argmax
 from kernels.decoder_step.batch import BatchArrays
 from kernels.decoder_step.model import DecoderShape
-from kernels.linear.cpu import linear
+from kernels.linear.cpu import linear, takes_codes
 from kernels.linear.formats import GROUP_SIZE, TILE_COLUMNS
 from kernels.linear.lookup import lookup
 from kernels.paged_attention.cpu import paged_attention
+from kernels.quantize.cpu import quantize
 from kernels.rms_norm.cpu import add_rms_norm, row_sum
 from kernels.rotary.cpu import rotary
 from kernels.silu_mul.cpu import silu_mul
@@ -24,7 +25,8 @@ from kernels.vector_ir.rounding import flush_denormals, restore_denormals
 LAYER_COLUMNS: Final = (
     "input_norm", "qkv", "output", "post_norm", "gate_up", "down", "keys", "values",
 )  # fmt: skip
-STAGES_PER_LAYER: Final = 9  # two norms, four linears, rotary, attention, gate
+# Two norms, four linears, rotary, attention, gate, and what attention gives, quantized.
+STAGES_PER_LAYER: Final = 10
 _INPUT_NORM, _QKV, _OUTPUT, _POST_NORM, _GATE_UP, _DOWN, _KEYS, _VALUES = range(8)
 
 
@@ -48,6 +50,7 @@ class Buffers(NamedTuple):
     delta: int  # [max_rows, hidden]
     gate_up: int  # [max_rows, 2 * intermediate]
     activated: int  # [max_rows, intermediate]
+    codes: int  # bytes: the rows of the next linear of a layer, quantized, if it wants them so
     row_sums: int  # [max_rows] of the final norm: finite if and only if the row is
     logits: int  # [max_sampled_rows, vocab, padded to tiles]
     best: int  # int64 [max_sampled_rows] arg-max of the logits
@@ -93,7 +96,7 @@ def decoder_step(
         _attention(
             specs, num_threads, shape, row, tables, buffers, batch, scratch, stage + STAGE_BYTES
         )
-        stage += 5 * STAGE_BYTES
+        stage += 6 * STAGE_BYTES
         _norm(specs, num_threads, shape, buffers, row[_POST_NORM], buffers.delta, num_rows, stage)
         _feed_forward(
             specs, num_threads, shape, row, buffers, num_rows, scratch, stage + STAGE_BYTES
@@ -139,8 +142,19 @@ def _norm(
 ) -> None:
     add_rms_norm(
         specs.layers, num_threads, buffers.residual, delta, weight, buffers.normed,
-        num_rows, shape.hidden_size, shape.rms_norm_eps, stage,
+        _codes(specs, buffers), num_rows, shape.hidden_size, shape.rms_norm_eps, stage,
     )  # fmt: skip
+
+
+@inlined
+def _codes(specs: Specializations, buffers: Buffers) -> int:
+    """Where layers' linears want rows quantized; 0: they do not."""
+    return buffers.codes if takes_codes(specs.layers) != 0 else 0
+
+
+@inlined
+def _rows_for_linear(specs: Specializations, buffers: Buffers, rows: int) -> int:
+    return buffers.codes if takes_codes(specs.layers) != 0 else rows
 
 
 @inlined
@@ -160,7 +174,8 @@ def _attention(
     qkv_size = attended_size + 2 * shape.num_kv_heads * shape.head_dim
     linear(
         specs.layers, num_threads, row[_QKV], qkv_size // TILE_COLUMNS,
-        shape.hidden_size // GROUP_SIZE, buffers.normed, num_rows, buffers.qkv, stage, scratch,
+        shape.hidden_size // GROUP_SIZE, _rows_for_linear(specs, buffers, buffers.normed),
+        num_rows, buffers.qkv, stage, scratch,
     )  # fmt: skip
     rotary(
         specs.attention, num_threads, buffers.qkv, num_rows, shape.num_kv_heads,
@@ -172,10 +187,15 @@ def _attention(
         shape.num_kv_heads, batch.pieces, batch.block_tables, stage + 2 * STAGE_BYTES,
         scratch,
     )  # fmt: skip
+    if takes_codes(specs.layers) != 0:
+        quantize(
+            specs.layers, num_threads, buffers.attended, buffers.codes, num_rows,
+            attended_size // GROUP_SIZE, stage + 3 * STAGE_BYTES,
+        )  # fmt: skip
     linear(
         specs.layers, num_threads, row[_OUTPUT], shape.hidden_size // TILE_COLUMNS,
-        attended_size // GROUP_SIZE, buffers.attended, num_rows, buffers.delta,
-        stage + 3 * STAGE_BYTES, scratch,
+        attended_size // GROUP_SIZE, _rows_for_linear(specs, buffers, buffers.attended),
+        num_rows, buffers.delta, stage + 4 * STAGE_BYTES, scratch,
     )  # fmt: skip
 
 
@@ -193,15 +213,17 @@ def _feed_forward(
     linear(
         specs.layers, num_threads, row[_GATE_UP],
         2 * shape.intermediate_size // TILE_COLUMNS, shape.hidden_size // GROUP_SIZE,
-        buffers.normed, num_rows, buffers.gate_up, stage, scratch,
+        _rows_for_linear(specs, buffers, buffers.normed), num_rows, buffers.gate_up, stage,
+        scratch,
     )  # fmt: skip
     silu_mul(
-        specs.layers, num_threads, buffers.gate_up, buffers.activated, num_rows,
-        shape.intermediate_size, stage + STAGE_BYTES,
+        specs.layers, num_threads, buffers.gate_up, buffers.activated, _codes(specs, buffers),
+        num_rows, shape.intermediate_size, stage + STAGE_BYTES,
     )  # fmt: skip
     linear(
         specs.layers, num_threads, row[_DOWN], shape.hidden_size // TILE_COLUMNS,
-        shape.intermediate_size // GROUP_SIZE, buffers.activated, num_rows, buffers.delta,
+        shape.intermediate_size // GROUP_SIZE,
+        _rows_for_linear(specs, buffers, buffers.activated), num_rows, buffers.delta,
         stage + 2 * STAGE_BYTES, scratch,
     )  # fmt: skip
 

@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from kernels.linear.formats import GROUP_SIZE, TILE_COLUMNS
 from kernels.linear.packing import PackedWeight
@@ -113,10 +112,9 @@ class KvCache:
         self.kv_format = kv_format
         self.num_blocks = num_blocks
         self.block_size = block_size
-        dtype: Any = np.float32 if kv_format is KvFormat.FLOAT32 else np.uint16
-        block_elements = shape.num_kv_heads * shape.head_dim * block_size
-        size = (shape.num_layers, 2, num_blocks, block_elements)
-        self._storage: npt.NDArray[Any] = np.zeros(size, dtype)
+        block_bytes = shape.num_kv_heads * block_size * kv_format.head_bytes(shape.head_dim)
+        size = (shape.num_layers, 2, num_blocks, block_bytes)
+        self._storage: npt.NDArray[np.uint8] = np.zeros(size, np.uint8)
 
     @property
     def size_bytes(self) -> int:
@@ -127,10 +125,9 @@ class KvCache:
         keys, values = self._storage[layer]
         return int(keys.ctypes.data), int(values.ctypes.data)
 
-    def block_tensors(self) -> Sequence[torch.Tensor]:
-        """Each layer's keys and values, ``[num_blocks, elements]``: views, to move blocks by."""
-        if self.kv_format is KvFormat.FLOAT32:
-            storage = torch.from_numpy(self._storage)
-        else:
-            storage = torch.from_numpy(self._storage.view(np.int16)).view(torch.bfloat16)
-        return [part for layer in storage for part in layer]
+    def block_bytes(self) -> Sequence[npt.NDArray[np.uint8]]:
+        """Each layer's keys and values, ``[num_blocks, bytes]``: views, to move blocks by.
+
+        All bits set are not a number, in each of the formats.
+        """
+        return [part for layer in self._storage for part in layer]

@@ -24,7 +24,7 @@ from kernels.decoder_step.model import (
     check_sizes,
 )
 from kernels.linear.cpu import SCRATCH_BYTES
-from kernels.linear.formats import LinearSpecialization
+from kernels.linear.formats import GROUP_SIZE, ActivationFormat, LinearSpecialization
 from kernels.paged_attention.cpu import scratch_bytes
 from kernels.paged_attention.formats import AttentionSpecialization, KvFormat
 from kernels.threads.stage import STAGE_BYTES
@@ -69,11 +69,14 @@ class DecoderStep:
         *,
         max_rows: int,
         max_sampled_rows: int,
+        activation_format: ActivationFormat = ActivationFormat.FLOAT32,
         level: FeatureLevel | None = None,
     ) -> None:
         """Compiles, or loads from the cache: seconds, once per machine and weight format.
 
-        level: None for ``fitting_level``.  Raises ValueError for weights of other shapes.
+        activation_format: of the layers' linears; the lm_head's stay float32.
+        level: None for ``fitting_level``.  Raises ValueError for weights of other shapes, and for
+        int8 activations over weights that are not integers.
         """
         weights.check(shape)
         if level is None:
@@ -84,7 +87,7 @@ class DecoderStep:
         self._team = team
         self._max_rows = max_rows
         self._max_sampled_rows = max_sampled_rows
-        self._specs = _specializations(level, shape, weights, cache)
+        self._specs = _specializations(level, shape, weights, cache, activation_format)
         self._layers = _layer_addresses(weights, cache)
         self._tables = Tables(
             embedding=weights.embedding.address,
@@ -152,11 +155,15 @@ def _check_range(what: str, values: Any, end: int) -> None:
 
 
 def _specializations(
-    level: FeatureLevel, shape: DecoderShape, weights: DecoderWeights, cache: KvCache
+    level: FeatureLevel,
+    shape: DecoderShape,
+    weights: DecoderWeights,
+    cache: KvCache,
+    activation_format: ActivationFormat,
 ) -> Specializations:
     layer_format = weights.layers[0].qkv.weight_format
     return Specializations(
-        layers=LinearSpecialization(level, layer_format),
+        layers=LinearSpecialization(level, layer_format, activation_format),
         embedding=LinearSpecialization(level, weights.embedding.weight_format),
         lm_head=LinearSpecialization(level, weights.lm_head.weight_format),
         attention=_attention_specialization(level, shape, cache.kv_format, cache.block_size),
@@ -199,6 +206,8 @@ def _allocate(
     """``delta`` also takes the sampled rows, of which there may be more than rows of a chunk."""
     attended_size = shape.num_heads * shape.head_dim
     most_rows = max(max_rows, max_sampled_rows)
+    widest = max(shape.hidden_size, attended_size, shape.intermediate_size)
+    codes_bytes = widest // GROUP_SIZE * ActivationFormat.INT8.group_bytes
     return {
         "residual": np.empty((max_rows, shape.hidden_size), np.float32),
         "normed": np.empty((max_rows, shape.hidden_size), np.float32),
@@ -207,6 +216,7 @@ def _allocate(
         "delta": np.empty((most_rows, shape.hidden_size), np.float32),
         "gate_up": np.empty((max_rows, 2 * shape.intermediate_size), np.float32),
         "activated": np.empty((max_rows, shape.intermediate_size), np.float32),
+        "codes": np.empty((max_rows, codes_bytes), np.uint8),
         "row_sums": np.empty(max_rows, np.float32),
         "logits": np.empty((max_sampled_rows, weights.lm_head.padded_out_features), np.float32),
         "best": np.empty(max_sampled_rows, np.int64),

@@ -5,15 +5,23 @@ Nothing is assigned before: a thread whose core also serves another process take
 
 from typing import Any, Final
 
-from kernels.linear import tiles
-from kernels.linear.formats import GROUP_SIZE, TILE_COLUMNS, WeightFormat
+from kernels.linear import integer_tiles, tiles
+from kernels.linear.formats import (
+    GROUP_SIZE,
+    TILE_COLUMNS,
+    ActivationFormat,
+    LinearSpecialization,
+    WeightFormat,
+)
 from kernels.threads.stage import SHARES_PER_THREAD, finish, take
 from kernels.vector_ir.function import constant_of, inlined
 from kernels.vector_ir.levels import FeatureLevel
 
 # Groups of a tile unpacked at once: [4 * 32 k][32 columns] float32 stay in a 32 KiB cache.
 _GROUPS_PER_BLOCK: Final = 4
-SCRATCH_BYTES: Final = _GROUPS_PER_BLOCK * WeightFormat.FLOAT32.group_bytes  # of each thread
+SCRATCH_BYTES: Final = max(  # of each thread
+    _GROUPS_PER_BLOCK * WeightFormat.FLOAT32.group_bytes, integer_tiles.SCRATCH_BYTES
+)
 
 # From this many rows on, unpacking once for all rows beats unpacking in every tile of rows.
 _MIN_ROWS_TO_UNPACK: Final = {
@@ -22,12 +30,20 @@ _MIN_ROWS_TO_UNPACK: Final = {
     FeatureLevel.AVX2: 7,
     FeatureLevel.PORTABLE: 7,
 }
-_min_rows_to_unpack = constant_of(
-    "min_rows_to_unpack",
-    lambda spec: (
-        1 << 62 if spec.weight_format is WeightFormat.FLOAT32 else _MIN_ROWS_TO_UNPACK[spec.level]
-    ),
+
+
+def min_rows_to_unpack(spec: LinearSpecialization) -> int:
+    is_integer = spec.activation_format is ActivationFormat.INT8
+    if is_integer or spec.weight_format is WeightFormat.FLOAT32:
+        return 1 << 62
+    return _MIN_ROWS_TO_UNPACK[spec.level]
+
+
+_min_rows_to_unpack = constant_of("min_rows_to_unpack", min_rows_to_unpack)
+takes_codes = constant_of(  # 1: x is quantized, 0: it is float32
+    "takes_codes", lambda spec: int(spec.activation_format is ActivationFormat.INT8)
 )
+_x_group_bytes = constant_of("x_group_bytes", lambda spec: spec.activation_format.group_bytes)
 
 
 @inlined
@@ -37,7 +53,7 @@ def linear(
     weight: int,  # address of packed tiles
     num_tiles: int,
     num_groups: int,
-    x: int,  # address of float32 [num_rows, num_groups * 32]
+    x: int,  # address of [num_rows, num_groups * 32], float32 or quantized as spec says
     num_rows: int,
     y: int,  # address of float32 [num_rows, num_tiles * 32]
     stage: int,  # of this call alone
@@ -45,7 +61,7 @@ def linear(
 ) -> None:
     """y = x W^T; rows are contiguous."""
     tile_bytes = num_groups * tiles.group_bytes(spec)
-    x_stride = num_groups * GROUP_SIZE * 4
+    x_stride = num_groups * _x_group_bytes(spec)
     y_stride = num_tiles * TILE_COLUMNS * 4
     count = max(1, num_tiles // (num_threads * SHARES_PER_THREAD))
     num_done = 0
@@ -75,7 +91,7 @@ def _one_tile(
     scratch: int,
 ) -> None:
     if num_rows < _min_rows_to_unpack(spec):
-        tiles.direct_rows(spec, weights, x, x_stride, num_groups, y, y_stride, num_rows, 0)
+        tiles.direct_rows(spec, weights, x, x_stride, num_groups, y, y_stride, num_rows, scratch)
     else:
         _unpacked_rows(spec, weights, x, x_stride, num_groups, y, y_stride, num_rows, scratch)
 

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from kernels.quantize.formats import GROUP_BYTES
+from kernels.quantize.formats import GROUP_SIZE as GROUP_SIZE  # the same groups, of inputs
 from kernels.vector_ir.specialization import Specialization
 
 TILE_COLUMNS: Final = 32
-GROUP_SIZE: Final = 32  # inputs that share a scale
 
 
 class WeightFormat(StrEnum):
@@ -64,6 +65,29 @@ def nibble_k(word: int, nibble: int) -> int:
     return 8 * word + 4 * (nibble & 1) + (nibble >> 1)
 
 
+class ActivationFormat(StrEnum):
+    FLOAT32 = "float32"
+    INT8 = "int8"  # see kernels.quantize.formats
+
+    @property
+    def group_bytes(self) -> int:
+        """Of GROUP_SIZE inputs of one row."""
+        return 4 * GROUP_SIZE if self is ActivationFormat.FLOAT32 else GROUP_BYTES
+
+
+INTEGER_FORMATS: Final = (WeightFormat.Q4_0, WeightFormat.Q4_1, WeightFormat.Q8_0)
+
+
 @dataclass(frozen=True, slots=True)
 class LinearSpecialization(Specialization):
+    """Raises ValueError for int8 activations without integer weights."""
+
     weight_format: WeightFormat
+    activation_format: ActivationFormat = ActivationFormat.FLOAT32
+
+    def __post_init__(self) -> None:
+        is_integer = self.activation_format is ActivationFormat.INT8
+        if is_integer and self.weight_format not in INTEGER_FORMATS:
+            raise ValueError(
+                f"int8 activations: expected integer weights, got {self.weight_format}"
+            )

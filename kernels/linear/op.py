@@ -6,8 +6,14 @@ import numpy as np
 import torch
 
 from kernels.linear import cpu
-from kernels.linear.formats import GROUP_SIZE, TILE_COLUMNS, LinearSpecialization
+from kernels.linear.formats import (
+    GROUP_SIZE,
+    TILE_COLUMNS,
+    ActivationFormat,
+    LinearSpecialization,
+)
 from kernels.linear.packing import PackedWeight
+from kernels.quantize.op import quantize_packed
 from kernels.threads.stage import STAGE_BYTES
 from kernels.threads.team import ThreadTeam
 from kernels.vector_ir.function import compile_for, compiled_entry
@@ -19,10 +25,12 @@ def linear(
     weight: PackedWeight,
     team: ThreadTeam,
     level: FeatureLevel | None = None,
+    activation_format: ActivationFormat = ActivationFormat.FLOAT32,
 ) -> torch.Tensor:
     """See ``reference.linear_reference`` for the definition and the shapes.
 
     Rows are computed alike, bit for bit, whatever their number.  level: None for the best.
+    activation_format: what x is turned into before it is multiplied.
     """
     if x.dtype is not torch.float32 or x.ndim != 2 or x.shape[1] != weight.in_features:
         raise ValueError(
@@ -32,7 +40,10 @@ def linear(
     padded = torch.empty(len(x), weight.padded_out_features)
     scratch = np.empty(team.num_threads * cpu.SCRATCH_BYTES, np.uint8)
     stage = np.zeros(STAGE_BYTES // 8, np.int64)
-    spec = LinearSpecialization(detect_level() if level is None else level, weight.weight_format)
+    level = detect_level() if level is None else level
+    spec = LinearSpecialization(level, weight.weight_format, activation_format)
+    if activation_format is ActivationFormat.INT8:
+        x = quantize_packed(x, team, level)
     arguments = (
         spec,
         weight.address,

@@ -31,6 +31,30 @@ class PackedWeight:
         return int(self.storage.ctypes.data)
 
 
+def pack(weight: npt.NDArray[np.float32], weight_format: WeightFormat) -> PackedWeight:
+    """weight: [out_features, in_features]; rounded as the format needs.
+
+    Raises ValueError for formats that nothing is rounded to here.
+    """
+    match weight_format:
+        case WeightFormat.FLOAT32:
+            return pack_float32(weight)
+        case WeightFormat.BFLOAT16:
+            return pack_bfloat16(_to_bfloat16(weight))
+        case WeightFormat.Q8_0:
+            return pack_gguf(_to_q8_0(weight), weight_format)
+    raise ValueError(f"nothing is rounded to {weight_format}")
+
+
+def pack_stored(rows: Array, weight_format: WeightFormat) -> PackedWeight:
+    """rows: as a file holds them: float32, bfloat16 as uint16, or bytes of blocks."""
+    if weight_format is WeightFormat.FLOAT32:
+        return pack_float32(rows)
+    if weight_format is WeightFormat.BFLOAT16:
+        return pack_bfloat16(rows)
+    return pack_gguf(rows, weight_format)
+
+
 def pack_float32(weight: npt.NDArray[np.float32]) -> PackedWeight:
     """weight: [out_features, in_features]."""
     return _pack_plain(np.asarray(weight, np.float32), WeightFormat.FLOAT32)
@@ -120,3 +144,19 @@ def _allocate(weight_format: WeightFormat, out_features: int, in_features: int) 
 
 def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
+
+
+def _to_bfloat16(weight: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """To the nearest, ties to even; finite values only."""
+    bits = np.ascontiguousarray(weight, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def _to_q8_0(weight: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    """Blocks: the largest of each group becomes 127."""
+    groups = np.asarray(weight, np.float32).reshape(len(weight), -1, GROUP_SIZE)
+    scales = np.abs(groups).max(-1, keepdims=True) / np.float32(127)
+    inverse = np.divide(1.0, scales, out=np.zeros_like(scales), where=scales > 0)
+    codes = np.rint(groups * inverse).astype(np.int8)
+    blocks = np.concatenate([scales.astype(np.float16).view(np.int8), codes], axis=-1)
+    return blocks.view(np.uint8).reshape(len(weight), -1)

@@ -6,18 +6,31 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.linear.formats import GROUP_SIZE, TILE_COLUMNS, WeightFormat, nibble_k
+from kernels.linear.formats import (
+    GROUP_SIZE,
+    TILE_COLUMNS,
+    ActivationFormat,
+    WeightFormat,
+    nibble_k,
+)
 from kernels.linear.packing import PackedWeight
+from kernels.quantize.reference import dequantize_reference, quantize_reference
 
 Array = npt.NDArray[Any]
 
 
-def linear_reference(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-    """y = x W^T, float32.
+def linear_reference(
+    x: torch.Tensor,
+    weight: PackedWeight,
+    activation_format: ActivationFormat = ActivationFormat.FLOAT32,
+) -> torch.Tensor:
+    """y = x W^T, float32; x as it is after the activation format.
 
     x:      [num_tokens, in_features]  float32
     return: [num_tokens, out_features] float32
     """
+    if activation_format is ActivationFormat.INT8:
+        x = dequantize_reference(*quantize_reference(x))
     return torch.nn.functional.linear(x, torch.from_numpy(unpack(weight)))
 
 

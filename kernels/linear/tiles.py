@@ -12,10 +12,12 @@ from functools import partial
 from kernels.linear.formats import (
     GROUP_SIZE,
     TILE_COLUMNS,
+    ActivationFormat,
     LinearSpecialization,
     WeightFormat,
     nibble_k,
 )
+from kernels.linear.integer_tiles import emit_integer_rows
 from kernels.vector_ir.emitter import Emitter, Value
 from kernels.vector_ir.function import constant_of, emitted
 from kernels.vector_ir.levels import FeatureLevel
@@ -191,7 +193,27 @@ def _emit_unpack(
                     e.store_f32(vector, target, 128 * k + 4 * (column + e.lanes * v))
 
 
-direct_rows = emitted("direct_rows", partial(emit_rows, is_unpacked=False))
+def emit_direct_rows(
+    e: Emitter,
+    spec: LinearSpecialization,
+    weights: Value,
+    x: Value,
+    x_stride: Value,
+    num_groups: Value,
+    y: Value,
+    y_stride: Value,
+    num_rows: Value,
+    scratch: Value,
+) -> None:
+    """All rows against one tile of weights as they are packed."""
+    operands = (weights, x, x_stride, num_groups, y, y_stride, num_rows)
+    if spec.activation_format is ActivationFormat.INT8:
+        emit_integer_rows(e, spec, *operands, scratch)
+    else:
+        emit_rows(e, spec, *operands, e.i64(0), is_unpacked=False)
+
+
+direct_rows = emitted("direct_rows", emit_direct_rows)
 unpacked_rows = emitted("unpacked_rows", partial(emit_rows, is_unpacked=True))
 unpack_groups = emitted("unpack_groups", _emit_unpack)
 group_bytes = constant_of("group_bytes", lambda spec: spec.weight_format.group_bytes)

@@ -44,7 +44,7 @@ def _decode_layout(spec: AttentionSpecialization) -> Layout:
 _head_dim = constant_of("head_dim", lambda spec: spec.head_dim)
 _group_size = constant_of("group_size", lambda spec: spec.group_size)
 _block_size = constant_of("block_size", lambda spec: spec.block_size)
-_element_bytes = constant_of("element_bytes", lambda spec: spec.kv_format.element_bytes)
+_block_head_bytes = constant_of("block_head_bytes", lambda spec: spec.block_head_bytes)
 _tokens_of_tile = constant_of("tokens_of_tile", tokens_of_tile)
 _rows_of_tile = constant_of("rows_of_tile", rows_of_tile)
 _tile_bytes = constant_of("tile_bytes", lambda spec: _tile_layout(spec).size_bytes)
@@ -68,7 +68,7 @@ def paged_attention(
     stage: int,  # of this call alone
     scratch: int,  # address of this thread's scratch_bytes
 ) -> None:
-    block_head_bytes = _head_dim(spec) * _block_size(spec) * _element_bytes(spec)
+    block_head_bytes = _block_head_bytes(spec)
     group_bytes = _group_size(spec) * _head_dim(spec) * 4
     block_stride = num_kv_heads * block_head_bytes
     num_units = len(pieces) * num_kv_heads

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from kernels.paged_attention.formats import AttentionSpecialization, KvFormat
+
 
 def paged_attention_reference(
     q: torch.Tensor,
@@ -33,3 +35,38 @@ def paged_attention_reference(
     is_future = torch.arange(end)[None, :] > positions[:, None]
     weights = torch.softmax(scores.masked_fill(is_future, float("-inf")), dim=-1)
     return torch.einsum("htk,hkd->thd", weights, v)
+
+
+def dense_keys(stored: torch.Tensor, spec: AttentionSpecialization) -> torch.Tensor:
+    """[num_blocks, kv_heads, head_dim, block_size] float32, whatever the cache's format.
+
+    stored: [num_blocks, kv_heads, block_head_bytes] uint8
+    """
+    elements, scales = _elements(stored, spec)
+    shape = (*elements.shape[:2], spec.head_dim, spec.block_size)
+    return elements.view(shape) * scales[..., None, :]
+
+
+def dense_values(stored: torch.Tensor, spec: AttentionSpecialization) -> torch.Tensor:
+    """[num_blocks, kv_heads, block_size, head_dim] float32, likewise."""
+    elements, scales = _elements(stored, spec)
+    shape = (*elements.shape[:2], spec.block_size, spec.head_dim)
+    return elements.view(shape) * scales[..., None]
+
+
+def _elements(
+    stored: torch.Tensor, spec: AttentionSpecialization
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(elements, or their codes; scales [num_blocks, kv_heads, block_size])."""
+    dtype = _DTYPES[spec.kv_format]
+    elements = stored[..., : spec.scales_offset_bytes].contiguous().view(dtype).float()
+    if spec.kv_format is not KvFormat.INT8:
+        return elements, torch.ones(1, 1, spec.block_size)
+    return elements, stored[..., spec.scales_offset_bytes :].contiguous().view(torch.float32)
+
+
+_DTYPES = {
+    KvFormat.FLOAT32: torch.float32,
+    KvFormat.BFLOAT16: torch.bfloat16,
+    KvFormat.INT8: torch.int8,
+}

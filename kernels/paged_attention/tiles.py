@@ -123,8 +123,10 @@ def _emit_scores(e: Emitter, spec: AttentionSpecialization, at: Layout, chunk: _
                 scalars = {row: e.broadcast(query, 4 * row) for row in rows}
                 for (row, v), variable in zip(slots, sums, strict=True):
                     e.set(variable, e.fma(vectors[v], scalars[row], e.get(variable)))
+            scales = _scales(e, spec, keys)
             for (row, v), variable in zip(slots, sums, strict=True):
-                e.store_f32(e.get(variable), target, 4 * (row * CHUNK_KEYS + v * e.lanes))
+                score = e.mul(e.get(variable), scales[v]) if scales else e.get(variable)
+                e.store_f32(score, target, 4 * (row * CHUNK_KEYS + v * e.lanes))
 
 
 def _emit_softmax(e: Emitter, at: Layout, chunk: _Chunk) -> None:
@@ -194,10 +196,14 @@ def _emit_weighted_part(
         num_left = e.builder.sub(chunk.num_keys, first_key)
         with e.loop(e.smaller(num_left, e.i64(spec.block_size))) as key:
             row_bytes = spec.head_dim * spec.kv_format.element_bytes
-            place = e.at(e.at(chunk.values, base), e.times(key, row_bytes))
+            block = e.at(chunk.values, base)
+            place = e.at(block, e.times(key, row_bytes))
             loaded = {v: _load(e, spec, place, v) for v in vectors}
             weights = e.at(chunk.scores, e.times(e.builder.add(first_key, key), 4))
             scalars = {row: e.broadcast(weights, 4 * CHUNK_KEYS * row) for row in rows}
+            if spec.kv_format is KvFormat.INT8:
+                scale = e.broadcast(e.at(block, e.times(key, 4)), spec.scales_offset_bytes)
+                scalars = {row: e.mul(scalar, scale) for row, scalar in scalars.items()}
             for (row, v), variable in zip(slots, sums, strict=True):
                 e.set(variable, e.fma(loaded[v], scalars[row], e.get(variable)))
     for offset, variable in zip(offsets, sums, strict=True):
@@ -229,7 +235,17 @@ def _load(e: Emitter, spec: AttentionSpecialization, address: Value, vector: int
     offset = spec.kv_format.element_bytes * e.lanes * vector
     if spec.kv_format is KvFormat.BFLOAT16:
         return e.load_bf16(address, offset)
+    if spec.kv_format is KvFormat.INT8:
+        return e.load_signed_bytes(address, offset)
     return e.load_f32(address, offset)
+
+
+def _scales(e: Emitter, spec: AttentionSpecialization, block: Value) -> list[Value]:
+    """Of all tokens of a block's head; empty where elements are what they are."""
+    if spec.kv_format is not KvFormat.INT8:
+        return []
+    lanes = range(0, spec.block_size, e.lanes)
+    return [e.load_f32(block, spec.scales_offset_bytes + 4 * lane) for lane in lanes]
 
 
 def _vectors_at_once(num_vectors: int) -> int:

@@ -2,6 +2,8 @@
 
 from typing import Any, Final
 
+from kernels.quantize.cpu import quantize_groups
+from kernels.quantize.formats import GROUP_BYTES, GROUP_SIZE
 from kernels.threads.stage import SHARES_PER_THREAD, finish, take
 from kernels.vector_ir.emitter import Emitter, Value
 from kernels.vector_ir.function import compiled, emitted
@@ -68,11 +70,13 @@ def add_rms_norm(
     delta: int,  # the same, or 0
     weight: int,  # [size]
     y: int,  # [num_rows, size]
+    codes: int,  # of y, quantized: [num_rows, size / 32, GROUP_BYTES]; 0: not wanted
     num_rows: int,
     size: int,
     eps: float,
     stage: int,  # of this call alone
 ) -> None:
+    num_groups = size // GROUP_SIZE
     count = max(1, num_rows // (num_threads * SHARES_PER_THREAD))
     num_done = 0
     first = take(spec, stage, count)
@@ -82,6 +86,9 @@ def add_rms_norm(
             offset = row * size * 4
             row_delta = delta + offset if delta != 0 else 0
             norm_row(spec, residual + offset, row_delta, weight, y + offset, size, eps)
+            if codes != 0:
+                target = codes + row * num_groups * GROUP_BYTES
+                quantize_groups(spec, y + offset, target, num_groups)
         num_done += last - first
         first = take(spec, stage, count)
     finish(spec, stage, num_done, num_rows)

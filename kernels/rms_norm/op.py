@@ -51,4 +51,4 @@ def _shared(
     eps: float,
     stage: int,
 ) -> None:
-    cpu.add_rms_norm(spec, num_threads, residual, delta, weight, y, num_rows, size, eps, stage)
+    cpu.add_rms_norm(spec, num_threads, residual, delta, weight, y, 0, num_rows, size, eps, stage)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from kernels.paged_attention.formats import AttentionSpecialization, KvFormat
+from kernels.quantize.cpu import codes_of, scale_and_inverse
 from kernels.threads.stage import SHARES_PER_THREAD, finish, take
 from kernels.vector_ir.emitter import Emitter, Value
 from kernels.vector_ir.function import compiled, constant_of, emitted
@@ -28,26 +29,46 @@ def _emit_turn_query(
 
 
 def _emit_store_key(
-    e: Emitter, spec: AttentionSpecialization, x: Value, cos: Value, sin: Value, target: Value
+    e: Emitter,
+    spec: AttentionSpecialization,
+    x: Value,
+    cos: Value,
+    sin: Value,
+    block: Value,  # address of the block's head
+    place: Value,  # of the token in the block
 ) -> None:
-    """target: dimension 0 of the token; its dimensions are a block apart."""
-    stride = spec.block_size * spec.kv_format.element_bytes
-    for v in range(spec.head_dim // 2 // e.lanes):
-        for half, vector in enumerate(_emit_turned(e, spec, x, cos, sin, v)):
-            stored = vector if spec.kv_format is KvFormat.FLOAT32 else e.to_bf16(vector)
-            for lane in range(e.lanes):
-                dimension = half * spec.head_dim // 2 + v * e.lanes + lane
-                e.store_scalar(e.extract(stored, lane), target, dimension * stride)
+    """The token's dimensions are a block apart."""
+    halves = [_emit_turned(e, spec, x, cos, sin, v) for v in range(spec.head_dim // 2 // e.lanes)]
+    vectors = [low for low, _ in halves] + [high for _, high in halves]
+    element_bytes = spec.kv_format.element_bytes
+    target = e.at(block, e.times(place, element_bytes))
+    for index, stored in enumerate(_emit_stored(e, spec, vectors, block, place)):
+        for lane in range(e.lanes):
+            offset = (index * e.lanes + lane) * spec.block_size * element_bytes
+            e.store_scalar(e.extract(stored, lane), target, offset)
 
 
-def _emit_store_value(e: Emitter, spec: AttentionSpecialization, x: Value, target: Value) -> None:
-    for v in range(spec.head_dim // e.lanes):
-        vector = e.load_f32(x, 4 * e.lanes * v)
-        offset = spec.kv_format.element_bytes * e.lanes * v
-        if spec.kv_format is KvFormat.FLOAT32:
-            e.store_f32(vector, target, offset)
-        else:
-            e.store_bf16(vector, target, offset)
+def _emit_store_value(
+    e: Emitter, spec: AttentionSpecialization, x: Value, block: Value, place: Value
+) -> None:
+    vectors = [e.load_f32(x, 4 * e.lanes * v) for v in range(spec.head_dim // e.lanes)]
+    element_bytes = spec.kv_format.element_bytes
+    target = e.at(block, e.times(place, spec.head_dim * element_bytes))
+    for index, stored in enumerate(_emit_stored(e, spec, vectors, block, place)):
+        e.store_vector(stored, target, index * e.lanes * element_bytes)
+
+
+def _emit_stored(
+    e: Emitter, spec: AttentionSpecialization, vectors: list[Value], block: Value, place: Value
+) -> list[Value]:
+    """Elements as the cache keeps them; stores the token's scale, if it has one."""
+    if spec.kv_format is KvFormat.FLOAT32:
+        return vectors
+    if spec.kv_format is KvFormat.BFLOAT16:
+        return [e.to_bf16(vector) for vector in vectors]
+    scale, inverse = scale_and_inverse(e, vectors)
+    e.store_scalar(scale, e.at(block, e.times(place, 4)), spec.scales_offset_bytes)
+    return [e.to_bytes(codes_of(e, vector, inverse)) for vector in vectors]
 
 
 _turn_query = emitted("turn_query", _emit_turn_query)
@@ -56,7 +77,7 @@ _store_value = emitted("store_value", _emit_store_value)
 _head_dim = constant_of("head_dim", lambda spec: spec.head_dim)
 _group_size = constant_of("group_size", lambda spec: spec.group_size)
 _block_size = constant_of("block_size", lambda spec: spec.block_size)
-_element_bytes = constant_of("element_bytes", lambda spec: spec.kv_format.element_bytes)
+_block_head_bytes = constant_of("block_head_bytes", lambda spec: spec.block_head_bytes)
 
 
 @compiled
@@ -79,7 +100,7 @@ def rotary(
     num_heads = num_kv_heads * _group_size(spec)
     row_bytes = (num_heads + 2 * num_kv_heads) * head_bytes
     block_size = _block_size(spec)
-    block_head_bytes = head_dim * block_size * _element_bytes(spec)
+    block_head_bytes = _block_head_bytes(spec)
     count = max(1, num_rows // (num_threads * SHARES_PER_THREAD))
     num_done = 0
     first = take(spec, stage, count)
@@ -96,11 +117,8 @@ def rotary(
                 place = (block * num_kv_heads + head) * block_head_bytes
                 key = x + (num_heads + head) * head_bytes
                 value = key + num_kv_heads * head_bytes
-                element_bytes = _element_bytes(spec)
-                _store_key(
-                    spec, key, cos + angle, sin + angle, keys + place + offset * element_bytes
-                )
-                _store_value(spec, value, values + place + offset * head_dim * element_bytes)
+                _store_key(spec, key, cos + angle, sin + angle, keys + place, offset)
+                _store_value(spec, value, values + place, offset)
         num_done += last - first
         first = take(spec, stage, count)
     finish(spec, stage, num_done, num_rows)

@@ -2,12 +2,14 @@
 
 from typing import Any, Final
 
+from kernels.quantize.cpu import quantize_groups
+from kernels.quantize.formats import GROUP_BYTES, GROUP_SIZE
 from kernels.threads.stage import SHARES_PER_THREAD, finish, take
 from kernels.vector_ir.emitter import Emitter, Value
 from kernels.vector_ir.function import compiled, emitted
 from kernels.vector_ir.specialization import Specialization
 
-COLUMN_MULTIPLE: Final = 32
+COLUMN_MULTIPLE: Final = GROUP_SIZE  # so that pieces can be quantized, too
 
 
 def _emit_piece(
@@ -33,6 +35,7 @@ def silu_mul(
     num_threads: int,
     gate_up: int,  # address of float32 [num_rows, 2 * size]
     y: int,  # [num_rows, size]
+    codes: int,  # of y, quantized: [num_rows, size / 32, GROUP_BYTES]; 0: not wanted
     num_rows: int,
     size: int,
     stage: int,  # of this call alone
@@ -53,6 +56,8 @@ def silu_mul(
             gate = gate_up + (row * 2 * size + column) * 4
             target = y + (row * size + column) * 4
             _piece(spec, gate, gate + size * 4, target, (end - unit) * COLUMN_MULTIPLE)
+            if codes != 0:
+                quantize_groups(spec, target, codes + unit * GROUP_BYTES, end - unit)
             unit = end
         unit = take(spec, stage, count)
     finish(spec, stage, num_done, num_units)

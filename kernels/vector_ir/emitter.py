@@ -138,6 +138,11 @@ class Emitter:
     def load_i32(self, address: Value, offset: Offset = 0) -> Value:
         return self._load(address, offset, I32)
 
+    def load_signed_bytes(self, address: Value, offset: Offset = 0) -> Value:
+        """int8 as float32."""
+        wide = self.builder.sext(self._load(address, offset, I8), self.vector_i32)
+        return self.to_f32(wide)
+
     def load_bf16(self, address: Value, offset: Offset = 0) -> Value:
         """bfloat16 is the upper half of a float32."""
         wide = self.builder.zext(self._load(address, offset, I16), self.vector_i32)
@@ -157,11 +162,16 @@ class Emitter:
         return self.as_f32(self.builder.or_(scaled, self.builder.shl(sign, self.constant_i32(16))))
 
     def store_f32(self, vector: Value, address: Value, offset: Offset = 0) -> None:
-        self.builder.store(vector, self._pointer(address, offset, vector.type), align=4)
+        self.store_vector(vector, address, offset)
 
-    def store_bf16(self, vector: Value, address: Value, offset: Offset = 0) -> None:
-        half = self.to_bf16(vector)
-        self.builder.store(half, self._pointer(address, offset, half.type), align=2)
+    def store_vector(self, vector: Value, address: Value, offset: Offset = 0) -> None:
+        """Of whatever elements it has."""
+        alignment = _alignment(vector.type.element)
+        self.builder.store(vector, self._pointer(address, offset, vector.type), align=alignment)
+
+    def to_bytes(self, vector: Value) -> Value:
+        """int8 lanes of int32 lanes that fit."""
+        return self.builder.trunc(vector, ir.VectorType(I8, self.lanes))
 
     def to_bf16(self, vector: Value) -> Value:
         """int16 lanes, rounded to the nearest, ties to even; finite values only."""

@@ -4,20 +4,18 @@ Chosen before any weight is read, because the two keep weights in memory differe
 """
 
 from collections.abc import Callable, Collection
-from typing import Final, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from replica.engine.kv_blocks import PLAIN, KvOptions
 from replica.engine.launcher import ModelRunner
-from replica.engine.messages import CpuBackend, EngineConfig
-from replica.engine.runner import TorchRunner
+from replica.engine.messages import CpuBackend, EngineConfig, KvCacheDtype, Precision
 from replica.errors import ModelUnsupported
 from replica.model.loader import OpenedModel
 
-ReportProgress = Callable[[float, str], None]  # 0 to 1, and what is being done
+if TYPE_CHECKING:
+    from replica.engine.torch_backend import TorchBackend
 
-_LOADING: Final = "loading weights"
+ReportProgress = Callable[[float, str], None]  # 0 to 1, and what is being done
 
 
 class Backend(Protocol):
@@ -38,54 +36,29 @@ class Backend(Protocol):
         ...
 
 
-class TorchBackend:
-    """A Backend."""
-
-    def __init__(
-        self,
-        opened: OpenedModel,
-        *,
-        block_size: int,
-        eos_token_ids: Collection[int],
-        reason: str,
-    ) -> None:
-        self.description = f"torch, {torch.get_num_threads()} threads: {reason}"
-        self._opened = opened
-        self._block_size = block_size
-        self._eos_token_ids = eos_token_ids
-
-    @property
-    def weights_bytes(self) -> int:
-        return self._opened.weights_bytes
-
-    def load(
-        self, num_blocks: int, report: ReportProgress, options: KvOptions = PLAIN
-    ) -> TorchRunner:
-        return TorchRunner(
-            self._opened.load(lambda ratio: report(ratio, _LOADING)),
-            num_blocks=num_blocks,
-            block_size=self._block_size,
-            eos_token_ids=self._eos_token_ids,
-            options=options,
-        )
-
-
 def choose_backend(
     config: EngineConfig, opened: OpenedModel, eos_token_ids: Collection[int]
 ) -> Backend:
-    """Raises ModelUnsupported when the compiled step was asked for and cannot be had."""
+    """Raises ModelUnsupported when the compiled step, or what only it can do, cannot be had."""
+    is_plain = config.precision is Precision.EXACT and config.kv_cache_dtype is KvCacheDtype.FLOAT32
 
-    def torch_because(reason: str) -> TorchBackend:
-        return TorchBackend(
-            opened, block_size=config.block_size, eos_token_ids=eos_token_ids, reason=reason
-        )
+    def torch_because(reason: str) -> "TorchBackend":
+        if not is_plain:
+            raise ModelUnsupported(
+                f"precision {config.precision} with {config.kv_cache_dtype} keys and values needs "
+                f"the compiled backend: {reason}"
+            )
+        # Not at the top: whoever steps with compiled code needs no torch, nor its 300 MB.
+        from replica.engine.torch_backend import TorchBackend
+
+        return TorchBackend(opened, config, eos_token_ids, reason)
 
     if config.cpu_backend is CpuBackend.TORCH:
         return torch_because("asked for")
     # Not at the top: whoever asks for torch needs no working compiler.
     from replica.engine.compiled_backend import CompiledBackend, obstacle
 
-    reason = obstacle(opened.config, config.block_size)
+    reason = obstacle(opened.config, config)
     if reason is None:
         return CompiledBackend(opened, config, eos_token_ids)
     if config.cpu_backend is CpuBackend.COMPILED:

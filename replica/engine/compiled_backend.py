@@ -14,14 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-import torch
-
 from kernels.decoder_step.model import DecoderWeights, KvCache
 from kernels.decoder_step.op import DecoderStep, fitting_level
 from kernels.paged_attention.formats import KvFormat
 from kernels.threads.team import ThreadTeam
 from kernels.vector_ir.compile_cache import compiling_into
 from replica.engine.compiled_runner import CompiledRunner
+from replica.engine.cores import num_usable_cores
 from replica.engine.kv_blocks import PLAIN, KvBlocks, KvOptions
 from replica.engine.messages import EngineConfig
 from replica.model.config import LlamaConfig
@@ -36,14 +35,14 @@ _COMPILATION_S: Final = 10.0  # on one core of 2024; only progress reports depen
 logger = logging.getLogger(__name__)
 
 
-def obstacle(model: LlamaConfig, block_size: int) -> str | None:
+def obstacle(model: LlamaConfig, config: EngineConfig) -> str | None:
     """Why the compiled step cannot run this model on this machine; None: it can."""
     if sys.platform != "linux" or platform.machine() not in _MACHINES:
         return f"kernels are not compiled for {sys.platform} on {platform.machine()}"
     if model.has_qkv_bias or model.has_qk_norm:
         return "biases on q, k and v, or norms on their heads, are not compiled"
     try:
-        fitting_level(shape_of(model), KvFormat.FLOAT32, block_size)
+        fitting_level(shape_of(model), KvFormat(config.kv_cache_dtype), config.block_size)
     except ValueError as exc:
         return str(exc)
     return None
@@ -55,24 +54,27 @@ class CompiledBackend:
     def __init__(
         self, opened: OpenedModel, config: EngineConfig, eos_token_ids: Collection[int]
     ) -> None:
-        """There is no ``obstacle``.  Raises ModelError for files that are not what they should be.
+        """There is no ``obstacle``.
 
-        From here on torch, which only samples, has one thread: its pool would compete with ours.
+        Raises ModelError for files that are not what they should be, or not what the precision
+        needs.
         """
         with blaming(opened.path):
-            self._model = PackedModel(opened.source, opened.config)
+            self._model = PackedModel(opened.source, opened.config, config.precision)
         self._path = opened.path
         self._shape = shape_of(opened.config)
         self._config = config
+        self._kv_format = KvFormat(config.kv_cache_dtype)
         self._eos_token_ids = eos_token_ids
-        self._num_threads = torch.get_num_threads()
-        torch.set_num_threads(1)
+        self._num_threads = num_usable_cores() if config.num_threads is None else config.num_threads
 
     @property
     def description(self) -> str:
-        level = fitting_level(self._shape, KvFormat.FLOAT32, self._config.block_size)
+        level = fitting_level(self._shape, self._kv_format, self._config.block_size)
         return (
             f"compiled kernels, {self._num_threads} threads: {level}, "
+            f"keys and values as {self._kv_format}, "
+            f"activations as {self._model.activation_format}, "
             f"weights as {self._model.layer_format}"
         )
 
@@ -89,11 +91,11 @@ class CompiledBackend:
         with blaming(self._path):
             weights = self._model.load(lambda ratio: report(ratio / 2, "loading weights"))
             weights.check(self._shape)
-        cache = KvCache(self._shape, KvFormat.FLOAT32, num_blocks, self._config.block_size)
+        cache = KvCache(self._shape, self._kv_format, num_blocks, self._config.block_size)
         team = ThreadTeam(self._num_threads)
         with _rising(lambda ratio: report((1 + ratio) / 2, "compiling kernels")):
             step = self._compile(weights, cache, team)
-        blocks = KvBlocks(cache.block_tensors(), options)
+        blocks = KvBlocks(cache.block_bytes(), options)
         return CompiledRunner(step, blocks, self._eos_token_ids)
 
     def _compile(self, weights: DecoderWeights, cache: KvCache, team: ThreadTeam) -> DecoderStep:
@@ -108,6 +110,7 @@ class CompiledBackend:
                     team,
                     max_rows=config.max_num_batched_tokens,
                     max_sampled_rows=config.max_num_seqs,
+                    activation_format=self._model.activation_format,
                 )
 
         directory = Path(config.compile_cache_dir) if config.compile_cache_dir else None

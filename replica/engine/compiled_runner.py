@@ -3,15 +3,13 @@
 from collections.abc import Collection, Sequence
 
 import numpy as np
-import torch
 
 from kernels.decoder_step.batch import StepBatch
 from kernels.decoder_step.op import DecoderStep, StepResult
 from kernels.paged_attention.plan import Segment
 from replica.engine.batch import FlatBatch, SampledRow
 from replica.engine.kv_blocks import KvBlocks
-from replica.engine.runner import NOT_FINITE
-from replica.engine.sampler import is_greedy, sample
+from replica.engine.sampler import NOT_FINITE, Logits, is_greedy, sample
 from replica.engine.step import SampledToken
 
 
@@ -53,18 +51,17 @@ class CompiledRunner:
     ) -> dict[int, SampledToken]:
         """Sampled tokens by row."""
         is_finite = np.isfinite(result.logits.sum(-1)).tolist()
-        logits = torch.from_numpy(result.logits)  # where the step has put them
         best = result.best.tolist()
         return {
-            row.row: self._sample_row(logits[index], best[index], row)
+            row.row: self._sample_row(result.logits[index], best[index], row)
             if is_finite[index]
             else NOT_FINITE
             for index, row in enumerate(sampled_rows)
         }
 
-    def _sample_row(self, logits: torch.Tensor, best: int, row: SampledRow) -> SampledToken:
+    def _sample_row(self, logits: Logits, best: int, row: SampledRow) -> SampledToken:
         if row.is_eos_banned:
-            logits[self._eos_token_ids] = float("-inf")
+            logits[self._eos_token_ids] = -np.inf
         elif is_greedy(row.params):
             return SampledToken(best, is_finite=True)
         return SampledToken(sample(logits, row.params, row.position), is_finite=True)

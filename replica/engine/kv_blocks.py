@@ -6,10 +6,14 @@ from itertools import groupby
 from typing import Final, cast
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
 from replica.engine.block_manager import NULL_BLOCK
 from replica.engine.kv_operations import CopyIn, CopyOut, KvOperation, Vacate
+
+Bytes = npt.NDArray[np.uint8]
+
+_NOT_A_NUMBER: Final = 0xFF  # in each byte of a float32, a bfloat16, or the scale of int8 codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +28,16 @@ PLAIN: Final = KvOptions()
 class KvBlocks:
     """Carries out operations on all layers' keys and values at once."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], options: KvOptions) -> None:
-        """tensors: each [num_blocks, ...], of any floating dtype."""
-        self._tensors = tensors
-        self._host = [_host_like(tensor, options.num_host_blocks) for tensor in tensors]
+    def __init__(self, parts: Sequence[Bytes], options: KvOptions) -> None:
+        """parts: each [num_blocks, bytes of a block], a view of the cache."""
+        self._parts = parts
+        # Pages are the operating system's until they are written.
+        self._host = [np.zeros((options.num_host_blocks, p.shape[1]), np.uint8) for p in parts]
         self._is_poisoned = options.is_poisoned
         if options.is_poisoned:
-            for tensor in tensors:
-                tensor[NULL_BLOCK + 1 :] = torch.nan
+            for part in parts:
+                part[NULL_BLOCK + 1 :] = _NOT_A_NUMBER
 
-    @torch.inference_mode()
     def apply(self, operations: Sequence[KvOperation]) -> None:
         for kind, group in groupby(operations, type):
             if kind is Vacate and self._is_poisoned:
@@ -44,24 +48,16 @@ class KvBlocks:
                 self._copy_in(cast("list[CopyIn]", list(group)))
 
     def _poison(self, vacated: Sequence[Vacate]) -> None:
-        blocks = torch.tensor([operation.block for operation in vacated])
-        for tensor in self._tensors:
-            tensor[blocks] = torch.nan
+        blocks = [operation.block for operation in vacated]
+        for part in self._parts:
+            part[blocks] = _NOT_A_NUMBER
 
     def _copy_out(self, copies: Sequence[CopyOut]) -> None:
         last = {copy.host_block: copy.block for copy in copies}  # an index must not repeat
-        host_blocks, blocks = torch.tensor(list(last)), torch.tensor(list(last.values()))
-        for tensor, host in zip(self._tensors, self._host, strict=True):
-            host[host_blocks] = tensor[blocks].to(host.device)
+        for part, host in zip(self._parts, self._host, strict=True):
+            host[list(last)] = part[list(last.values())]
 
     def _copy_in(self, copies: Sequence[CopyIn]) -> None:
         last = {copy.block: copy.host_block for copy in copies}
-        blocks, host_blocks = torch.tensor(list(last)), torch.tensor(list(last.values()))
-        for tensor, host in zip(self._tensors, self._host, strict=True):
-            tensor[blocks] = host[host_blocks].to(tensor.device)
-
-
-def _host_like(tensor: torch.Tensor, num_blocks: int) -> torch.Tensor:
-    """Of the same bits.  Pages are the operating system's until they are written."""
-    size = (num_blocks, *tensor.shape[1:])
-    return torch.from_numpy(np.zeros(size, f"i{tensor.element_size()}")).view(tensor.dtype)
+        for part, host in zip(self._parts, self._host, strict=True):
+            part[list(last)] = host[list(last.values())]

@@ -67,14 +67,20 @@ def plan_memory(
     return MemoryPlan(wanted, num_blocks, demand.swap // demand.block)
 
 
+def kv_bytes_per_token(config: EngineConfig, model: LlamaConfig) -> int:
+    """Keys and values, all layers."""
+    head_bytes = config.kv_cache_dtype.bytes_per_head(model.head_dim)
+    return 2 * model.num_layers * model.num_kv_heads * head_bytes
+
+
 def _demand(config: EngineConfig, model: LlamaConfig, weights_bytes: int) -> _Demand:
-    per_layer = model.kv_bytes_per_token // model.num_layers
+    per_token = kv_bytes_per_token(config, model)
     return _Demand(
         weights=weights_bytes,
         activations=_activation_bytes(config, model),
         swap=config.swap_bytes if config.preemption is Preemption.SWAP else 0,
-        block=model.kv_bytes_per_token * config.block_size,
-        gathered_per_token=config.max_num_seqs * per_layer,
+        block=per_token * config.block_size,
+        gathered_per_token=config.max_num_seqs * per_token // model.num_layers,
     )
 
 

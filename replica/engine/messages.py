@@ -35,6 +35,33 @@ class Preemption(enum.StrEnum):
     SWAP = "swap"  # it is kept in host memory, while there is room
 
 
+class Precision(enum.StrEnum):
+    """What weights and activations are multiplied as.  All but the first round something."""
+
+    EXACT = "exact"  # weights as shipped, float32 activations
+    FAST = "fast"  # weights as shipped, int8 activations with a scale per 32
+    INT8 = "int8"  # both int8 with a scale per 32, whatever was shipped
+    BFLOAT16 = "bfloat16"  # weights rounded to bfloat16, float32 activations
+
+
+class KvCacheDtype(enum.StrEnum):
+    """What keys and values are kept as."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    INT8 = "int8"  # a scale per token and head
+
+    def bytes_per_head(self, head_dim: int) -> int:
+        """Of one token's keys, or values."""
+        match self:
+            case KvCacheDtype.FLOAT32:
+                return 4 * head_dim
+            case KvCacheDtype.BFLOAT16:
+                return 2 * head_dim
+            case KvCacheDtype.INT8:
+                return head_dim + 4
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     max_tokens: int
     temperature: float = 1.0  # 0: greedy
@@ -62,6 +89,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, array_like=True, t
     model_cache_dir: str
     num_threads: int | None
     cpu_backend: CpuBackend
+    precision: Precision
+    kv_cache_dtype: KvCacheDtype
     compile_cache_dir: str
     max_model_len: int | None
     memory_bytes: int | None

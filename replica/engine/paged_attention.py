@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 
@@ -26,6 +27,11 @@ class KvCache:
         shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
         self.keys = [_lazy_zeros(shape) for _ in range(config.num_layers)]
         self.values = [_lazy_zeros(shape) for _ in range(config.num_layers)]
+
+    def block_bytes(self) -> list[npt.NDArray[np.uint8]]:
+        """Each layer's keys and values, [num_blocks, bytes]: views, to move blocks by."""
+        parts = [part.flatten(1).numpy() for part in (*self.keys, *self.values)]
+        return [part.view(np.uint8) for part in parts]
 
 
 def _lazy_zeros(shape: tuple[int, ...]) -> torch.Tensor:

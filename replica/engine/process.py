@@ -51,14 +51,14 @@ def _serve(channel: Channel, config: EngineConfig) -> None:
 
     path = store.resolve(config.model, Path(config.model_cache_dir), report)
     channel.send(Located(path=str(path)))
-    channel.send(Loading(phase=Phase.LOADING, progress_ratio=0.0, detail="starting torch"))
+    channel.send(Loading(phase=Phase.LOADING, progress_ratio=0.0, detail="reading the model"))
     tokenizer = load_tokenizer(path, lambda: datetime.now(UTC))
-    # Not at the top: importing torch takes seconds, and a download wants to show its progress.
+    # Not at the top: it imports compilers or torch, and a download wants to show its progress.
     from replica.engine.worker import serve
 
     serve(channel, config, path, tokenizer)
 
 
 if __name__ == "__main__":
-    # Not sys.exit: tearing down torch takes half a second, in which nothing is left to save.
+    # Not sys.exit: tearing down libraries takes half a second, in which nothing is left to save.
     os._exit(main())

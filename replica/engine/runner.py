@@ -7,11 +7,9 @@ import torch
 from replica.engine.batch import FlatBatch, SampledRow
 from replica.engine.kv_blocks import PLAIN, KvBlocks, KvOptions
 from replica.engine.paged_attention import KvCache, PagedAttention
-from replica.engine.sampler import sample
+from replica.engine.sampler import NOT_FINITE, sample
 from replica.engine.step import SampledToken
 from replica.model.llama import LlamaModel
-
-NOT_FINITE = SampledToken(token_id=0, is_finite=False)
 
 
 class TorchRunner:
@@ -30,7 +28,7 @@ class TorchRunner:
         self._block_size = block_size
         self._eos_token_ids = sorted(eos_token_ids)
         self._cache = KvCache(model.config, num_blocks, block_size)
-        self._blocks = KvBlocks((*self._cache.keys, *self._cache.values), options)
+        self._blocks = KvBlocks(self._cache.block_bytes(), options)
 
     @torch.inference_mode()
     def execute(self, batch: FlatBatch) -> list[SampledToken | None]:
@@ -66,4 +64,4 @@ class TorchRunner:
     def _sample_row(self, logits: torch.Tensor, row: SampledRow) -> SampledToken:
         if row.is_eos_banned:
             logits[self._eos_token_ids] = float("-inf")
-        return SampledToken(sample(logits, row.params, row.position), is_finite=True)
+        return SampledToken(sample(logits.numpy(), row.params, row.position), is_finite=True)

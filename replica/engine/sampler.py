@@ -7,31 +7,40 @@ seed gives the same tokens alone, in any batch, and after a preemption.
 
 import hashlib
 import struct
+from typing import Final
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from replica.engine.messages import SamplingParams
+from replica.engine.step import SampledToken
 
+Logits = npt.NDArray[np.float32]
+Probabilities = npt.NDArray[np.float64]
+
+NOT_FINITE: Final = SampledToken(token_id=0, is_finite=False)
 _FIRST_CANDIDATES = (
     1024  # a nucleus is nearly always smaller; sorting 49,152 logits takes milliseconds
 )
 
 
-def sample(logits: torch.Tensor, params: SamplingParams, position: int) -> int:
+def sample(logits: Logits, params: SamplingParams, position: int) -> int:
     """logits: [vocab] float32, finite or -inf."""
     if is_greedy(params):
         return int(logits.argmax())
     # In float64, and from the maximum: a tiny temperature must neither overflow nor lose the order.
-    scaled = (logits.double() - logits.max().double()) / params.temperature
-    probabilities = torch.softmax(scaled, dim=-1)
+    with np.errstate(over="ignore"):
+        scaled = (logits.astype(np.float64) - float(logits.max())) / params.temperature
+    probabilities = np.exp(scaled)
+    probabilities /= probabilities.sum()
     if params.min_p > 0.0:
         floor = params.min_p * probabilities.max()
-        probabilities = torch.where(probabilities >= floor, probabilities, 0.0)
-        probabilities = probabilities / probabilities.sum()
+        probabilities[probabilities < floor] = 0.0
+        probabilities /= probabilities.sum()
     token_ids, weights = _truncate(probabilities, params)
-    cumulative = weights.cumsum(-1)
+    cumulative = weights.cumsum()
     draw = uniform(params.seed, position) * cumulative[-1]
-    index = int(torch.searchsorted(cumulative, draw, right=True).clamp(max=len(weights) - 1))
+    index = min(int(np.searchsorted(cumulative, draw, side="right")), len(weights) - 1)
     return index if token_ids is None else int(token_ids[index])
 
 
@@ -47,8 +56,8 @@ def uniform(seed: int, position: int) -> float:
 
 
 def _truncate(
-    probabilities: torch.Tensor, params: SamplingParams
-) -> tuple[torch.Tensor | None, torch.Tensor]:
+    probabilities: Probabilities, params: SamplingParams
+) -> tuple[npt.NDArray[np.intp] | None, Probabilities]:
     """(token ids, their weights), most likely first; ids are None when nothing was cut off.
 
     top_k first, then the nucleus: the smallest set whose mass reaches top_p (Holtzman et al. 2020).
@@ -57,12 +66,21 @@ def _truncate(
     if params.top_p >= 1.0 and not is_cut:
         return None, probabilities
     num_candidates = params.top_k if is_cut else min(_FIRST_CANDIDATES, len(probabilities))
-    weights, token_ids = probabilities.topk(num_candidates)
+    token_ids = _likeliest(probabilities, num_candidates)
     if params.top_p >= 1.0:
-        return token_ids, weights
-    if not is_cut and weights.sum() < params.top_p:
-        weights, token_ids = probabilities.sort(descending=True, stable=True)
+        return token_ids, probabilities[token_ids]
+    if not is_cut and probabilities[token_ids].sum() < params.top_p:
+        token_ids = _likeliest(probabilities, len(probabilities))
+    weights = probabilities[token_ids]
     total = weights.sum() if is_cut else 1.0
-    mass_before = weights.cumsum(-1) - weights
+    mass_before = weights.cumsum() - weights
     num_kept = max(1, int((mass_before < params.top_p * total).sum()))
     return token_ids[:num_kept], weights[:num_kept]
+
+
+def _likeliest(probabilities: Probabilities, count: int) -> npt.NDArray[np.intp]:
+    """Token ids, most likely first; of equals, the smallest id first."""
+    if count == len(probabilities):
+        return np.argsort(-probabilities, kind="stable")
+    chosen = np.sort(np.argpartition(-probabilities, count - 1)[:count])
+    return chosen[np.argsort(-probabilities[chosen], kind="stable")]

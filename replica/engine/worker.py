@@ -1,9 +1,7 @@
-"""Inside the engine process, once torch may be imported: load the model, size the cache, step."""
+"""Inside the engine process: load the model, size the cache, step."""
 
 import time
 from pathlib import Path
-
-import torch
 
 from contracts.replica_api import Phase
 from replica.engine.backend import ReportProgress, choose_backend
@@ -14,7 +12,7 @@ from replica.engine.kv_blocks import KvOptions
 from replica.engine.launcher import InlineLauncher, ModelRunner, ThreadLauncher
 from replica.engine.loop import EngineLoop
 from replica.engine.memory_plan import MemoryPlan, plan_memory
-from replica.engine.messages import EngineConfig, Loading, Ready
+from replica.engine.messages import EngineConfig, Loading, Precision, Ready
 from replica.engine.prefix import PrefixIdentity
 from replica.engine.scheduler import Scheduler, SchedulerLimits
 from replica.model import store
@@ -24,8 +22,6 @@ from replica.model.tokenizer import Tokenizer
 
 def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokenizer) -> None:
     """Returns never.  Raises ModelError, or ChannelClosed when the HTTP process is gone."""
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
 
     def report(ratio: float, detail: str) -> None:
         channel.send(Loading(phase=Phase.LOADING, progress_ratio=ratio, detail=detail))
@@ -45,7 +41,7 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
         scheduler=Scheduler(limits, blocks, tokenizer.eos_token_ids),
         launcher=ThreadLauncher(runner) if config.is_async_scheduling else InlineLauncher(runner),
         token_bytes=tokenizer.token_bytes,
-        identity=PrefixIdentity(model_revision=store.revision(path), kv_dtype="float32"),
+        identity=PrefixIdentity(model_revision=store.revision(path), kv_dtype=_kv_dtype(config)),
         monotonic_s=time.monotonic,
     )
     channel.send(
@@ -57,6 +53,13 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
         )
     )
     loop.run(channel)
+
+
+def _kv_dtype(config: EngineConfig) -> str:
+    """Names what keys and values are, and what they were computed with."""
+    if config.precision is Precision.EXACT:
+        return config.kv_cache_dtype
+    return f"{config.kv_cache_dtype}-{config.precision}"
 
 
 def _load(
@@ -77,5 +80,5 @@ def _load(
 
 
 def _available_bytes(config: EngineConfig) -> int:
-    """After torch has been imported: what it takes for itself is gone already."""
+    """After the backend is chosen: what its libraries take for themselves is gone already."""
     return free_memory_bytes() if config.memory_bytes is None else config.memory_bytes

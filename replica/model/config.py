@@ -38,11 +38,6 @@ class LlamaConfig:
                 f"do not divide over {self.num_kv_heads} KV heads"
             )
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Keys and values, all layers, float32."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * 4
-
     def num_weights(self, *, is_tied: bool) -> int:
         """Numbers in all matrices and vectors."""
         q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim

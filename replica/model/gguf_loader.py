@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from replica.model.config import LlamaConfig
 from replica.model.gguf_file import GgufFile
@@ -46,9 +45,8 @@ class GgufTensors:
     def names(self) -> Collection[str]:
         return self._gguf_names.keys()
 
-    def load(self, name: str) -> torch.Tensor:
-        values = self._file.dequantize(self._gguf_name(name))
-        return torch.from_numpy(self._in_hf_order(name, values))
+    def load(self, name: str) -> npt.NDArray[np.float32]:
+        return self._in_hf_order(name, self._file.dequantize(self._gguf_name(name)))
 
     def stored_format(self, name: str) -> str:
         kind = self._file.entry(self._gguf_name(name)).kind.name.lower()

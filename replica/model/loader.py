@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,9 +12,11 @@ from replica.model.config import LlamaConfig, config_from_gguf, config_from_hf
 from replica.model.damage import blaming
 from replica.model.gguf_file import GgufFile
 from replica.model.gguf_loader import GgufTensors
-from replica.model.llama import LlamaModel
 from replica.model.safetensors_loader import SafetensorsDirectory
-from replica.model.weights import TensorSource, assemble, assembles_tied
+from replica.model.tensor_source import TensorSource, assembles_tied
+
+if TYPE_CHECKING:
+    from replica.model.llama import LlamaModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +33,12 @@ class OpenedModel:
         is_tied = assembles_tied(self.config, self.source.names())
         return 4 * self.config.num_weights(is_tied=is_tied)
 
-    def load(self, report_progress: Callable[[float], None]) -> LlamaModel:
+    def load(self, report_progress: Callable[[float], None]) -> "LlamaModel":
         """Raises ModelError."""
+        # Not at the top: torch takes seconds and 300 MB, and the compiled step needs none of it.
+        from replica.model.llama import LlamaModel
+        from replica.model.weights import assemble
+
         with blaming(self.path):
             return LlamaModel(self.config, assemble(self.source, self.config, report_progress))
 

@@ -1,23 +1,31 @@
 """Weights of a Llama for the compiled step: in the file's own codes where the kernels know them.
 
 A layer at a time goes from the file into tiles; no other copy stays.  What the kernels do not know
-(float16, GGUF's K-quants, layers of several formats) becomes float32, as it would for torch.
+(float16, GGUF's K-quants, layers of several formats) becomes float32, as it would for torch; where
+a precision asks for it, layers are rounded to another format.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from kernels.decoder_step.model import DecoderShape, DecoderWeights, LayerWeights
-from kernels.linear.formats import GROUP_SIZE, TILE_COLUMNS, WeightFormat
-from kernels.linear.packing import PackedWeight, pack_bfloat16, pack_float32, pack_gguf
-from replica.errors import ModelInvalid
+from kernels.linear.formats import (
+    GROUP_SIZE,
+    INTEGER_FORMATS,
+    TILE_COLUMNS,
+    ActivationFormat,
+    WeightFormat,
+)
+from kernels.linear.packing import PackedWeight, pack, pack_stored
+from replica.engine.messages import Precision
+from replica.errors import ModelInvalid, ModelUnsupported
 from replica.model.config import LlamaConfig
-from replica.model.llama import rotary_tables
-from replica.model.weights import (
+from replica.model.rotary_tables import rotary_tables
+from replica.model.tensor_source import (
     ReportProgress,
     TensorSource,
     assembles_tied,
@@ -25,6 +33,16 @@ from replica.model.weights import (
     refuse_unknown,
 )
 
+_LAYER_FORMATS: Final = {  # otherwise as shipped
+    Precision.INT8: WeightFormat.Q8_0,
+    Precision.BFLOAT16: WeightFormat.BFLOAT16,
+}
+_ACTIVATION_FORMATS: Final = {
+    Precision.EXACT: ActivationFormat.FLOAT32,
+    Precision.FAST: ActivationFormat.INT8,
+    Precision.INT8: ActivationFormat.INT8,
+    Precision.BFLOAT16: ActivationFormat.FLOAT32,
+}
 _EMBEDDING: Final = "model.embed_tokens.weight"
 _LM_HEAD: Final = "lm_head.weight"
 
@@ -61,8 +79,14 @@ def shape_of(config: LlamaConfig) -> DecoderShape:
 class PackedModel:
     """What packing a model will take, before any weight is read."""
 
-    def __init__(self, source: TensorSource, config: LlamaConfig) -> None:
-        """Raises ModelInvalid for missing tensors, ModelUnsupported for unknown ones."""
+    def __init__(
+        self, source: TensorSource, config: LlamaConfig, precision: Precision = Precision.EXACT
+    ) -> None:
+        """Raises ModelInvalid for missing tensors, ModelUnsupported for unknown ones.
+
+        precision: of the layers.  Embedding and output matrix stay as shipped: of all matrices
+        their rounding costs the most quality.
+        """
         names = set(source.names())
         refuse_unknown(names, config)
         self._source = source
@@ -72,7 +96,15 @@ class PackedModel:
         self._embedding = _Matrix(((_EMBEDDING, vocab),), hidden)
         self._lm_head = _Matrix(((_LM_HEAD, vocab),), hidden)
         self._layers = [_layer_matrices(config, index) for index in range(config.num_layers)]
-        self.layer_format = _common_format(source, [m for layer in self._layers for m in layer])
+        shipped = _common_format(source, [m for layer in self._layers for m in layer])
+        self.layer_format = _LAYER_FORMATS.get(precision, shipped)
+        self.activation_format = _ACTIVATION_FORMATS[precision]
+        is_integer = self.activation_format is ActivationFormat.INT8
+        if is_integer and self.layer_format not in INTEGER_FORMATS:
+            raise ModelUnsupported(
+                f"precision {precision} multiplies integer weights as shipped, the layers are "
+                f"{self.layer_format}: {Precision.INT8} would round them"
+            )
 
     @property
     def size_bytes(self) -> int:
@@ -91,7 +123,7 @@ class PackedModel:
         lm_head = embedding
         if not self._is_tied:
             lm_head = self._pack(self._lm_head, _common_format(self._source, [self._lm_head]))
-        cos, sin = (self._half(table) for table in rotary_tables(self._config))
+        cos, sin = rotary_tables(self._config)
         return DecoderWeights(
             embedding, layers, self._vector("model.norm.weight"), lm_head, cos, sin
         )
@@ -111,27 +143,17 @@ class PackedModel:
         )
 
     def _pack(self, matrix: _Matrix, weight_format: WeightFormat) -> PackedWeight:
-        if weight_format is WeightFormat.FLOAT32:
-            rows = [self._source.load(name).numpy() for name in matrix.names]
-        else:
-            rows = [self._source.load_stored(name) for name in matrix.names]
+        is_stored = all(self._source.stored_format(n) == weight_format for n in matrix.names)
+        load = self._source.load_stored if is_stored else self._source.load
+        rows = [load(name) for name in matrix.names]
         for (name, num_rows), part in zip(matrix.parts, rows, strict=True):
             if part.ndim != 2 or len(part) != num_rows:
                 raise ModelInvalid(f"tensor {name}: expected {num_rows} rows, got {part.shape}")
         joined = rows[0] if len(rows) == 1 else np.concatenate(rows)
-        if weight_format is WeightFormat.FLOAT32:
-            return pack_float32(joined)
-        if weight_format is WeightFormat.BFLOAT16:
-            return pack_bfloat16(joined)
-        return pack_gguf(joined, weight_format)
+        return pack_stored(joined, weight_format) if is_stored else pack(joined, weight_format)
 
     def _vector(self, name: str) -> npt.NDArray[np.float32]:
-        return load_checked(self._source, name, (self._config.hidden_size,)).numpy()
-
-    def _half(self, table: Any) -> npt.NDArray[np.float32]:  # a tensor
-        """The step turns halves by the same angles: it wants each once."""
-        half: npt.NDArray[np.float32] = table[:, : self._config.head_dim // 2].contiguous().numpy()
-        return half
+        return load_checked(self._source, name, (self._config.hidden_size,))
 
 
 def _layer_matrices(config: LlamaConfig, index: int) -> tuple[_Matrix, ...]:

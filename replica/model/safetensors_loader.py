@@ -1,20 +1,18 @@
 """Tensors of a Hugging Face directory: one ``model.safetensors``, or shards with an index."""
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import numpy.typing as npt
-import torch
-from safetensors import SafetensorError, safe_open
 
 from replica.errors import ModelInvalid, ModelNotFound, ModelUnsupported
+from replica.model.safetensors_file import DTYPES, SafetensorsFile, open_safetensors
 
 _SINGLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
-_FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 _FORMATS: Final[Mapping[str, str]] = {"F32": "float32", "BF16": "bfloat16"}
 
 
@@ -33,37 +31,36 @@ class SafetensorsDirectory:
     def names(self) -> Collection[str]:
         return self._file_by_name.keys()
 
-    def load(self, name: str) -> torch.Tensor:
-        return self._tensor(name).to(torch.float32).contiguous()
+    def load(self, name: str) -> npt.NDArray[np.float32]:
+        values = self._view(name)
+        if values.dtype == np.uint16:
+            return (values.astype(np.uint32) << 16).view(np.float32)
+        return values.astype(np.float32)  # a copy, of float32 too
 
     def stored_format(self, name: str) -> str:
-        with self._opened(name) as file:
-            kind: str = file.get_slice(name).get_dtype()
+        kind = self._file(name).dtype(name)
         return _FORMATS.get(kind, kind)
 
     def load_stored(self, name: str) -> npt.NDArray[Any]:
-        tensor = self._tensor(name)
-        if tensor.dtype is torch.bfloat16:
-            tensor = tensor.view(torch.uint16)
-        return tensor.numpy()
+        return self._view(name)
 
-    def _tensor(self, name: str) -> torch.Tensor:
-        with self._opened(name) as file:
-            tensor: torch.Tensor = file.get_tensor(name)
-        if tensor.dtype not in _FLOATS:
-            raise ModelUnsupported(f"tensor {name}: {tensor.dtype} is not supported")
-        return tensor
+    def _view(self, name: str) -> npt.NDArray[Any]:
+        file = self._file(name)
+        kind = file.dtype(name)
+        if kind not in DTYPES:
+            raise ModelUnsupported(f"tensor {name}: {kind} is not supported")
+        return file.view(name)
 
-    @contextmanager
-    def _opened(self, name: str) -> Iterator[Any]:
-        """The library's file, which has no types."""
+    def _file(self, name: str) -> SafetensorsFile:
         file_name = self._file_by_name.get(name)
         if file_name is None:
             raise ModelInvalid(f"{self._directory.name}: tensor {name!r} is missing")
+        return self._opened(file_name)
+
+    def _opened(self, file_name: str) -> SafetensorsFile:
         try:
-            with safe_open(self._directory / file_name, framework="pt") as file:
-                yield file
-        except (SafetensorError, OSError) as exc:
+            return open_safetensors(self._directory / file_name)
+        except OSError as exc:
             raise ModelInvalid(f"{file_name}: {exc}") from exc
 
     def _read_index(self) -> dict[str, str]:
@@ -73,11 +70,6 @@ class SafetensorsDirectory:
                 return msgspec.json.decode(index_path.read_bytes(), type=_Index).weight_map
             except msgspec.MsgspecError as exc:
                 raise ModelInvalid(f"{_INDEX}: {exc}") from exc
-        single = self._directory / _SINGLE
-        if not single.exists():
+        if not (self._directory / _SINGLE).exists():
             raise ModelNotFound(f"{self._directory}: neither {_SINGLE} nor {_INDEX} is there")
-        try:
-            with safe_open(single, framework="pt") as file:
-                return dict.fromkeys(file.keys(), _SINGLE)
-        except SafetensorError as exc:
-            raise ModelInvalid(f"{_SINGLE}: {exc}") from exc
+        return dict.fromkeys(self._opened(_SINGLE).entries, _SINGLE)

@@ -13,7 +13,7 @@ from kernels.decoder_step.batch import StepBatch
 from kernels.decoder_step.model import DecoderShape, DecoderWeights, KvCache, LayerWeights
 from kernels.decoder_step.op import DecoderStep, StepResult
 from kernels.decoder_step.reference import DecoderReference
-from kernels.linear.formats import WeightFormat
+from kernels.linear.formats import ActivationFormat, WeightFormat
 from kernels.linear.packing import PackedWeight, pack_float32, pack_gguf
 from kernels.paged_attention.formats import KvFormat
 from kernels.paged_attention.plan import Segment
@@ -97,10 +97,18 @@ def make(
     team: ThreadTeam,
     level: FeatureLevel | None = None,
     kv_format: KvFormat = KvFormat.FLOAT32,
+    activation_format: ActivationFormat = ActivationFormat.FLOAT32,
 ) -> Sequences:
     cache = KvCache(shape, kv_format, NUM_BLOCKS, BLOCK_SIZE)
     step = DecoderStep(
-        shape, weights, cache, team, max_rows=MAX_ROWS, max_sampled_rows=MAX_ROWS, level=level
+        shape,
+        weights,
+        cache,
+        team,
+        max_rows=MAX_ROWS,
+        max_sampled_rows=MAX_ROWS,
+        activation_format=activation_format,
+        level=level,
     )
     return Sequences(step)
 
@@ -177,11 +185,54 @@ def test_a_broken_sequence_is_told_apart_and_leaves_its_neighbours_alone(
     np.testing.assert_array_equal(result.logits[[0, 1, 2, 3, 4, 6, 7]], clean)
 
 
-def test_a_bfloat16_cache_stays_near(team: ThreadTeam) -> None:
+@pytest.mark.parametrize("kv_format", [KvFormat.BFLOAT16, KvFormat.INT8], ids=str)
+def test_a_rounded_cache_stays_near(kv_format: KvFormat, team: ThreadTeam) -> None:
     weights, ids = tiny_weights(), tokens(70)
-    sequences = make(TINY, weights, team, kv_format=KvFormat.BFLOAT16)
+    sequences = make(TINY, weights, team, kv_format=kv_format)
     logits = torch.from_numpy(sequences.logits(("a", ids, 0)))
     torch.testing.assert_close(logits, reference(TINY, weights, ids), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("weight_format", [WeightFormat.Q4_1, WeightFormat.Q8_0], ids=str)
+def test_int8_activations_stay_near(
+    weight_format: WeightFormat, level: FeatureLevel, team: ThreadTeam
+) -> None:
+    """Every linear's rows lose their eighth bit; a wrong scale or place would lose all."""
+    weights, ids = tiny_weights(weight_format), tokens(70)
+    sequences = make(TINY, weights, team, level, activation_format=ActivationFormat.INT8)
+    logits = torch.from_numpy(sequences.logits(("a", ids, 0)))
+    expected = reference(TINY, weights, ids)
+    assert (logits - expected).pow(2).mean() < 1e-3 * expected.pow(2).mean()
+
+
+def test_fast_rows_depend_on_nothing_but_their_context(
+    level: FeatureLevel, team: ThreadTeam
+) -> None:
+    """As exact ones: int8 activations, int8 keys and values."""
+    sequences = make(TINY, tiny_weights(), team, level, KvFormat.INT8, ActivationFormat.INT8)
+    ids = tokens(50, 4)
+    whole = sequences.logits(("whole", ids, 0))
+    one_by_one = [sequences.logits(("single", ids[i : i + 1], i)) for i in range(50)]
+    np.testing.assert_array_equal(np.concatenate(one_by_one), whole)
+    others = [(f"other {i}", [i], 0) for i in range(20)]
+    company = sequences.logits(*others[:7], ("again", ids, 0), *others[7:])
+    np.testing.assert_array_equal(company[7:57], whole)
+
+
+def test_int8_activations_do_not_hide_a_broken_sequence(team: ThreadTeam) -> None:
+    weights = tiny_weights()
+    broken = np.array(weights.cos)
+    broken[30] = np.nan
+    sequences = make(
+        TINY,
+        replace(weights, cos=broken),
+        team,
+        kv_format=KvFormat.INT8,
+        activation_format=ActivationFormat.INT8,
+    )
+    result = sequences.run(("good", tokens(5), 0), ("bad", tokens(31, 9), 0))
+    assert result.is_finite[:5].all()
+    assert not result.is_finite[35]
 
 
 def test_an_empty_batch_is_a_step_too(tiny: Sequences) -> None:
@@ -189,14 +240,14 @@ def test_an_empty_batch_is_a_step_too(tiny: Sequences) -> None:
 
 
 @pytest.mark.parametrize("kv_format", KvFormat)
-def test_blocks_are_seen_as_tensors(kv_format: KvFormat, team: ThreadTeam) -> None:
+def test_blocks_are_seen_as_bytes(kv_format: KvFormat, team: ThreadTeam) -> None:
     cache = KvCache(TINY, kv_format, 4, BLOCK_SIZE)
     weights = tiny_weights()
     step = DecoderStep(TINY, weights, cache, team, max_rows=4, max_sampled_rows=4)
     step.run(StepBatch([1], [0], [3 * 16], [Segment(0, 1, 0, (3,))], [0]))
-    for tensor in cache.block_tensors():
-        assert tensor[3].count_nonzero() == TINY.num_kv_heads * TINY.head_dim
-        assert not tensor[:3].any()
+    for part in cache.block_bytes():
+        assert part[3].any()
+        assert not part[:3].any()
 
 
 WRONG = {

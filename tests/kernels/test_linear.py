@@ -6,7 +6,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from kernels.linear.formats import WeightFormat
+from kernels.linear.formats import INTEGER_FORMATS, ActivationFormat, WeightFormat
 from kernels.linear.op import linear
 from kernels.linear.packing import PackedWeight, pack_bfloat16, pack_float32, pack_gguf
 from kernels.linear.reference import linear_reference, unpack
@@ -110,3 +110,60 @@ def test_wrong_shapes_are_refused(team: ThreadTeam) -> None:
         pack_float32(np.zeros((32, 33), np.float32))
     with pytest.raises(ValueError, match="20-byte blocks"):
         pack_gguf(np.zeros((32, 33), np.uint8), WeightFormat.Q4_1)
+
+
+INTEGER_CASES = pytest.mark.parametrize("weight_format", INTEGER_FORMATS, ids=str)
+
+
+@INTEGER_CASES
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 31, 32, 33, 65], ids=str)
+def test_int8_activations_match_reference(
+    weight_format: WeightFormat, num_rows: int, level: FeatureLevel, team: ThreadTeam
+) -> None:
+    packed, _ = make_weight(weight_format, 100, 160)
+    x = make_rows(num_rows, 160)
+    torch.testing.assert_close(
+        linear(x, packed, team, level, ActivationFormat.INT8),
+        linear_reference(x, packed, ActivationFormat.INT8),
+        rtol=1e-5,
+        atol=2e-5,
+    )
+
+
+@INTEGER_CASES
+def test_the_largest_codes_do_not_overflow(
+    weight_format: WeightFormat, level: FeatureLevel, team: ThreadTeam
+) -> None:
+    """Both ends of both: sums of 16 bits would wrap, or saturate, first here."""
+    row = [-1.0, 1.0] if weight_format is WeightFormat.Q4_1 else [-1.0, 127 / 128]
+    dense = np.array(row * 16 + row[::-1] * 16 + row[:1] * 64, np.float32).reshape(1, -1)
+    blocks = gguf.quants.quantize(np.repeat(dense, 32, 0), GGUF_TYPES[weight_format])
+    packed = pack_gguf(blocks, weight_format)
+    x = torch.cat([torch.from_numpy(dense), -torch.from_numpy(dense), torch.ones(1, 128)])
+    torch.testing.assert_close(
+        linear(x, packed, team, level, ActivationFormat.INT8),
+        linear_reference(x, packed, ActivationFormat.INT8),
+        rtol=1e-6,
+        atol=1e-5,
+    )
+
+
+@INTEGER_CASES
+def test_int8_rows_do_not_depend_on_the_rows_beside_them(
+    weight_format: WeightFormat, level: FeatureLevel, team: ThreadTeam
+) -> None:
+    packed, _ = make_weight(weight_format, 64, 288)
+    x = make_rows(64, 288)
+
+    def product(rows: torch.Tensor) -> torch.Tensor:
+        return linear(rows, packed, team, level, ActivationFormat.INT8)
+
+    alone = torch.cat([product(x[i : i + 1]) for i in range(64)])
+    for num_rows in (1, 2, 3, 31, 32, 33, 63, 64):
+        assert torch.equal(product(x[:num_rows]), alone[:num_rows]), num_rows
+
+
+def test_int8_activations_need_integer_weights(team: ThreadTeam) -> None:
+    packed, _ = make_weight(WeightFormat.BFLOAT16, 32, 64)
+    with pytest.raises(ValueError, match="expected integer weights, got bfloat16"):
+        linear(make_rows(2, 64), packed, team, None, ActivationFormat.INT8)

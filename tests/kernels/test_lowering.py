@@ -11,7 +11,12 @@ import pytest
 from llvmlite import ir
 
 from kernels.linear import tiles as linear_tiles
-from kernels.linear.formats import LinearSpecialization, WeightFormat
+from kernels.linear.formats import (
+    INTEGER_FORMATS,
+    ActivationFormat,
+    LinearSpecialization,
+    WeightFormat,
+)
 from kernels.paged_attention import tiles as attention_tiles
 from kernels.paged_attention.formats import AttentionSpecialization, KvFormat
 from kernels.vector_ir.function import Emit, define_in
@@ -63,6 +68,24 @@ def test_linear_tiles_need_no_library(cpu: str, weight_format: WeightFormat) -> 
         assert "vpermps" in text  # codes become floats by one lookup
     if level is not FeatureLevel.PORTABLE:
         assert "vfmadd231ps" in text
+
+
+DOT_PRODUCTS = {"avx512-vnni": "vpdpbusd", "avx512": "vpmaddubsw", "avx2": "vpmaddubsw"}
+
+
+@pytest.mark.parametrize("weight_format", INTEGER_FORMATS, ids=str)
+@pytest.mark.parametrize("cpu", CPUS)
+def test_integer_tiles_use_the_dot_products_there_are(
+    cpu: str, weight_format: WeightFormat
+) -> None:
+    level, triple, name, register = CPUS[cpu]
+    spec = LinearSpecialization(level, weight_format, ActivationFormat.INT8)
+    text = assembly(linear_tiles.emit_direct_rows, 8, spec, triple, name)
+    assert_plain(text, register)
+    if cpu in DOT_PRODUCTS:
+        dots = [line for line in text.splitlines() if DOT_PRODUCTS[cpu] in line]
+        assert dots
+        assert all(register in line for line in dots)
 
 
 @pytest.mark.parametrize("kv_format", list(KvFormat), ids=str)

@@ -8,7 +8,11 @@ import torch
 from kernels.paged_attention.formats import AttentionSpecialization, KvFormat
 from kernels.paged_attention.op import paged_attention
 from kernels.paged_attention.plan import Segment
-from kernels.paged_attention.reference import paged_attention_reference
+from kernels.paged_attention.reference import (
+    dense_keys,
+    dense_values,
+    paged_attention_reference,
+)
 from kernels.threads.team import ThreadTeam
 from kernels.vector_ir.levels import FeatureLevel
 
@@ -25,6 +29,19 @@ def random_cache(spec: AttentionSpecialization, num_kv_heads: int = 2) -> Cache:
         torch.randn(keys, generator=generator).to(dtype),
         torch.randn(values, generator=generator).to(dtype),
     )
+
+
+def random_int8_cache(spec: AttentionSpecialization, num_kv_heads: int = 2) -> Cache:
+    """As it is stored: codes, then scales."""
+    generator = torch.Generator().manual_seed(spec.head_dim)
+
+    def part() -> torch.Tensor:
+        size = (NUM_BLOCKS, num_kv_heads, spec.scales_offset_bytes)
+        codes = torch.randint(-127, 128, size, dtype=torch.int8, generator=generator)
+        scales = 0.02 * torch.rand(*size[:2], spec.block_size, generator=generator)
+        return torch.cat([codes.view(torch.uint8), scales.view(torch.uint8)], dim=-1)
+
+    return part(), part()
 
 
 def segments_of(lengths: list[tuple[int, int]], block_size: int = 16) -> list[Segment]:
@@ -80,6 +97,36 @@ def test_matches_reference(shape: str, level: FeatureLevel, team: ThreadTeam) ->
         rtol=1e-5,
         atol=2e-6,
     )
+
+
+@pytest.mark.parametrize("block_size", [16, 32])
+def test_int8_keys_and_values_mean_their_codes_times_scales(
+    block_size: int, level: FeatureLevel, team: ThreadTeam
+) -> None:
+    spec = AttentionSpecialization(level, KvFormat.INT8, 64, 3, block_size)
+    (keys, values), segments = random_int8_cache(spec), segments_of(MIXED, block_size)
+    q = queries(spec, segments)
+    dense = (dense_keys(keys, spec), dense_values(values, spec))
+    torch.testing.assert_close(
+        paged_attention(spec, q, (keys, values), segments, team),
+        expected(q, dense, segments),
+        rtol=1e-5,
+        atol=2e-6,
+    )
+
+
+def test_scales_beyond_the_context_do_not_leak(level: FeatureLevel, team: ThreadTeam) -> None:
+    spec = AttentionSpecialization(level, KvFormat.INT8, 64, 3, 16)
+    keys, values = random_int8_cache(spec)
+    segments = segments_of([(20, 1), (0, 5)])
+    q = queries(spec, segments)
+    clean = paged_attention(spec, q, (keys, values), segments, team)
+    for segment in segments:
+        end = segment.start + segment.num_tokens
+        for part in (keys, values):
+            scales = part[segment.block_table[-1], :, spec.scales_offset_bytes :]
+            scales.view(torch.float32)[:, end % 16 :] = torch.nan
+    assert torch.equal(paged_attention(spec, q, (keys, values), segments, team), clean)
 
 
 def test_blocks_of_32_tokens(level: FeatureLevel, team: ThreadTeam) -> None:

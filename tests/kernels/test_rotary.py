@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from kernels.paged_attention.formats import AttentionSpecialization, KvFormat
+from kernels.paged_attention.reference import dense_keys, dense_values
 from kernels.rotary.op import rotary
 from kernels.rotary.reference import rotary_reference
 from kernels.threads.team import ThreadTeam
@@ -22,9 +23,8 @@ def test_queries_turn_and_keys_and_values_land_in_their_slots(
     head_dim: int, kv_format: KvFormat, level: FeatureLevel, team: ThreadTeam
 ) -> None:
     spec = AttentionSpecialization(level, kv_format, head_dim, group_size=3, block_size=16)
-    dtype = torch.float32 if kv_format is KvFormat.FLOAT32 else torch.bfloat16
-    keys = torch.full((5, NUM_KV_HEADS, head_dim, 16), 7.0, dtype=dtype)
-    values = torch.full((5, NUM_KV_HEADS, 16, head_dim), 7.0, dtype=dtype)
+    size = (5, NUM_KV_HEADS, spec.block_head_bytes)
+    keys, values = torch.zeros(2, *size, dtype=torch.uint8)
     qkv = torch.randn(3, 10 * head_dim, generator=torch.Generator().manual_seed(3))
     positions = torch.tensor([31, 0, 5])
     cos, sin = angle_tables(head_dim)
@@ -35,12 +35,24 @@ def test_queries_turn_and_keys_and_values_land_in_their_slots(
     turned = rotary_reference(heads[:, :8], cos[positions], sin[positions])
     torch.testing.assert_close(qkv.view(3, 10, head_dim)[:, :6], turned[:, :6])
     block, offset = SLOTS // 16, SLOTS % 16
-    torch.testing.assert_close(keys[block, :, :, offset], turned[:, 6:].to(dtype))
-    torch.testing.assert_close(values[block, :, offset], heads[:, 8:].to(dtype))
-    keys[block, :, :, offset] = 7.0
-    values[block, :, offset] = 7.0
-    assert (keys == 7.0).all()
-    assert (values == 7.0).all()
+    stored_keys, stored_values = dense_keys(keys, spec), dense_values(values, spec)
+    assert_stored(stored_keys[block, :, :, offset], turned[:, 6:], kv_format)
+    assert_stored(stored_values[block, :, offset], heads[:, 8:], kv_format)
+    stored_keys[block, :, :, offset] = 0.0
+    stored_values[block, :, offset] = 0.0
+    assert not stored_keys.any()
+    assert not stored_values.any()
+
+
+def assert_stored(stored: torch.Tensor, written: torch.Tensor, kv_format: KvFormat) -> None:
+    """[tokens, heads, head_dim]: rounded to what the format holds, not more."""
+    if kv_format is KvFormat.FLOAT32:
+        torch.testing.assert_close(stored, written)
+    elif kv_format is KvFormat.BFLOAT16:
+        torch.testing.assert_close(stored, written.bfloat16().float())
+    else:
+        half_step = written.abs().amax(-1, keepdim=True) / 127 / 2
+        assert ((stored - written).abs() <= 1.001 * half_step).all()
 
 
 def test_rows_of_another_width_are_refused(team: ThreadTeam) -> None:

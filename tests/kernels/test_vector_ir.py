@@ -30,7 +30,7 @@ def elementwise(name: str, source_bytes: int, target_bytes: int, body: Callable[
 _exp = elementwise("exp", 4, 4, lambda e, s, t: e.store_f32(e.exp(e.load_f32(s)), t))
 _f16 = elementwise("f16", 2, 4, lambda e, s, t: e.store_f32(e.load_f16(s), t))
 _bf16 = elementwise("bf16", 2, 4, lambda e, s, t: e.store_f32(e.load_bf16(s), t))
-_to_bf16 = elementwise("to_bf16", 4, 2, lambda e, s, t: e.store_bf16(e.load_f32(s), t))
+_to_bf16 = elementwise("to_bf16", 4, 2, lambda e, s, t: e.store_vector(e.to_bf16(e.load_f32(s)), t))
 _nibble = elementwise(
     "nibble", 4, 4, lambda e, s, t: e.store_f32(e.nibble_to_f32(e.load_i32(s), 5), t)
 )

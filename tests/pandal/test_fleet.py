@@ -11,6 +11,7 @@ from pandal.datadir import DataDir
 from pandal.fleet import billing_child, gateway_child, replica_child, valkey_children
 from pandal.http_client import Address
 from pandal.plan import FleetPlan, OwnReplica
+from replica.engine.messages import KvCacheDtype, Precision
 
 USERS = {
     "PATH": "/usr/bin:/bin",
@@ -40,6 +41,8 @@ def children(data_dir: DataDir) -> dict[str, ChildSpec]:
         own_replicas=(OwnReplica("replica-0", 8081),),
         dev_replicas=(),
         threads_per_replica=1,
+        precision=Precision.EXACT,
+        kv_cache_dtype=KvCacheDtype.FLOAT32,
         kafka_bootstrap=None,
         is_once=False,
     )

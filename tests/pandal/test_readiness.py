@@ -15,6 +15,7 @@ from pandal.errors import FleetFailed
 from pandal.http_client import Address
 from pandal.plan import FleetPlan, OwnReplica
 from pandal.readiness import replicas_ready
+from replica.engine.messages import KvCacheDtype, Precision
 
 READY = ReplicaState(phase=Phase.READY, progress_ratio=1.0)
 
@@ -66,6 +67,8 @@ def plan(data_dir: DataDir, *ports: int) -> FleetPlan:
         own_replicas=tuple(OwnReplica(f"replica-{n}", port) for n, port in enumerate(ports)),
         dev_replicas=(),
         threads_per_replica=1,
+        precision=Precision.EXACT,
+        kv_cache_dtype=KvCacheDtype.FLOAT32,
         kafka_bootstrap=None,
         is_once=False,
     )

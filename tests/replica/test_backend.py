@@ -1,17 +1,21 @@
 """What computes the steps, why, and that it does not matter for the tokens."""
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from contracts.replica_api import Phase, ReplicaState
-from kernels.linear.formats import WeightFormat
+from kernels.linear.formats import INTEGER_FORMATS, WeightFormat
+from kernels.linear.reference import unpack
 from replica.engine.backend import choose_backend
 from replica.engine.kv_blocks import KvOptions
-from replica.engine.messages import CpuBackend, SamplingParams
+from replica.engine.messages import CpuBackend, KvCacheDtype, Precision, SamplingParams
 from replica.engine.scheduler import SchedulerLimits
 from replica.errors import ModelInvalid, ModelUnsupported
 from replica.model.loader import OpenedModel, open_model
@@ -78,15 +82,39 @@ def test_both_backends_give_the_same_tokens(opened: tuple[OpenedModel, WeightFor
     assert len(set(" ".join(compiled).split())) > 10, "the model says too little"
 
 
+@pytest.mark.parametrize("precision", [Precision.EXACT, Precision.INT8, Precision.BFLOAT16])
 def test_packed_weights_take_what_was_announced(
-    opened: tuple[OpenedModel, WeightFormat],
+    opened: tuple[OpenedModel, WeightFormat], precision: Precision
 ) -> None:
-    packed = PackedModel(opened[0].source, opened[0].config)
+    packed = PackedModel(opened[0].source, opened[0].config, precision)
     weights = packed.load(lambda ratio: None)
     matrices = {id(m): m for m in (weights.embedding, weights.lm_head)}
     for layer in weights.layers:
         matrices |= {id(m): m for m in (layer.qkv, layer.output, layer.gate_up, layer.down)}
     assert packed.size_bytes == sum(m.storage.nbytes for m in matrices.values())
+
+
+def test_rounded_weights_are_near_the_shipped_ones(tiny: OpenedModel) -> None:
+    shipped, int8, bfloat16 = (
+        unpack(PackedModel(tiny.source, tiny.config, p).load(lambda ratio: None).layers[0].down)
+        for p in (Precision.EXACT, Precision.INT8, Precision.BFLOAT16)
+    )
+    largest = np.abs(shipped).max()
+    assert np.abs(int8 - shipped).max() <= 1.2 * largest / 254  # scales are float16
+    assert np.abs(bfloat16 - shipped).max() <= largest / 256
+
+
+def test_what_only_the_compiled_step_can_do_is_refused_elsewhere(
+    tiny: OpenedModel, opened: tuple[OpenedModel, WeightFormat]
+) -> None:
+    asked = {"precision": Precision.FAST, "kv_cache_dtype": KvCacheDtype.INT8}
+    config = Settings(cpu_backend=CpuBackend.TORCH, **asked).engine_config()
+    with pytest.raises(ModelUnsupported, match=r"fast with int8 keys .* needs the compiled"):
+        choose_backend(config, tiny, [])
+    model, layer_format = opened
+    if layer_format not in INTEGER_FORMATS:
+        with pytest.raises(ModelUnsupported, match="int8 would round them"):
+            choose_backend(Settings(**asked).engine_config(), model, [])
 
 
 def test_company_changes_no_draw_of_the_compiled_step(tiny: OpenedModel) -> None:
@@ -156,3 +184,10 @@ def test_a_replica_compiles_in_sight_and_without_a_place_to_keep_it(
         assert "compiled kernels cannot be kept" in replica.log
         body = {"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
         assert "Paris" in replica.post("/v1/completions", body).json["choices"][0]["text"]
+
+
+def test_the_compiled_step_needs_no_torch() -> None:
+    """It would cost 300 MB in each engine, and seconds at each start."""
+    modules = "replica.engine.process, replica.engine.worker, replica.engine.compiled_backend"
+    program = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from replica.engine.free_memory import free_memory_bytes
 from replica.engine.memory_plan import plan_memory
-from replica.engine.messages import Preemption
+from replica.engine.messages import KvCacheDtype, Preemption
 from replica.errors import ModelUnsupported
 from replica.model.config import LlamaConfig
 from replica.settings import Settings
@@ -32,6 +32,7 @@ CONFIG = Settings(
     kv_cache_bytes=1 << 40, block_size=16, max_num_seqs=4, max_num_batched_tokens=64
 ).engine_config()
 WEIGHTS_BYTES = 1 << 20
+KV_BYTES_PER_TOKEN = 2 * 4 * 2 * 16 * 4  # keys and values, layers, heads, dimensions, float32
 
 
 def plan(available_bytes: int, **changes: object):
@@ -40,20 +41,31 @@ def plan(available_bytes: int, **changes: object):
 
 
 def test_plenty_of_memory_gives_the_whole_context_and_cache() -> None:
-    block_bytes = MODEL.kv_bytes_per_token * 16
+    block_bytes = KV_BYTES_PER_TOKEN * 16
     result = plan(1 << 40, kv_cache_bytes=1000 * block_bytes)
     assert (result.max_model_len, result.num_blocks) == (4096, 1000)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "bytes_per_head"),
+    [(KvCacheDtype.FLOAT32, 64), (KvCacheDtype.BFLOAT16, 32), (KvCacheDtype.INT8, 20)],
+    ids=str,
+)
+def test_smaller_keys_and_values_make_more_blocks(dtype: KvCacheDtype, bytes_per_head: int) -> None:
+    block_bytes = 2 * 4 * 2 * bytes_per_head * 16
+    result = plan(1 << 40, kv_cache_bytes=1000 * block_bytes, kv_cache_dtype=dtype)
+    assert result.num_blocks == 1000
+
+
 def test_context_shrinks_to_the_cache_unless_it_was_asked_for() -> None:
-    block_bytes = MODEL.kv_bytes_per_token * 16
+    block_bytes = KV_BYTES_PER_TOKEN * 16
     assert plan(1 << 40, kv_cache_bytes=11 * block_bytes).max_model_len == 160
     with pytest.raises(ModelUnsupported, match="max_model_len=160 would fit"):
         plan(1 << 40, kv_cache_bytes=11 * block_bytes, max_model_len=161)
 
 
 def test_room_for_swapping_is_set_aside_when_it_is_wanted() -> None:
-    block_bytes = MODEL.kv_bytes_per_token * 16
+    block_bytes = KV_BYTES_PER_TOKEN * 16
     plain = plan(8 << 20, max_model_len=64)
     swapping = plan(
         8 << 20, max_model_len=64, preemption=Preemption.SWAP, swap_bytes=3 * block_bytes + 1

@@ -1,0 +1,46 @@
+"""Steps in plain torch: every model, any machine."""
+
+from collections.abc import Callable, Collection
+from typing import Final
+
+import torch
+
+from replica.engine.kv_blocks import PLAIN, KvOptions
+from replica.engine.messages import EngineConfig
+from replica.engine.runner import TorchRunner
+from replica.model.loader import OpenedModel
+
+_LOADING: Final = "loading weights"
+
+
+class TorchBackend:
+    """A Backend."""
+
+    def __init__(
+        self,
+        opened: OpenedModel,
+        config: EngineConfig,
+        eos_token_ids: Collection[int],
+        reason: str,
+    ) -> None:
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        self.description = f"torch, {torch.get_num_threads()} threads: {reason}"
+        self._opened = opened
+        self._block_size = config.block_size
+        self._eos_token_ids = eos_token_ids
+
+    @property
+    def weights_bytes(self) -> int:
+        return self._opened.weights_bytes
+
+    def load(
+        self, num_blocks: int, report: Callable[[float, str], None], options: KvOptions = PLAIN
+    ) -> TorchRunner:
+        return TorchRunner(
+            self._opened.load(lambda ratio: report(ratio, _LOADING)),
+            num_blocks=num_blocks,
+            block_size=self._block_size,
+            eos_token_ids=self._eos_token_ids,
+            options=options,
+        )

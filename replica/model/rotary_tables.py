@@ -1,0 +1,22 @@
+"""Angles of rotary position embedding, for the compiled step."""
+
+import numpy as np
+import numpy.typing as npt
+
+from replica.model.config import LlamaConfig
+
+Table = npt.NDArray[np.float32]
+
+
+def rotary_tables(config: LlamaConfig) -> tuple[Table, Table]:
+    """cos and sin, each [max_positions, head_dim / 2].
+
+    Frequencies and angles are rounded to float32 where the original implementation rounds them:
+    at far positions the rounding is most of the value that models were trained with.
+    """
+    exponents = np.arange(0, config.head_dim, 2).astype(np.float32) / np.float32(config.head_dim)
+    powers = np.power(config.rope_theta, exponents.astype(np.float64)).astype(np.float32)
+    frequencies = np.float32(1.0) / powers
+    angles = np.arange(config.max_positions).astype(np.float32)[:, None] * frequencies[None, :]
+    exact = angles.astype(np.float64)
+    return np.cos(exact).astype(np.float32), np.sin(exact).astype(np.float32)

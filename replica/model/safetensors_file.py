@@ -1,0 +1,85 @@
+"""A safetensors container: tensors as views of the memory-mapped file.
+
+Format: https://github.com/huggingface/safetensors#format.  The ``safetensors`` package gives
+bfloat16 to torch only, which the compiled step does without.
+"""
+
+import math
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from replica.errors import ModelInvalid
+
+_LENGTH_BYTES: Final = 8
+_METADATA: Final = "__metadata__"
+# What a float is read as; bfloat16, which numpy does not know, as its bits.
+DTYPES: Final[Mapping[str, type[np.generic]]] = {
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": np.uint16,
+}
+
+
+class _Entry(msgspec.Struct):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsFile:
+    """Open for as long as the object, or a view from it, lives."""
+
+    name: str
+    entries: Mapping[str, _Entry]
+    data: memoryview
+
+    def dtype(self, name: str) -> str:
+        """In the format's own words.  Raises ModelInvalid for a missing tensor."""
+        return self._entry(name).dtype
+
+    def view(self, name: str) -> npt.NDArray[Any]:
+        """Read-only; of a dtype in ``DTYPES``.  Raises ModelInvalid."""
+        entry = self._entry(name)
+        dtype = DTYPES[entry.dtype]
+        start, end = entry.data_offsets
+        size_bytes = math.prod(entry.shape) * np.dtype(dtype).itemsize
+        if min(entry.shape, default=0) < 0 or start < 0 or end - start != size_bytes:
+            raise ModelInvalid(f"{self.name}: tensor {name!r} does not fit its place")
+        if end > len(self.data):
+            raise ModelInvalid(f"{self.name}: tensor {name!r} lies beyond the end of the file")
+        return np.frombuffer(self.data[start:end], dtype).reshape(entry.shape)
+
+    def _entry(self, name: str) -> _Entry:
+        entry = self.entries.get(name)
+        if entry is None:
+            raise ModelInvalid(f"{self.name}: tensor {name!r} is missing")
+        return entry
+
+
+def open_safetensors(path: Path) -> SafetensorsFile:
+    """Raises ModelInvalid, or OSError for a file that cannot be read."""
+    with path.open("rb") as file:
+        if path.stat().st_size <= _LENGTH_BYTES:
+            raise ModelInvalid(f"{path.name}: the file is cut off")
+        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    start = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
+    if start > len(content):
+        raise ModelInvalid(f"{path.name}: the file is cut off, or not safetensors")
+    try:
+        header = msgspec.json.decode(content[_LENGTH_BYTES:start], type=dict[str, msgspec.Raw])
+        entries = {
+            name: msgspec.json.decode(raw, type=_Entry)
+            for name, raw in header.items()
+            if name != _METADATA
+        }
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise ModelInvalid(f"{path.name}: its header cannot be read: {exc}") from exc
+    return SafetensorsFile(path.name, entries, content[start:])
