@@ -36,20 +36,23 @@ class Completion(Generic[T]):
         if not self._is_done:
             self._is_done = True
             self._result = result
-            if self._waiter is not None:
-                self._waiter()
+            self._wake()
 
     def fail(self, failure: BaseException) -> None:
         if not self._is_done:
             self._is_done = True
             self._failure = failure
-            if self._waiter is not None:
-                self._waiter()
+            self._wake()
 
     def then(self, waiter: Callable[[], object] | None) -> None:
         """Calls ``waiter`` once it is done, in place of any other; at once if it is."""
         self._waiter = waiter
-        if self._is_done and waiter is not None:
+        if self._is_done:
+            self._wake()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None  # who keeps the result keeps not its waiter
+        if waiter is not None:
             waiter()
 
     def __await__(self) -> Generator[Any, None, T]:  # yields itself, to a flow or a task

@@ -171,6 +171,7 @@ class Exchange:
 
     def _complete(self) -> None:
         self.response_complete = True
+        self._watched = None  # an idle connection keeps its last exchange, not the answer in it
         if not self.disconnected and not self.is_closed_by_owner:
             if not self.keep_alive:
                 self._transport.close()
