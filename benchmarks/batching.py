@@ -1,0 +1,230 @@
+"""Static against continuous batching: one engine, one set of requests of mixed lengths.
+
+    python -m benchmarks.batching [--requests 48] [--batch 16] [--mean-tokens 32] [--rounds 1]
+
+The engine always runs as it is; the client holds it to static batches, so nothing in the product
+knows of this.  Three ways, in turn:
+
+- static: a batch is sent together, the next when the last of it is done, and every request asks for
+  as many tokens as the longest of its batch.  That is what request-level batching computes: a row
+  that has ended stays in the batch.  Only the tokens that were wanted count.
+- waves: the same without the wasted rows, which is kinder than static batching ever was.
+- continuous: everything is sent at once; the engine admits as rows become free.
+
+Lengths are exponential with a cap (most answers are short, few are long), or uniform.
+"""
+
+import argparse
+import asyncio
+import http.client
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pandal.bench.answer import Answer, Outcome
+from pandal.bench.client import Client
+from pandal.bench.schedule import RequestStyle, body_of
+from pandal.bench.target import Target, parse_target, request_head
+from pandal.bench.text import words
+from pandal.bench.workload import Message, Turn
+
+MODEL = "SmolLM2-135M-Instruct"
+PROMPT_TOKENS = 24
+LONGEST_FACTOR = 8  # of the mean
+START_PATIENCE_S = 240.0
+TIMEOUT_S = 600.0
+PUBLISHED = """
+Published ratios, and what they compare:
+- Orca (OSDI 2022): 36.9x the throughput of FasterTransformer at equal latency, GPT-3 175B.
+  Two systems: iteration-level scheduling, and also another engine.
+- Anyscale (2023): up to 23x of vLLM over static batching, OPT-13B on one A100 40GB.  Two systems:
+  continuous batching, and paged memory for it; continuous batching alone was 8x there.
+Here only the batching differs: one engine, one memory, one number of rows.  What there is to win
+is bounded by the lengths, the longest of a batch over the mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    prompt: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    tokens_per_s: float  # wanted ones
+    mean_latency_s: float  # from the start of all, as if all had arrived then
+    num_computed_tokens: int
+
+
+Ask = Callable[[Asked, int], Awaitable[Answer]]
+Way = Callable[[Ask, Sequence[Asked], int], Awaitable[list[float]]]
+
+
+def exponential(rng: random.Random, mean_tokens: int) -> int:
+    length = round(rng.expovariate(1 / mean_tokens))
+    return max(1, min(length, mean_tokens * LONGEST_FACTOR))
+
+
+def uniform(rng: random.Random, mean_tokens: int) -> int:
+    return rng.randint(1, 2 * mean_tokens - 1)
+
+
+LENGTHS: dict[str, Callable[[random.Random, int], int]] = {
+    "exponential": exponential,
+    "uniform": uniform,
+}
+
+
+def requests_of(load: argparse.Namespace, round_: int, way: str) -> list[Asked]:
+    """The same lengths each time; other texts, though there is no prefix cache to help."""
+    rng = random.Random(7)
+    lengths = [LENGTHS[load.lengths](rng, load.mean_tokens) for _ in range(load.requests)]
+    return [Asked(words(PROMPT_TOKENS, way, round_, n), length) for n, length in enumerate(lengths)]
+
+
+def batches(asked: Sequence[Asked], batch: int) -> Iterator[Sequence[Asked]]:
+    return (asked[start : start + batch] for start in range(0, len(asked), batch))
+
+
+async def static(ask: Ask, asked: Sequence[Asked], batch: int) -> list[float]:
+    """When each answer was there: in static batching, when its batch was."""
+    ends_s: list[float] = []
+    for together in batches(asked, batch):
+        longest = max(one.num_tokens for one in together)
+        await asyncio.gather(*(ask(one, longest) for one in together))
+        ends_s += [time.perf_counter()] * len(together)
+    return ends_s
+
+
+async def waves(ask: Ask, asked: Sequence[Asked], batch: int) -> list[float]:
+    ends_s: list[float] = []
+    for together in batches(asked, batch):
+        answers = await asyncio.gather(*(ask(one, one.num_tokens) for one in together))
+        ends_s += [answer.ended_s for answer in answers if answer.ended_s is not None]
+    return ends_s
+
+
+async def continuous(ask: Ask, asked: Sequence[Asked], batch: int) -> list[float]:
+    answers = await asyncio.gather(*(ask(one, one.num_tokens) for one in asked))
+    return [answer.ended_s for answer in answers if answer.ended_s is not None]
+
+
+WAYS: dict[str, Way] = {"static": static, "waves": waves, "continuous": continuous}
+
+
+async def measure(target: Target, way: Way, asked: Sequence[Asked], batch: int) -> Measured:
+    client = Client(target, time.perf_counter, max_connections=len(asked))
+    head = request_head(target, None)
+    style = RequestStyle(MODEL, is_exact_length=True)
+    num_computed = 0
+
+    async def ask(one: Asked, num_tokens: int) -> Answer:
+        nonlocal num_computed
+        turn = Turn((Message("user", one.prompt),), num_tokens)
+        answer = await client.ask(head, body_of(turn, style), TIMEOUT_S)
+        if answer.outcome is not Outcome.COMPLETED or answer.usage is None:
+            raise RuntimeError(f"an answer was {answer.outcome}, status {answer.status}")
+        num_computed += answer.usage.completion_tokens
+        return answer
+
+    started_s = time.perf_counter()
+    ends_s = await way(ask, asked, batch)
+    client.close()
+    num_wanted = sum(one.num_tokens for one in asked)
+    return Measured(
+        tokens_per_s=num_wanted / (max(ends_s) - started_s),
+        mean_latency_s=statistics.mean(ends_s) - started_s,
+        num_computed_tokens=num_computed,
+    )
+
+
+@contextmanager
+def replica(batch: int, port: int) -> Iterator[Target]:
+    settings = {
+        "REPLICA_PORT": str(port),
+        "REPLICA_MODEL": MODEL,
+        "REPLICA_MAX_NUM_SEQS": str(batch),
+        "REPLICA_MAX_NUM_WAITING": "1024",
+        "REPLICA_IS_PREFIX_CACHING": "false",
+    }
+    with tempfile.TemporaryFile() as log:
+        command = [sys.executable, "-m", "replica"]
+        process = subprocess.Popen(command, env={**os.environ, **settings}, stderr=log)
+        try:
+            wait_until_ready(process, port)
+            yield parse_target(f"http://127.0.0.1:{port}")
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
+
+
+def wait_until_ready(process: "subprocess.Popen[bytes]", port: int) -> None:
+    give_up_s = time.monotonic() + START_PATIENCE_S
+    while not is_ready(port):
+        if process.poll() is not None or time.monotonic() > give_up_s:
+            raise RuntimeError("the replica did not become ready")
+        time.sleep(0.2)
+
+
+def is_ready(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/ready")
+        return connection.getresponse().status == 200
+    except ConnectionRefusedError:
+        return False
+    finally:
+        connection.close()
+
+
+def print_table(rows: dict[str, list[Measured]], asked: Sequence[Asked], batch: int) -> None:
+    lengths = [one.num_tokens for one in asked]
+    num_static = sum(len(b) * max(one.num_tokens for one in b) for b in batches(asked, batch))
+    machine = platform.processor() or platform.machine()
+    print(f"\n{machine}, {os.cpu_count()} cores, {MODEL}; {len(asked)} requests, {batch} rows")
+    print(
+        f"Answers of {min(lengths)} to {max(lengths)} tokens, mean {statistics.mean(lengths):.0f}; "
+        f"a static batch computes {num_static / sum(lengths):.2f} for each one wanted."
+    )
+    print(f"Medians of {len(rows['static'])}.\n")
+    base = statistics.median(row.tokens_per_s for row in rows["static"])
+    print("| batching | tokens/s | over static | mean latency s | tokens computed |")
+    print("|---|---|---|---|---|")
+    for way, measured in rows.items():
+        rate = statistics.median(row.tokens_per_s for row in measured)
+        latency_s = statistics.median(row.mean_latency_s for row in measured)
+        print(
+            f"| {way} | {rate:.1f} | {rate / base:.2f} | {latency_s:.2f} | "
+            f"{measured[0].num_computed_tokens} |"
+        )
+    print(PUBLISHED)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=48)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--mean-tokens", type=int, default=32)
+    parser.add_argument("--lengths", choices=LENGTHS, default="exponential")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--port", type=int, default=18090)
+    chosen = parser.parse_args()
+    rows: dict[str, list[Measured]] = {way: [] for way in WAYS}
+    with replica(chosen.batch, chosen.port) as target:
+        for round_ in range(chosen.rounds):
+            for name, way in WAYS.items():
+                asked = requests_of(chosen, round_, name)
+                rows[name].append(asyncio.run(measure(target, way, asked, chosen.batch)))
+    print_table(rows, asked, chosen.batch)
+
+
+if __name__ == "__main__":
+    main()
