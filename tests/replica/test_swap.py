@@ -32,7 +32,8 @@ def engine_of(num_blocks: int, num_host_blocks: int) -> EngineHarness:
     )
 
 
-def test_what_was_computed_is_not_computed_again() -> None:
+def test_what_was_computed_is_not_computed_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     engine = engine_of(num_blocks=64, num_host_blocks=8)
     prompt = list(range(1, 20))
     sequence_id = engine.submit(prompt, PARAMS)
@@ -45,6 +46,8 @@ def test_what_was_computed_is_not_computed_again() -> None:
     engine.run()
     assert engine.outcomes[sequence_id].text == text_of(reference_completion(prompt, PARAMS))
     assert (engine.stats.num_preemptions, engine.stats.num_swaps) == (1, 1)
+    (line,) = (record for record in caplog.records if record.message == "preempted")
+    assert (line.reason, line.num_blocks) == ("swap", 6)
     check_counters(engine)
 
 
