@@ -251,7 +251,7 @@ class DataPlaneProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def _next_turn(self) -> None:
-        if not self._waiting:
+        if not self._waiting or self.transport.is_closing():
             return  # the connection was lost meanwhile
         exchange = self._waiting.popleft()
         if not self._waiting:

@@ -1,11 +1,13 @@
 """HTTP/1.1 as clients really send it, on the data plane and beside it."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import Reply, chat, get, hang_up, read_reply, request_bytes, send
+from tests.gateway.processes import Gateway
 from tests.gateway.upstream_server import Upstream, words
 
 
@@ -96,6 +98,33 @@ async def test_connection_close_is_obeyed(tenant: Tenant) -> None:
     reply = await read_reply(reader)
     assert reply.headers["connection"] == "close"
     assert await reader.read() == b""
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_a_connection_that_idles_too_long_is_closed(
+    start_gateway: Callable[..., Gateway], make_tenant: Callable[..., Tenant]
+) -> None:
+    tenant = make_tenant(on=start_gateway(GATEWAY_KEEP_ALIVE_TIMEOUT_S="1"))
+    await tenant.accepted()
+    reader, writer = await asyncio.open_connection("127.0.0.1", tenant.gateway.port)
+    for _ in range(2):
+        writer.write(request_bytes(chat(), tenant.key))
+        assert (await read_reply(reader)).status == 200
+    assert await asyncio.wait_for(reader.read(), 20) == b""
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_many_refusals_in_one_packet_are_answered_one_after_the_other(
+    tenant: Tenant,
+) -> None:
+    """Each is answered as it is begun, so they must not nest."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", tenant.gateway.port)
+    writer.write(request_bytes(chat(stream=True), tenant.key))
+    writer.write(request_bytes(chat(), "sk-nobody") * 1_500)
+    statuses = [(await read_reply(reader)).status for _ in range(1_501)]
+    assert statuses == [200] + [401] * 1_500
     writer.close()
     await writer.wait_closed()
 
