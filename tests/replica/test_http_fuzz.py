@@ -5,23 +5,19 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from contracts.replica_api import abort_path
 from replica.api.schemas import ChatCompletionBody, CompletionBody
 from tests.replica.replica_process import ReplicaProcess
-from tests.replica.test_hf_tokenizer import byte_level
+from tests.replica.tiny_hf import save_tiny_model
 
 NUM_BODIES = 10_000
 NUM_CLIENTS = 4
 PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
 ACCEPTABLE = {200, 400, 404, 413}
-TEMPLATE = "{% for m in messages %}{{ m['role'] + ':' + m['content'] }}{% endfor %}"
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -31,28 +27,11 @@ def tiny_replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaPr
     """Random weights, a vocabulary of bytes: whole answers in a millisecond."""
     directory = tmp_path_factory.mktemp("tiny")
     model = directory / "tiny"
-    save_tiny_model(model)
+    save_tiny_model(model, context_length=64)
     settings = {"model": model, "max_model_len": 64, "kv_cache_bytes": 1 << 20, "max_num_seqs": 8}
     with ReplicaProcess(directory / "log", **settings, num_threads=1) as process:
         process.wait_ready()
         yield process
-
-
-def save_tiny_model(directory: Path) -> None:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=259,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        eos_token_id=257,
-    )
-    LlamaForCausalLM(config).save_pretrained(directory)
-    byte_level().save(str(directory / "tokenizer.json"))
-    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
 
 
 class Bodies:
