@@ -164,18 +164,13 @@ def budget_for(target_ms: float, rows: Sequence[Row]) -> int | None:
     return budget if budget > 0 else None
 
 
-def report(rows: Sequence[Row], load: Load, targets_ms: Sequence[float]) -> None:
-    print("| tokens per step | TPOT ms p50, p99 without | with the paste | paste s | tokens/s |")
-    print("|---|---|---|---|---|")
-    for row in rows:
-        quiet = f"{statistics.median(row.quiet_ms):.0f}, {percentile(row.quiet_ms, 0.99):.0f}"
-        during = f"{statistics.median(row.paste_ms):.0f}, {row.p99_ms:.0f}"
-        rate = load.num_pasted_tokens / row.paste_s
-        print(f"| {row.budget_tokens} | {quiet} | {during} | {row.paste_s:.1f} | {rate:.0f} |")
-    if len(rows) > 1:
-        for target_ms in targets_ms:
-            budget = budget_for(target_ms, rows)
-            print(f"TPOT p99 of {target_ms:.0f} ms during a paste: {budget or 'no'} tokens a step")
+def print_row(row: Row, load: Load) -> None:
+    quiet = f"{statistics.median(row.quiet_ms):.0f}, {percentile(row.quiet_ms, 0.99):.0f}"
+    during = f"{statistics.median(row.paste_ms):.0f}, {row.p99_ms:.0f}"
+    rate = load.num_pasted_tokens / row.paste_s
+    print(
+        f"| {row.budget_tokens} | {quiet} | {during} | {row.paste_s:.1f} | {rate:.0f} |", flush=True
+    )
 
 
 def main() -> None:
@@ -194,12 +189,19 @@ def main() -> None:
         if options.long_context:
             model = f"{name}/long-context"
             save_tiny_model(Path(model), context_length=LONG_CONTEXT)
+        print(f"{platform.machine()}, {os.cpu_count()} CPUs, {load}")
+        print(
+            "| tokens a step | TPOT ms p50, p99 without | with the paste | paste s | tokens/s |"
+        )
+        print("|---|---|---|---|---|", flush=True)
         rows = []
         for budget_tokens in options.budgets:
             with replica(model, budget_tokens, Path(name)) as port:
                 rows.append(asyncio.run(measure(port, budget_tokens, load)))
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, {load}")
-    report(rows, load, options.targets_ms)
+            print_row(rows[-1], load)
+    for target_ms in options.targets_ms if len(rows) > 1 else ():
+        budget = budget_for(target_ms, rows)
+        print(f"TPOT p99 of {target_ms:.0f} ms during a paste: {budget or 'no'} tokens a step")
 
 
 if __name__ == "__main__":
