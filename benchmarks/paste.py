@@ -190,9 +190,7 @@ def main() -> None:
             model = f"{name}/long-context"
             save_tiny_model(Path(model), context_length=LONG_CONTEXT)
         print(f"{platform.machine()}, {os.cpu_count()} CPUs, {load}")
-        print(
-            "| tokens a step | TPOT ms p50, p99 without | with the paste | paste s | tokens/s |"
-        )
+        print("| tokens a step | TPOT ms p50, p99 without | with the paste | paste s | tokens/s |")
         print("|---|---|---|---|---|", flush=True)
         rows = []
         for budget_tokens in options.budgets:

@@ -50,7 +50,7 @@ from replica.model.tokenizer_loader import load_tokenizer
 from replica.telemetry import Telemetry
 
 _STOP_TIMEOUT_S: Final = 5.0
-_ABORT_TIMEOUT_S: Final = 10.0  # a step takes a second or two; a gateway asks for less
+_ABORT_TIMEOUT_S: Final = 5.0  # a step takes a second or two; a gateway waits for four
 _TOMBSTONE_S: Final = 30.0  # longer than any request is on its way
 
 logger = logging.getLogger(__name__)

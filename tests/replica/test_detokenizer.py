@@ -37,6 +37,13 @@ def test_text_ends_where_the_first_complete_stop_begins(text: str, stops: list[s
     assert detokenize(text.encode(), stops)[0] == text[:end]
 
 
+def test_a_character_of_three_tokens_comes_once_and_whole() -> None:
+    _, pieces = detokenize("a語。".encode(), [])
+    assert pieces == ["a", "", "", "語", "", "", "。"]
+    assert detokenize("a語。".encode(), ["。"]) == ("a語", ["a", "", "", "語", "", "", ""])
+    assert detokenize("a語".encode()[:-1], [])[0] == "a\ufffd", "cut off: said once, at the end"
+
+
 def test_only_a_prefix_of_a_stop_is_held_back() -> None:
     _, pieces = detokenize(b"the own fog", ["own fox"])
     assert pieces[:4] == ["t", "h", "e", " "]

@@ -66,6 +66,30 @@ def test_abort_sums_requests_that_share_an_id(replica: ReplicaProcess) -> None:
     assert abort(replica, "twice")["completion_tokens"] == 6
 
 
+def test_two_at_once_of_one_id_are_two_requests_and_end_together(replica: ReplicaProcess) -> None:
+    before = counters(replica)
+    answers: list[Answer] = []
+
+    def ask(prompt: str) -> None:
+        body = LONG | {"prompt": prompt}
+        answers.append(replica.post("/v1/completions", body, {"x-request-id": "duplicate"}))
+
+    threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in ("One,", "A, b, c,")]
+    for thread in threads:
+        thread.start()
+    replica.wait_metric(RUNNING, 2)
+    usage = abort(replica, "duplicate")
+    for thread in threads:
+        thread.join()
+    assert [a.json["choices"][0]["finish_reason"] for a in answers] == ["abort", "abort"]
+    used = sum(answer.json["usage"]["completion_tokens"] for answer in answers)
+    assert used == usage["completion_tokens"]
+    assert counters(replica) == (
+        before[0] + usage["prompt_tokens"],
+        before[1] + usage["completion_tokens"],
+    )
+
+
 def test_abort_of_an_unknown_request_is_not_found(replica: ReplicaProcess) -> None:
     answer = replica.request("POST", abort_path("never/heard of"))
     assert answer.status == 404

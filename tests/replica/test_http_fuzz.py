@@ -11,7 +11,7 @@ import pytest
 
 from contracts.replica_api import abort_path
 from replica.api.schemas import ChatCompletionBody, CompletionBody
-from tests.replica.replica_process import ReplicaProcess
+from tests.replica.replica_process import ReplicaProcess, events
 from tests.replica.tiny_hf import save_tiny_model
 
 NUM_BODIES = 10_000
@@ -130,3 +130,41 @@ def test_ten_thousand_odd_bodies(tiny_replica: ReplicaProcess) -> None:
     assert "Traceback" not in tiny_replica.log
     answer = tiny_replica.post("/v1/completions", {"prompt": "ab", "max_tokens": 2})
     assert answer.status == 200
+
+
+def streamed(replica: ReplicaProcess, body: dict[str, object]) -> tuple[list[str], Any]:
+    """The text of each choice, and the usage."""
+    connection = replica.connect()
+    try:
+        asked = body | {"stream": True, "stream_options": {"include_usage": True}}
+        connection.request("POST", "/v1/completions", json.dumps(asked))
+        *chunks, last, _done = events(connection.getresponse())
+    finally:
+        connection.close()
+    texts = ["", ""]
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            texts[choice["index"]] += choice["text"]
+    return texts, last["usage"]
+
+
+def test_streams_of_random_bytes_are_the_whole_answers(tiny_replica: ReplicaProcess) -> None:
+    """Broken characters, stop strings that begin inside them, answers of one token."""
+    rng = random.Random(3)
+    num_broken = num_stopped = 0
+    for seed in range(60):
+        body = {"prompt": "ab", "temperature": 2.0, "seed": seed, "n": 2, "ignore_eos": True}
+        body |= {"max_tokens": rng.choice((1, 2, 5, 40)), "return_token_ids": True}
+        first = tiny_replica.post("/v1/completions", body).json["choices"][0]["text"]
+        start = rng.randrange(len(first) + 1)
+        body["stop"] = [first[start : start + rng.randrange(1, 4)] or "never", "\ufffd\ufffdx"]
+        whole = tiny_replica.post("/v1/completions", body).json
+        texts, usage = streamed(tiny_replica, body)
+        assert texts == [choice["text"] for choice in whole["choices"]]
+        assert usage["completion_tokens"] == whole["usage"]["completion_tokens"]
+        num_tokens = sum(len(choice["token_ids"]) for choice in whole["choices"])
+        assert num_tokens == usage["completion_tokens"]
+        num_broken += "\ufffd" in texts[0]
+        num_stopped += whole["choices"][0]["finish_reason"] == "stop"
+    assert num_broken > 10
+    assert num_stopped > 10

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from contracts.replica_api import abort_path
 from tests.replica.replica_process import POLL_INTERVAL_S, Answer, ReplicaProcess
 
 LONG = {"prompt": "Count on:", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
@@ -18,7 +19,10 @@ RUNNING = "vllm:num_requests_running"
 def asked(replica: ReplicaProcess) -> Iterator[list[Answer]]:
     """A request is running inside; its answer is there afterwards."""
     answers: list[Answer] = []
-    thread = threading.Thread(target=lambda: answers.append(replica.post("/v1/completions", LONG)))
+    headers = {"x-request-id": "asked"}
+    thread = threading.Thread(
+        target=lambda: answers.append(replica.post("/v1/completions", LONG, headers))
+    )
     thread.start()
     replica.wait_metric(RUNNING, 1)
     yield answers
@@ -62,6 +66,9 @@ def test_an_engine_that_goes_on_is_ready_again(
         with asked(replica):
             os.kill(replica.engine_pid, signal.SIGSTOP)
             wait_unready(replica)
+            silent = replica.request("POST", abort_path("asked"))
+            assert silent.status == 504
+            assert silent.json["error"]["code"] == "engine_silent"
             os.kill(replica.engine_pid, signal.SIGCONT)
             while replica.get("/ready").status != 200:
                 time.sleep(POLL_INTERVAL_S)
