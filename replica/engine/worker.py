@@ -1,7 +1,9 @@
 """Inside the engine process: load the model, size the cache, step."""
 
+import sys
 import time
 from pathlib import Path
+from typing import Final
 
 from contracts.replica_api import Phase
 from replica.engine.backend import ReportProgress, choose_backend
@@ -9,7 +11,7 @@ from replica.engine.block_manager import BlockManager
 from replica.engine.channel import Channel
 from replica.engine.free_memory import free_memory_bytes
 from replica.engine.kv_blocks import KvOptions
-from replica.engine.launcher import InlineLauncher, ModelRunner, ThreadLauncher
+from replica.engine.launcher import InlineLauncher, ModelRunner, StepLauncher, ThreadLauncher
 from replica.engine.loop import EngineLoop
 from replica.engine.memory_plan import MemoryPlan, plan_memory
 from replica.engine.messages import EngineConfig, Loading, Precision, Ready
@@ -18,6 +20,10 @@ from replica.engine.scheduler import Scheduler, SchedulerLimits
 from replica.model import store
 from replica.model.loader import open_model
 from replica.model.tokenizer import Tokenizer
+
+# A step that is through must not wait for the interpreter while the loop goes on accounting: the
+# usual 5 ms are as long as the step of a small model.
+_SWITCH_INTERVAL_S: Final = 0.0002
 
 
 def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokenizer) -> None:
@@ -39,7 +45,7 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
     blocks = BlockManager(plan.num_blocks, plan.num_host_blocks)
     loop = EngineLoop(
         scheduler=Scheduler(limits, blocks, tokenizer.eos_token_ids),
-        launcher=ThreadLauncher(runner) if config.is_async_scheduling else InlineLauncher(runner),
+        launcher=_launcher(runner, config),
         token_bytes=tokenizer.token_bytes,
         identity=PrefixIdentity(model_revision=store.revision(path), kv_dtype=_kv_dtype(config)),
         monotonic_s=time.monotonic,
@@ -60,6 +66,13 @@ def _kv_dtype(config: EngineConfig) -> str:
     if config.precision is Precision.EXACT:
         return config.kv_cache_dtype
     return f"{config.kv_cache_dtype}-{config.precision}"
+
+
+def _launcher(runner: ModelRunner, config: EngineConfig) -> StepLauncher:
+    if not config.is_async_scheduling:
+        return InlineLauncher(runner)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    return ThreadLauncher(runner)
 
 
 def _load(
