@@ -1,12 +1,14 @@
 """A step as flat lists: what the runner computes, free of sequences and of tensors.
 
 All tokens of all sequences stand in one row of ``num_tokens``; a segment says which rows belong
-to one sequence.
+to one sequence.  What there is one of per sequence and step is a struct, as in ``step``.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+
+import msgspec
 
 from replica.engine.kv_operations import KvOperation
 from replica.engine.messages import SamplingParams
@@ -15,8 +17,7 @@ from replica.engine.step import SampledToken, ScheduledChunk
 _UNKNOWN_TOKEN = 0  # stands where a carried one will be put
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(msgspec.Struct, frozen=True, gc=False):
     """``num_tokens`` rows from ``first_row`` on are one sequence's positions from ``start`` on."""
 
     first_row: int
@@ -29,16 +30,14 @@ class Segment:
         return self.start + self.num_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class SampledRow:
+class SampledRow(msgspec.Struct, frozen=True, gc=False):
     row: int
     params: SamplingParams
     position: int  # of the token to be drawn; with the seed, all its randomness
     is_eos_banned: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CarriedToken:
+class CarriedToken(msgspec.Struct, frozen=True, gc=False):
     """``row`` computes the token that was decided for a segment of the batch before."""
 
     row: int
@@ -70,12 +69,12 @@ def flatten(
     sampled_rows: list[SampledRow] = []
     carried_tokens: list[CarriedToken] = []
     for chunk in chunks:
-        table, start, end = chunk.block_table, chunk.start, chunk.end
-        num_blocks = -(-end // block_size)
-        segments.append(Segment(len(token_ids), chunk.num_tokens, start, tuple(table[:num_blocks])))
+        table, start, end = chunk.sequence.block_table, chunk.start, chunk.end
+        table = table[: -(-end // block_size)]  # as good as always itself, which costs nothing
+        segments.append(Segment(len(token_ids), end - start, start, table))
         token_ids += chunk.sequence.token_ids[start:end]
         positions += range(start, end)
-        slots += (table[p // block_size] * block_size + p % block_size for p in range(start, end))
+        slots += [table[p // block_size] * block_size + p % block_size for p in range(start, end)]
         if len(token_ids) < len(positions):  # its last token is being decided
             segment = segments_before[chunk.sequence.sequence_id]
             carried_tokens.append(CarriedToken(len(token_ids), segment))
@@ -102,9 +101,5 @@ def with_carried_tokens(batch: FlatBatch, decided: Sequence[SampledToken | None]
 def _sampled_row(chunk: ScheduledChunk, row: int) -> SampledRow:
     sequence = chunk.sequence
     num_completion_tokens = chunk.end - sequence.num_prompt_tokens
-    return SampledRow(
-        row=row,
-        params=sequence.params,
-        position=chunk.end,
-        is_eos_banned=num_completion_tokens < sequence.params.min_tokens,
-    )
+    is_eos_banned = num_completion_tokens < sequence.params.min_tokens
+    return SampledRow(row, sequence.params, chunk.end, is_eos_banned)

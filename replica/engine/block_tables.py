@@ -36,10 +36,9 @@ class BlockTables:
         held = (block for block in self._in_flight.held_blocks if block not in kept)
         return self._blocks.num_free + self._blocks.num_freed_by(held)
 
-    def grow(self, sequence: Sequence, num_tokens: int) -> None:
-        """To compute so many tokens more.  The caller has checked that the blocks are free."""
-        for _ in range(self.num_lacking(sequence, num_tokens)):
-            sequence.block_table.append(self._blocks.allocate())
+    def grow(self, sequence: Sequence, num_blocks: int) -> None:
+        """By blocks that the caller knows to be free."""
+        sequence.block_table += tuple(self._blocks.allocate() for _ in range(num_blocks))
 
     def match(self, sequence: Sequence) -> list[int]:
         """Blocks that hold its beginning already.  To be adopted at once, or not at all."""
@@ -63,7 +62,7 @@ class BlockTables:
     def adopt(self, sequence: Sequence, cached: list[int]) -> None:
         """Its table begins with blocks that are there already."""
         self._blocks.acquire(cached)
-        sequence.block_table = cached
+        sequence.block_table = tuple(cached)
         sequence.num_published_blocks = len(cached)
         sequence.num_computed_tokens = len(cached) * self._block_size
         if self._is_prefix_caching:
@@ -99,7 +98,8 @@ class BlockTables:
 
     def release(self, sequence: Sequence) -> None:
         """At once, or when the last step that may write its blocks has retired."""
-        table, sequence.block_table = sequence.block_table, []
+        table, sequence.block_table = sequence.block_table, ()
+        sequence.num_releases += 1
         self._under_way.abandon(sequence.sequence_id)
         if self._in_flight.may_write(sequence.latest_step):
             self._in_flight.hold(sequence.latest_step, table)

@@ -47,7 +47,7 @@ class GivingWay:
         if wanted:
             blocks = [self._blocks.allocate() for _ in wanted]
             self._blocks.host.restore(wanted, blocks)
-            sequence.block_table += blocks
+            sequence.block_table += tuple(blocks)
             sequence.num_computed_tokens = saved.num_tokens
         self.discard(sequence)
 

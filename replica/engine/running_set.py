@@ -41,9 +41,17 @@ class RunningSet:
         _take_one(self._num_by_priority, sequence.standing.priority)
         sequence.is_running = False
 
-    def in_order_of_service(self) -> list[Sequence]:
-        """Decoding ones, then prefilling ones, each by rank: sorting is stable."""
-        return sorted(self._sequences, key=lambda s: s.num_missing_tokens > 1)
+    def in_order_of_service(self) -> list[tuple[Sequence, int]]:
+        """Decoding ones, then prefilling ones, each by rank and with what it is missing."""
+        decoding: list[tuple[Sequence, int]] = []
+        prefilling: list[tuple[Sequence, int]] = []
+        for sequence in self._sequences:
+            num_missing = sequence.num_missing_tokens
+            if num_missing == 1:
+                decoding.append((sequence, 1))
+            elif num_missing:
+                prefilling.append((sequence, num_missing))
+        return decoding + prefilling
 
     def displaceable(
         self, sequence: Sequence, served: ServedTokens, slack_tokens: int, now_s: float

@@ -142,14 +142,15 @@ class Scheduler:
         step = StepPlan(self._limits.max_num_batched_tokens)
         num_preemptions = self._giving_way.num_preemptions
         is_short_of_blocks = False
-        for sequence in self._running.in_order_of_service():
+        for sequence, num_missing in self._running.in_order_of_service():
+            num_tokens = min(num_missing, step.num_free_tokens)
+            if not num_tokens:
+                break
             if not sequence.is_running:
                 continue  # preempted by a better rank in this very loop
-            num_tokens = min(sequence.num_missing_tokens, step.num_free_tokens)
-            if not num_tokens:
-                continue
-            if self._make_room(sequence, num_tokens, step):
-                step.put(sequence, num_tokens)
+            num_lacking = self._tables.num_lacking(sequence, num_tokens)
+            if num_lacking <= 0 or self._make_room(sequence, num_lacking, step):
+                step.put(sequence, num_tokens, is_sampled=num_tokens == num_missing)
             else:
                 is_short_of_blocks = True
         if not is_short_of_blocks and num_preemptions == self._giving_way.num_preemptions:
@@ -171,18 +172,18 @@ class Scheduler:
         sequence = chunk.sequence
         fresh = sequence.count_prompt(chunk.end)
         self._num_prompt_tokens += fresh
-        self._served.add(sequence.standing.tenant, fresh)
-        if sampled is not None and not sampled.is_finite:
+        num_generated = int(sampled is not None and sampled.is_finite)
+        self._served.add(sequence.standing.tenant, fresh + num_generated)
+        if sampled is None:
+            self._tables.publish(sequence, chunk.end)
+            return
+        if not sampled.is_finite:
             self.finish(sequence, FinishReason.ERROR)
             return
-        if sampled is not None:
-            sequence.num_awaited_tokens -= 1
-            sequence.token_ids.append(sampled.token_id)
+        sequence.num_awaited_tokens -= 1
+        sequence.token_ids.append(sampled.token_id)
         self._tables.publish(sequence, chunk.end)
-        if sampled is None:
-            return
         self._num_generated_tokens += 1
-        self._served.add(sequence.standing.tenant, 1)
         self._forecast.generate()
         reason = self._finish_reason(sequence, sampled.token_id)
         if reason is not None:
@@ -228,9 +229,10 @@ class Scheduler:
             if not self._has_place(sequence, cached, step, now_s):
                 return
             self._start(sequence, cached)
-            num_tokens = min(sequence.num_missing_tokens, step.num_free_tokens)
-            self._tables.grow(sequence, num_tokens)
-            step.put(sequence, num_tokens)
+            num_missing = sequence.num_missing_tokens
+            num_tokens = min(num_missing, step.num_free_tokens)
+            self._tables.grow(sequence, self._tables.num_lacking(sequence, num_tokens))
+            step.put(sequence, num_tokens, is_sampled=num_tokens == num_missing)
 
     def _candidates(self, now_s: float) -> Iterator[Sequence]:
         """Who waits, best first."""
@@ -292,30 +294,28 @@ class Scheduler:
         sequence.has_run = True
         self._giving_way.restore(sequence)
 
-    def _make_room(self, sequence: Sequence, num_tokens: int, step: StepPlan) -> bool:
-        """Preempt from the last rank until the chunk fits.
+    def _make_room(self, sequence: Sequence, num_blocks: int, step: StepPlan) -> bool:
+        """Preempt from the last rank until it can have so many blocks more.
 
         False: that was the sequence itself, or the blocks are there as soon as a step retires.
         """
-        missing = self._tables.num_lacking(sequence, num_tokens)
-        if missing <= 0:
-            return True
-        while missing > self._blocks.num_free and missing > self._tables.num_free_soon():
+        while num_blocks > self._blocks.num_free and num_blocks > self._tables.num_free_soon():
             victim = self._running.last
             step.drop(victim)
             self.preempt(victim)
             if victim is sequence:
                 return False
-        if missing > self._blocks.num_free:
+        if num_blocks > self._blocks.num_free:
             return False
-        self._tables.grow(sequence, num_tokens)
+        self._tables.grow(sequence, num_blocks)
         return True
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
         params = sequence.params
-        may_stop = not params.ignore_eos and sequence.num_completion_tokens > params.min_tokens
-        if token_id in self._eos_token_ids and may_stop:
+        num_tokens = sequence.num_completion_tokens
+        may_stop = num_tokens > params.min_tokens and not params.ignore_eos
+        if may_stop and token_id in self._eos_token_ids:
             return FinishReason.STOP
-        if sequence.num_completion_tokens >= params.max_tokens:
+        if num_tokens >= params.max_tokens:
             return FinishReason.LENGTH
         return None

@@ -6,6 +6,7 @@ were launched as if they were done: what they compute is computed by the time a 
 and the token that one of them decides is known by then.
 """
 
+from array import array
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -55,6 +56,7 @@ class Sequence:
         "num_counted_prompt_tokens",
         "num_prompt_tokens",
         "num_published_blocks",
+        "num_releases",
         "num_resumed_tokens",
         "params",
         "prefixes",
@@ -77,7 +79,7 @@ class Sequence:
         self.sequence_id = sequence_id
         self.standing = standing
         self.awaited_digest: bytes | None = None  # of a block that somebody else computes for it
-        self.token_ids = list(prompt.token_ids)
+        self.token_ids = array("q", prompt.token_ids)  # no list: the collector would walk it
         self.num_resumed_tokens = prompt.num_resumed_tokens
         self.num_prompt_tokens = len(self.token_ids) - prompt.num_resumed_tokens
         self.params = params
@@ -87,7 +89,8 @@ class Sequence:
         self.num_computed_tokens = 0
         self.num_awaited_tokens = 0  # being decided by steps in flight
         self.num_published_blocks = 0
-        self.block_table: list[int] = []
+        self.block_table: tuple[int, ...] = ()
+        self.num_releases = 0  # how often it gave its blocks back
         self.saved: SavedKv | None = None
         self.prefixes: list[Prefix] = [root]  # then one per full block, lazily extended
         self.num_counted_prompt_tokens = 0  # highest ever computed: a recompute counts nothing
@@ -101,10 +104,9 @@ class Sequence:
     @property
     def num_missing_tokens(self) -> int:
         """To be computed; none, when the last token it may have is being decided."""
-        num_known = len(self.token_ids) + self.num_awaited_tokens
-        if self.num_awaited_tokens and (
-            num_known >= self.num_prompt_tokens + self.params.max_tokens
-        ):
+        num_awaited = self.num_awaited_tokens
+        num_known = len(self.token_ids) + num_awaited
+        if num_awaited and num_known >= self.num_prompt_tokens + self.params.max_tokens:
             return 0
         return num_known - self.num_computed_tokens
 

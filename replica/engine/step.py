@@ -1,33 +1,34 @@
-"""What one step computes, and what it decides."""
+"""What one step computes, and what it decides.
 
-from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+Structs, not dataclasses: there is one per sequence and step, and these are made four times as fast
+and never looked at by the garbage collector.
+"""
+
+import msgspec
 
 from replica.engine.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledChunk:
-    """Compute ``num_tokens`` tokens of a sequence from ``start`` on."""
+class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
+    """Compute the tokens of a sequence from position ``start`` to before ``end``."""
 
     sequence: Sequence
     start: int
-    num_tokens: int
+    end: int
     is_sampled: bool  # it reaches the last known token: its last row decides the next one
-    block_table: SequenceOf[int]  # the sequence's own, which may still grow
+    num_releases: int  # the sequence's at that time
 
     @property
-    def end(self) -> int:
-        return self.start + self.num_tokens
+    def num_tokens(self) -> int:
+        return self.end - self.start
 
     @property
     def is_void(self) -> bool:
         """The sequence has given its blocks up since: what came out concerns nobody any more."""
-        return self.block_table is not self.sequence.block_table
+        return self.num_releases != self.sequence.num_releases
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(msgspec.Struct, frozen=True, gc=False):
     token_id: int
     is_finite: bool  # False: the numbers behind it were not, and the sequence must fail
 
@@ -39,14 +40,10 @@ class StepPlan:
         self.num_free_tokens = max_num_tokens
         self._chunks: dict[int, ScheduledChunk] = {}
 
-    def put(self, sequence: Sequence, num_tokens: int) -> None:
+    def put(self, sequence: Sequence, num_tokens: int, *, is_sampled: bool) -> None:
         start = sequence.num_computed_tokens
         self._chunks[sequence.sequence_id] = ScheduledChunk(
-            sequence,
-            start,
-            num_tokens,
-            is_sampled=num_tokens == sequence.num_missing_tokens,
-            block_table=sequence.block_table,
+            sequence, start, start + num_tokens, is_sampled, sequence.num_releases
         )
         self.num_free_tokens -= num_tokens
 

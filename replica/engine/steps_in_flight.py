@@ -5,7 +5,7 @@ Its blocks are given back when that step has retired: whoever got them earlier w
 KV written into them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 
@@ -15,10 +15,10 @@ class StepsInFlight:
     def __init__(self) -> None:
         self._num_begun = 0
         self._num_retired = 0
-        self._held: list[tuple[int, list[int]]] = []  # last step that may write, block table
+        self._held: list[tuple[int, Sequence[int]]] = []  # last step that may write, block table
 
     @property
-    def held_tables(self) -> list[list[int]]:
+    def held_tables(self) -> list[Sequence[int]]:
         return [table for _, table in self._held]
 
     @property
@@ -35,11 +35,11 @@ class StepsInFlight:
         """Whether it has not retired yet."""
         return step > self._num_retired
 
-    def hold(self, step: int, block_table: list[int]) -> None:
+    def hold(self, step: int, block_table: Sequence[int]) -> None:
         """Until this step has retired."""
         self._held.append((step, block_table))
 
-    def retire(self) -> list[list[int]]:
+    def retire(self) -> list[Sequence[int]]:
         """The earliest step is through; returns the tables that nobody writes any more."""
         assert self._num_retired < self._num_begun, "no step is in flight"
         self._num_retired += 1

@@ -1,5 +1,6 @@
 """Inside the engine process: load the model, size the cache, step."""
 
+import gc
 import sys
 import time
 from pathlib import Path
@@ -58,6 +59,8 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
             detail=description,
         )
     )
+    gc.collect()
+    gc.freeze()  # what was loaded stays: looking at all of it again and again would delay steps
     loop.run(channel)
 
 
