@@ -51,6 +51,8 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
         identity=PrefixIdentity(model_revision=store.revision(path), kv_dtype=_kv_dtype(config)),
         monotonic_s=time.monotonic,
     )
+    gc.collect()
+    gc.freeze()  # what was loaded stays: looking at all of it again and again would delay steps
     channel.send(
         Ready(
             max_model_len=plan.max_model_len,
@@ -59,8 +61,6 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
             detail=description,
         )
     )
-    gc.collect()
-    gc.freeze()  # what was loaded stays: looking at all of it again and again would delay steps
     loop.run(channel)
 
 
