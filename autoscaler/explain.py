@@ -9,7 +9,8 @@ _SENTENCES: Final[Mapping[Code, str]] = {
     Code.STEADY: "what is there is what is needed",
     Code.OUTLOOK: "{now_tokens_per_s:,.0f} tokens/s of work arrive, {ahead_tokens_per_s:,.0f} "
     "expected in {horizon_s:.0f} s; {chance_tokens_per_s:,.0f} for chance, "
-    "{backlog_tokens_per_s:,.0f} for what waits, {headroom_tokens_per_s:,.0f} kept warm",
+    "{backlog_tokens_per_s:,.0f} for what waits, {headroom_tokens_per_s:,.0f} kept warm; "
+    "requests hold slots of {held_tokens_per_s:,.0f}",
     Code.DEMAND_UP: "{missing_tokens_per_s:,.0f} tokens/s are missing in what serves or is ordered",
     Code.NOT_SUSTAINED: "more is needed now; it has not lasted yet",
     Code.BACKLOG: "{num_waiting:.0f} requests wait: too many to look twice",

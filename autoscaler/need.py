@@ -24,11 +24,13 @@ class Outlook:
     ahead: float
     chance: float
     backlog: float
+    held: float  # of the slots that are taken: a long stream arrives once, and stays
     headroom: float
     horizon_s: float
 
     def need(self, known_s: float, policy: PoolPolicy) -> Need:
-        lasting = max(self.now, self.ahead) / policy.target_usage + self.chance + self.headroom
+        asked = max(self.now, self.ahead) / policy.target_usage + self.chance
+        lasting = max(asked, self.held) + self.headroom
         return Need(known_s, lasting, lasting + self.backlog)
 
     @property
@@ -40,6 +42,7 @@ class Outlook:
                 "ahead_tokens_per_s": self.ahead,
                 "chance_tokens_per_s": self.chance,
                 "backlog_tokens_per_s": self.backlog,
+                "held_tokens_per_s": self.held,
                 "headroom_tokens_per_s": self.headroom,
                 "horizon_s": self.horizon_s,
             },
@@ -93,6 +96,7 @@ def outlook(state: PoolState, policy: PoolPolicy, memory: Memory, tick_s: float)
         ahead=ahead * length,
         chance=chance * length,
         backlog=_backlog(state, policy, rates, (now + ahead) / 2 * length, length, horizon_s),
+        held=_held(state, policy, rates),
         headroom=policy.headroom_replicas * min(rates.values()),
         horizon_s=horizon_s,
     )
@@ -122,6 +126,12 @@ def _backlog(
     believed = _by_urgency(GATHER_RATIO, policy) * gathering if gathering > 0 else gathering
     left = state.num_waiting * length + believed
     return max(0.0, left) / _by_urgency(DRAIN_S, policy)
+
+
+def _held(state: PoolState, policy: PoolPolicy, rates: Mapping[str, float]) -> float:
+    """More requests than slots may run on engines that take them: slots are what we promise."""
+    of_slot = min(rates[variant.name] / variant.num_slots for variant in policy.variants)
+    return of_slot * sum(load.num_running for load in state.loads)
 
 
 def _length(trend: forecast.Trend, policy: PoolPolicy) -> float:

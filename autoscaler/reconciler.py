@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from autoscaler.actuate import actuate, counts_written
 from autoscaler.cluster import Address, Cluster, ClusterView
@@ -53,19 +53,26 @@ class Rules:
 
 class Reconciler:
     def __init__(
-        self, rules: Rules, cluster: Cluster, *, scrape: Scrape, clock: Clock, fence: Fence
+        self,
+        rules: Rules,
+        cluster: Cluster,
+        *,
+        scrape: Scrape,
+        clock: Clock,
+        fence: Fence,
+        report: Callable[[Report], None],
     ) -> None:
         self._rules = rules
         self._cluster = cluster
         self._scrape = scrape
         self._clock = clock
         self._fence = fence
+        self._report = report
         self._observer = Observer()
         self._memory = Memory()
         self._written: dict[str, int] = {}
-        self.last: Report | None = None
 
-    async def run(self, period_s: float, sleep: Callable[[float], Awaitable[None]]) -> None:
+    async def run(self, period_s: float, sleep: Callable[[float], Awaitable[None]]) -> NoReturn:
         """Until cancelled.  A tick that fails is logged, and the next one looks again."""
         while True:
             try:
@@ -94,9 +101,10 @@ class Reconciler:
         )
         is_idle = self._rules.is_dry_run or view.conflict is not None
         done, refused = await self._act(() if is_idle else planned, state.now_s)
-        self.last = Report(state, decision, tuple(planned), done, view.conflict, refused)
-        self._log(self.last)
-        return self.last
+        report = Report(state, decision, tuple(planned), done, view.conflict, refused)
+        self._log(report)
+        self._report(report)
+        return report
 
     def _with_written(self, view: ClusterView) -> ClusterView:
         """A count that is not the one written last is somebody else's."""

@@ -88,6 +88,9 @@ def up(
         str, typer.Option(help="Name, .gguf file or Hugging Face folder.")
     ] = DEFAULT_MODEL,
     replicas: Annotated[int, typer.Option(help="Model servers to start.")] = 1,
+    autoscale: Annotated[
+        int | None, typer.Option(help="Up to this many, as demand asks.", show_default="off")
+    ] = None,
     port: Annotated[int, typer.Option(help="Of the gateway, on 127.0.0.1.")] = 8080,
     precision: PrecisionOption = Precision.EXACT,
     kv: KvOption = KvCacheDtype.FLOAT32,
@@ -114,6 +117,7 @@ def up(
         dev_replica_urls=tuple(dev_replica or ()),
         kafka_bootstrap=settings.kafka_bootstrap,
         model_cache=settings.model_cache,
+        autoscale_to=autoscale,
     )
     check_options(options)
     check_installation(options)

@@ -24,6 +24,7 @@ RESPONSE_CACHE = "response-cache"
 GATEWAY_DRAIN_S = 3.0  # a demo's answers are short, and Ctrl-C promises ten seconds in all
 GATEWAY_ABORT_S = 1.5  # some steps of a busy engine, for those that the drain's end interrupts
 GATEWAY_SETTLE_S = 1.0  # then their quota and their events, on a busy disk
+AUTOSCALED_DRAIN_S = 600.0  # one that is not needed any more finishes its streams
 REPLICA_DRAIN_S = 0.5  # the gateway has drained before: nobody is left to wait for
 BILLING_POLL_INTERVAL_S = 0.2  # the demo shows its ledger line at once
 
@@ -62,10 +63,14 @@ def replica_child(plan: FleetPlan, replica: OwnReplica, inherited: Mapping[str, 
             "REPLICA_NUM_THREADS": str(plan.threads_per_replica),
             "REPLICA_PRECISION": plan.precision,
             "REPLICA_KV_CACHE_DTYPE": plan.kv_cache_dtype,
-            "REPLICA_DRAIN_TIMEOUT_S": str(REPLICA_DRAIN_S),
+            "REPLICA_DRAIN_TIMEOUT_S": str(_replica_drain_s(plan)),
             **_optional("REPLICA_MODEL_CACHE_DIR", plan.model_cache),
         },
     )
+
+
+def _replica_drain_s(plan: FleetPlan) -> float:
+    return REPLICA_DRAIN_S if plan.autoscale_from is None else AUTOSCALED_DRAIN_S
 
 
 def gateway_child(plan: FleetPlan, *, pepper: str, inherited: Mapping[str, str]) -> ChildSpec:

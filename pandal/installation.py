@@ -24,12 +24,25 @@ def check_options(options: UpOptions) -> None:
     """What needs nothing but the command line."""
     if options.num_replicas < 1:
         raise BadOption(f"--replicas: expected at least 1, got {options.num_replicas}")
+    _check_autoscale(options)
     if not 1 <= options.port <= 65_535:
         raise BadOption(f"--port: expected 1 to 65535, got {options.port}")
     for url in options.dev_replica_urls:
         parse_url(url, option="--dev-replica")
     if options.kafka_bootstrap is not None:
         check_bootstrap(options.kafka_bootstrap)
+
+
+def _check_autoscale(options: UpOptions) -> None:
+    if options.autoscale_to is None:
+        return
+    if options.dev_replica_urls:
+        raise BadOption("--autoscale: starts own replicas, and cannot start --dev-replica's")
+    if options.autoscale_to < options.num_replicas:
+        raise BadOption(
+            f"--autoscale: expected at least --replicas ({options.num_replicas}), "
+            f"got {options.autoscale_to}"
+        )
 
 
 def check_bootstrap(bootstrap: str) -> None:

@@ -4,8 +4,9 @@ import asyncio
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
+from pandal.autoscaling import run_autoscaler
 from pandal.booking import spool_booked
 from pandal.child import ChildSpec
 from pandal.child_log import rotate
@@ -92,7 +93,7 @@ class Launch:
             if interrupted_by is not None:
                 return 128 + interrupted_by
             if not self._plan.is_once:
-                await _first(self._supervisor.watch(), stop_requests.wait())
+                await _first(self._supervisor.watch(), stop_requests.wait(), self._autoscale())
             return 0
         finally:
             await self._stop()
@@ -102,7 +103,7 @@ class Launch:
         self._screen.line(f"logs in {self._plan.data_dir.logs}")
         credentials = ensure_demo_key(self._plan.data_dir)
         await self._start_valkey()
-        for replica in self._plan.own_replicas:
+        for replica in self._plan.first_replicas:
             self._start(replica_child(self._plan, replica, self._environment))
         self._start(billing_child(self._plan, self._environment))
         self._start(
@@ -144,6 +145,19 @@ class Launch:
         show_snippets(self._screen, self._plan, api_key)
         if not self._plan.is_once:
             self._screen.line(f"serving on {self._plan.gateway.url} - Ctrl-C stops", "green")
+
+    async def _autoscale(self) -> NoReturn:
+        """As demand asks, if that was asked for."""
+        if self._plan.autoscale_from is None:
+            await asyncio.Event().wait()
+        await run_autoscaler(
+            self._plan,
+            self._supervisor,
+            self._screen,
+            start=lambda replica: self._start(
+                replica_child(self._plan, replica, self._environment)
+            ),
+        )
 
     async def _stop(self) -> None:
         """Each before what it needs: the gateway settles, billing books, then the rest goes."""

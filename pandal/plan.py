@@ -25,6 +25,7 @@ class UpOptions:
     dev_replica_urls: tuple[str, ...]
     kafka_bootstrap: str | None
     model_cache: Path | None  # None: where replicas look by themselves
+    autoscale_to: int | None = None  # most replicas; None: as many as at the beginning, always
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,12 @@ class FleetPlan:
     kv_cache_dtype: KvCacheDtype
     kafka_bootstrap: str | None
     is_once: bool
+    autoscale_from: int | None = None  # of the own ones, at the beginning; None: all, always
+
+    @property
+    def first_replicas(self) -> Sequence[OwnReplica]:
+        """Those that are started with the fleet; the gateway knows the places of the others."""
+        return self.own_replicas[: self.autoscale_from]
 
     @property
     def upstreams(self) -> Sequence[OwnReplica | DevReplica]:
@@ -71,8 +78,10 @@ class FleetPlan:
 
     @property
     def summary(self) -> str:
-        num_own, num_dev = len(self.own_replicas), len(self.dev_replicas)
+        num_own, num_dev = len(self.first_replicas), len(self.dev_replicas)
         replicas = f"{num_own} x replica" if num_own else f"{num_dev} x dev replica"
+        if self.autoscale_from is not None:
+            replicas = f"{num_own} to {len(self.own_replicas)} x replica"
         return f"2 x Valkey, {replicas} ({self.served_model}), billing, gateway"
 
     @property

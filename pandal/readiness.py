@@ -57,7 +57,7 @@ async def replicas_ready(
 ) -> None:
     """Waits as long as they make their way.  Raises FleetFailed."""
     monotonic_s = asyncio.get_running_loop().time
-    waiting = [_Ascent(r, plan.data_dir.log(r.name), monotonic_s()) for r in plan.own_replicas]
+    waiting = [_Ascent(r, plan.data_dir.log(r.name), monotonic_s()) for r in plan.first_replicas]
     while waiting:
         for each in waiting:
             state = await _replica_state(each.replica)

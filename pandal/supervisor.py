@@ -22,6 +22,7 @@ class Supervisor:
         self._changed = asyncio.Event()  # another task to watch
 
     def start(self, spec: ChildSpec) -> None:
+        assert not self.has(spec.name), "one child of a name at a time"
         child = Child(
             spec,
             rule=self,
@@ -51,9 +52,18 @@ class Supervisor:
                 )
             finally:
                 await _cancelled(changed)
-            for task in self._tasks.values():
+            for name, task in list(self._tasks.items()):
                 if task.done():
                     task.result()
+                    self._forget(name)
+
+    def retire(self, name: str) -> None:
+        """Asks a child to end and lets it take its time: it is not started again."""
+        self._children[name].request_stop()
+
+    def has(self, name: str) -> bool:
+        """Not once it was asked to end and has ended."""
+        return name in self._tasks and not self._tasks[name].done()
 
     async def stop(self, names: Sequence[str], *, patience_s: float, hurry: asyncio.Event) -> None:
         """Ends the named children together: SIGTERM, and SIGKILL after ``patience_s``.
@@ -71,6 +81,9 @@ class Supervisor:
             self._children[name].kill()
         # What a child was given up for has been raised by ``watch``; here it has only to end.
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _forget(self, name: str) -> None:
+        del self._tasks[name], self._children[name]
 
 
 async def _ended(tasks: set[asyncio.Task[None]], patience_s: float, hurry: asyncio.Event) -> None:

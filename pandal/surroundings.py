@@ -48,7 +48,8 @@ def check_surroundings(options: UpOptions) -> FleetPlan:
         check_brokers(options.kafka_bootstrap, USAGE_TOPIC)
     dev_replicas, dev_model = _find_dev_replicas(options)
     choice = _own_model(options) if dev_model is None else ModelChoice(options.model, dev_model)
-    num_own = 0 if dev_replicas else options.num_replicas
+    most = options.num_replicas if options.autoscale_to is None else options.autoscale_to
+    num_own = 0 if dev_replicas else most
     ports = free_ports(num_own, after=options.port)
     return FleetPlan(
         data_dir=options.data_dir,
@@ -61,11 +62,12 @@ def check_surroundings(options: UpOptions) -> FleetPlan:
             OwnReplica(f"replica-{index}", port) for index, port in enumerate(ports)
         ),
         dev_replicas=dev_replicas,
-        threads_per_replica=max(1, len(os.sched_getaffinity(0)) // options.num_replicas),
+        threads_per_replica=max(1, len(os.sched_getaffinity(0)) // most),
         precision=options.precision,
         kv_cache_dtype=options.kv_cache_dtype,
         kafka_bootstrap=options.kafka_bootstrap,
         is_once=options.is_once,
+        autoscale_from=None if options.autoscale_to is None else options.num_replicas,
     )
 
 

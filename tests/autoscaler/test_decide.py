@@ -49,6 +49,14 @@ def test_a_step_is_ordered_on_its_second_look() -> None:
     assert Code.DEMAND_UP in decision.codes
 
 
+def test_long_streams_that_arrived_once_still_need_their_slots() -> None:
+    scene = Scene(ordered=2)
+    scene.obey(1.0, num_looks=50)
+    over = replicas(scene.ordered, num_running=30)  # more than slots: the engines take them
+    wanted = [scene.look(1.0, over).num_wanted for _ in range(3)]
+    assert wanted[-1] >= 3 * scene.ordered
+
+
 def test_a_deep_queue_needs_no_second_look() -> None:
     scene = Scene(ordered=2)
     scene.obey(1.0, num_looks=50)

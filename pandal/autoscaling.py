@@ -1,0 +1,97 @@
+"""``pandal up --autoscale``: the autoscaler's own loop over the processes of this machine."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, NoReturn
+
+from autoscaler.cluster import Address
+from autoscaler.engine_metrics import EngineSample
+from autoscaler.errors import SourceFailed
+from autoscaler.explain import sentence
+from autoscaler.plan import SetCount
+from autoscaler.policy import PoolPolicy, Variant
+from autoscaler.reconciler import Reconciler, Report, Rules
+from autoscaler.scrape import get, scrape
+from pandal.local_cluster import VARIANT, LocalCluster
+from pandal.plan import FleetPlan, OwnReplica
+from pandal.screen import Screen
+from pandal.supervisor import Supervisor
+
+PERIOD_S: Final = 5.0
+_ANSWER_TIMEOUT_S: Final = 2.0  # a replica that computes on all cores answers late
+
+
+class Alone:
+    """The launcher holds the data directory's lock: there is no other."""
+
+    def may_act(self) -> bool:
+        return True
+
+
+def local_policy(num_begin: int, most: int) -> PoolPolicy:
+    """Short windows: a local replica starts in seconds, and costs nothing while it does."""
+    variant = Variant(
+        VARIANT,
+        max_replicas=most,
+        num_slots=8,  # of a small model on a CPU: more only share the same cores
+        tokens_per_s=100.0,  # a first guess, learned from then on
+        cold_start_s=20.0,
+    )
+    return PoolPolicy(
+        name=VARIANT,
+        variants=(variant,),
+        min_replicas=num_begin,
+        max_replicas=most,
+        down_window_s=60.0,
+        down_interval_s=10.0,
+    )
+
+
+async def run_autoscaler(
+    plan: FleetPlan,
+    supervisor: Supervisor,
+    screen: Screen,
+    *,
+    start: Callable[[OwnReplica], None],
+) -> NoReturn:
+    """Until cancelled."""
+    num_begin, most = len(plan.first_replicas), len(plan.own_replicas)
+    cluster = LocalCluster(
+        plan.own_replicas,
+        num_begin,
+        supervisor=supervisor,
+        start=start,
+        is_ready=is_ready,
+        now_s=time.time,
+    )
+    # A replica drains by itself after its count is lowered: nothing is waited for before.
+    rules = Rules(local_policy(num_begin, most), drain_deadline_s=0.0)
+    reconciler = Reconciler(
+        rules,
+        cluster,
+        scrape=_scrape,
+        clock=time.time,
+        fence=Alone(),
+        report=lambda report: _show(screen, report),
+    )
+    await reconciler.run(PERIOD_S, asyncio.sleep)
+
+
+async def is_ready(address: Address) -> bool:
+    try:
+        await get(address, "/ready", timeout_s=_ANSWER_TIMEOUT_S)
+    except SourceFailed:
+        return False
+    return True
+
+
+async def _scrape(found: Mapping[str, Address]) -> Mapping[str, EngineSample | None]:
+    return await scrape(found, timeout_s=_ANSWER_TIMEOUT_S)
+
+
+def _show(screen: Screen, report: Report) -> None:
+    for action in report.done:
+        if isinstance(action, SetCount):
+            why = sentence(report.decision.reasons[0])
+            screen.line(f"replicas: {action.seen} -> {action.wanted} ({why})")
