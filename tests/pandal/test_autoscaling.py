@@ -199,8 +199,8 @@ async def test_watching_goes_on_after_a_replica_was_retired(reports, tmp_path: P
 def test_what_cannot_be_scaled_is_refused(most: int, dev: tuple[str, ...]) -> None:
     options = UpOptions(
         model="m", num_replicas=2, port=8080, data_dir=None, is_once=False,  # type: ignore[arg-type]
-        dev_replica_urls=dev, kafka_bootstrap=None, model_cache=None, precision="auto", kv_cache_dtype="auto",
-        autoscale_to=most,
+        dev_replica_urls=dev, kafka_bootstrap=None, model_cache=None, precision="auto",
+        kv_cache_dtype="auto", autoscale_to=most,
     )  # fmt: skip
     with pytest.raises(BadOption, match="--autoscale"):
         check_options(options)
