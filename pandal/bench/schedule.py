@@ -42,7 +42,10 @@ class RequestStyle:
 
 
 class Sessions:
-    """Numbered sessions, the same whenever asked."""
+    """Numbered sessions, the same whenever asked.
+
+    Raises BadOption, at once, for a workload that names a tenant there is not.
+    """
 
     def __init__(self, workload: Workload, tenants: Sequence[Tenant], seed: int) -> None:
         self._workload = workload
@@ -50,6 +53,8 @@ class Sessions:
         self._weights = [tenant.weight for tenant in tenants]
         self._by_name = {tenant.name: tenant for tenant in tenants}
         self._seed = seed
+        if unknown := sorted(workload.tenant_names - self._by_name.keys()):
+            raise BadOption(f"the trace names tenants that --tenants does not: {unknown}")
 
     @property
     def turns_per_session(self) -> int:
@@ -66,8 +71,6 @@ class Sessions:
         if conversation.tenant is None:
             rng = random.Random(f"{self._seed}/tenant/{number}")
             return rng.choices(self._tenants, self._weights)[0]
-        if conversation.tenant not in self._by_name:
-            raise BadOption(f"the trace names tenant {conversation.tenant!r}, --tenants does not")
         return self._by_name[conversation.tenant]
 
 

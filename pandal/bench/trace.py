@@ -61,6 +61,10 @@ class Trace:
     name: str = "trace"
     turns_per_conversation: int = 1
 
+    @property
+    def tenant_names(self) -> frozenset[str]:
+        return frozenset(line.tenant for line in self.lines if line.tenant is not None)
+
     def arrivals(self, speed: float) -> Replay:
         """Raises BadOption where a line has no time."""
         offsets_s = [line.offset_s for line in self.lines]

@@ -45,6 +45,11 @@ class Workload(Protocol):
     @property
     def turns_per_conversation(self) -> int: ...
 
+    @property
+    def tenant_names(self) -> frozenset[str]:
+        """That conversations name themselves."""
+        ...
+
     def conversation(self, number: int, seed: int) -> Conversation: ...
 
 
@@ -81,6 +86,7 @@ class Single:
     prompt: Lengths
     output: Lengths
     turns_per_conversation: int = 1
+    tenant_names: frozenset[str] = frozenset()
 
     def conversation(self, number: int, seed: int) -> Conversation:
         rng = _rng(seed, self.name, number)
@@ -99,6 +105,7 @@ class Chat:
     output: Lengths
     mean_pause_s: float
     name: str = "chat"
+    tenant_names: frozenset[str] = frozenset()
 
     def conversation(self, number: int, seed: int) -> Conversation:
         rng = _rng(seed, self.name, number)
@@ -126,6 +133,7 @@ class Rag:
     output: Lengths
     name: str = "rag"
     turns_per_conversation: int = 1
+    tenant_names: frozenset[str] = frozenset()
 
     def conversation(self, number: int, seed: int) -> Conversation:
         rng = _rng(seed, self.name, number)

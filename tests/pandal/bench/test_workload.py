@@ -129,6 +129,14 @@ def test_a_trace_says_when_and_how_long(tmp_path: Path) -> None:
     assert trace.conversation(4, 1).turns[0].max_tokens == 3  # it begins again
 
 
+def test_a_trace_may_name_only_tenants_there_are(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "t.jsonl", {"prompt_tokens": 1, "tenant": "acme"})
+    trace, acme = read_trace(path), Tenant("acme", Slo(), 1.0)
+    assert Sessions(trace, [acme, Tenant("b", Slo(), 99.0)], 1).session(0).tenant is acme
+    with pytest.raises(BadOption, match="acme"):
+        Sessions(trace, [Tenant("b", Slo(), 1.0)], 1)
+
+
 def test_a_bad_trace_line_is_named_and_not_quoted(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "t.jsonl", {"at_s": 0, "prompt_tokens": 1}, {"at_s": "secret"})
     with pytest.raises(BadOption, match=r"t\.jsonl:2") as refusal:
