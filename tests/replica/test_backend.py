@@ -15,13 +15,14 @@ from kernels.linear.formats import INTEGER_FORMATS, WeightFormat
 from kernels.linear.reference import unpack
 from replica.engine.backend import choose_backend
 from replica.engine.kv_blocks import KvOptions
+from replica.engine.launcher import InlineLauncher, ThreadLauncher
 from replica.engine.messages import CpuBackend, KvCacheDtype, Precision, SamplingParams
 from replica.engine.scheduler import SchedulerLimits
 from replica.errors import ModelInvalid, ModelUnsupported
 from replica.model.loader import OpenedModel, open_model
 from replica.model.packed_weights import PackedModel
 from replica.settings import Settings
-from tests.replica.engine_harness import EngineHarness
+from tests.replica.engine_harness import EngineHarness, NewLauncher
 from tests.replica.replica_process import ReplicaProcess
 from tests.replica.tiny_llama import SHAPES, VOCAB_SIZE, Kind, write_gguf
 
@@ -59,12 +60,15 @@ def tiny(tmp_path: Path) -> OpenedModel:
     return open_model(tmp_path / "tiny.gguf")
 
 
-def engine_of(opened: OpenedModel, cpu_backend: CpuBackend) -> EngineHarness:
+def engine_of(
+    opened: OpenedModel, cpu_backend: CpuBackend, new_launcher: NewLauncher = InlineLauncher
+) -> EngineHarness:
     config = Settings(cpu_backend=cpu_backend, block_size=BLOCK_SIZE, num_threads=2).engine_config()
     backend = choose_backend(config, opened, [])
     runner = backend.load(NUM_BLOCKS, lambda ratio, detail: None, KvOptions(is_poisoned=True))
     names = [b"%d " % i for i in range(VOCAB_SIZE)]
-    return EngineHarness(runner, names, [], SchedulerLimits(BLOCK_SIZE, 8, 128), NUM_BLOCKS)
+    limits = SchedulerLimits(BLOCK_SIZE, 8, 128)
+    return EngineHarness(runner, names, [], limits, NUM_BLOCKS, new_launcher=new_launcher)
 
 
 def texts(engine: EngineHarness, params: SamplingParams) -> list[str]:
@@ -80,6 +84,16 @@ def test_both_backends_give_the_same_tokens(opened: tuple[OpenedModel, WeightFor
     compiled = texts(engine_of(model, CpuBackend.COMPILED), greedy)
     assert compiled == texts(engine_of(model, CpuBackend.TORCH), greedy)
     assert len(set(" ".join(compiled).split())) > 10, "the model says too little"
+
+
+@pytest.mark.parametrize("cpu_backend", [CpuBackend.TORCH, CpuBackend.COMPILED], ids=str)
+def test_launching_ahead_in_a_thread_changes_no_token(
+    tiny: OpenedModel, cpu_backend: CpuBackend
+) -> None:
+    """Drawn, from seeds: logits with other bits would draw other tokens, sooner or later."""
+    drawn = SamplingParams(max_tokens=40, temperature=1.5, seed=7)
+    ahead = texts(engine_of(tiny, cpu_backend, ThreadLauncher), drawn)
+    assert ahead == texts(engine_of(tiny, cpu_backend), drawn)
 
 
 @pytest.mark.parametrize("precision", [Precision.EXACT, Precision.INT8, Precision.BFLOAT16])
