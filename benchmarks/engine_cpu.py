@@ -1,6 +1,6 @@
 """Our engine beside others on the shared workload, through HTTP, interleaved.
 
-    python benchmarks/engine_cpu.py MODEL.gguf [--ours exact/float32 fast/bfloat16] \
+    python -m benchmarks.engine_cpu MODEL.gguf [--ours exact/float32 fast/bfloat16] \
         [--peer "llama.cpp=llama-server -m MODEL.gguf --port {port} -c 16384 -np 32"] [--rounds 3]
 
 The workload: single prompts of 32 tokens (128 out), 512 and 2000 (1 out), then 16 and 32 requests

@@ -39,8 +39,8 @@ class Settings(BaseSettings):
     num_threads: int | None = Field(None, ge=1, le=1024)  # None: the physical cores there are
     # The fastest that can run the model: the compiled step where it can, else torch.
     cpu_backend: CpuBackend = CpuBackend.AUTO
-    # The compiled step only.  Defaults cost no quality; fast costs 0.3 % of perplexity, see
-    # benchmarks/quality.py.
+    # The compiled step only.  The defaults round nothing that was shipped; benchmarks/quality.py
+    # says what the others cost.
     precision: Precision = Precision.EXACT
     kv_cache_dtype: KvCacheDtype = KvCacheDtype.FLOAT32
     compile_cache_dir: Path = Field(
