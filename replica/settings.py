@@ -69,7 +69,9 @@ class Settings(BaseSettings):
     is_kv_poisoned: bool = (
         False  # for debugging: NaN where nobody may read, at the price of writing it
     )
-    async_scheduling: bool = False  # schedule and account while a step computes
+    # Schedule and account while a step computes.  For a device beside the CPU: on the CPU itself
+    # that takes cores from the step, and who arrives meanwhile is scheduled a step later.
+    async_scheduling: bool = False
     priority_aging_s: float = Field(
         30.0, gt=0
     )  # batch work waits so much longer than interactive, and no more
