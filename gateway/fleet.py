@@ -36,14 +36,14 @@ class Fleet:
             raise NoReplicaAvailable(f"No replica that serves '{request.model}' is ready.")
 
     def choose(self, request: InferenceRequest, tried: frozenset[str]) -> Replica:
-        """Raises NoReplicaAvailable."""
+        """One that has not been ``tried`` for this request.  Raises NoReplicaAvailable."""
         replicas = self._candidates_for(request.model)
         endpoints = [replica.endpoint for replica in replicas if replica.name not in tried]
         if not endpoints:
             raise NoReplicaAvailable("No replica can take this request now.")
         if len(endpoints) == 1:
             return self.pool[endpoints[0].name]  # nothing to choose
-        wanted = RoutingRequest(request.model, request.affinity_key, tried)
+        wanted = RoutingRequest(request.model, request.affinity_key)
         return self.pool[self._profile.best(wanted, endpoints)]
 
     def _candidates_for(self, model: str) -> list[Replica]:

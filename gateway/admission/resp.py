@@ -75,12 +75,12 @@ class _Connection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        self._reader.feed(data)
-        try:
-            while (reply := self._reader.gets()) is not False:
-                self._pending.popleft()[1].resolve(reply)
-        except (hiredis.HiredisError, IndexError):
-            self.abort()  # not the protocol, or a reply that nobody asked for
+        """Parses before it resolves: what a waiter raises is no fault of the store's."""
+        for reply in self._parse(data):
+            if not self._pending:
+                self.abort()  # nobody asked for it
+                return
+            self._pending.popleft()[1].resolve(reply)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -95,19 +95,41 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def _parse(self, data: bytes) -> list[object]:
+        """The replies that are whole; bytes that are not the protocol end the connection."""
+        replies: list[object] = []
+        self._reader.feed(data)
+        try:
+            while (reply := self._reader.gets()) is not False:
+                replies.append(reply)
+        except hiredis.HiredisError:
+            self.abort()
+        return replies
+
     def _flush_soon(self) -> None:
         if not self._is_flush_due:
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
+        try:
+            self._call_back()
+        finally:
+            self._is_flush_due = False
+            commands, self._unsent = self._unsent, []
+            if commands and self._transport is not None:
+                self._transport.write(b"".join(commands))
+            if self._before_flush:
+                self._flush_soon()
+
+    def _call_back(self) -> None:
+        """Those behind one that raises have their turn at the next write."""
         callbacks, self._before_flush = self._before_flush, []
-        for callback in callbacks:
-            callback()
-        self._is_flush_due = False
-        commands, self._unsent = self._unsent, []
-        if commands and self._transport is not None:
-            self._transport.write(b"".join(commands))
+        try:
+            while callbacks:
+                callbacks.pop(0)()
+        finally:
+            self._before_flush[:0] = callbacks
 
     def _check_oldest(self) -> None:
         self._timer = None

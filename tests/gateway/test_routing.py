@@ -7,13 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api.affinity import chat_affinity_key, prompt_affinity_key
+from gateway.api.context import InferenceRequest, Operation
+from gateway.clock import SYSTEM_CLOCK
+from gateway.errors import NoReplicaAvailable
+from gateway.fleet import Fleet, RelayLimits
 from gateway.routing.endpoint import Endpoint, RoutingRequest
 from gateway.routing.filters.ready import Ready
 from gateway.routing.filters.serves_model import ServesModel
 from gateway.routing.pickers.best_score import BestScore
-from gateway.routing.profile import NoEndpointAvailable, RoutingProfile
+from gateway.routing.pool import ReplicaPool
+from gateway.routing.profile import RoutingProfile
 from gateway.routing.ring import PrefixRing
 from gateway.routing.scorers.prefix_affinity import PrefixAffinityScorer
+from gateway.upstream.replica_client import ReplicaClient, Timeouts
 
 RING = PrefixRing()
 PROFILE = RoutingProfile([ServesModel(), Ready()], [(PrefixAffinityScorer(RING), 1.0)], BestScore())
@@ -22,6 +28,10 @@ KEYS = [b"key-%d" % n for n in range(400)]
 
 def endpoint(name: str, *, is_ready: bool = True, model: str = "m") -> Endpoint:
     return Endpoint(name, is_ready, frozenset({model}))
+
+
+def route(request: RoutingRequest, endpoints: list[Endpoint]) -> str:
+    return PROFILE.best(request, PROFILE.candidates(request, endpoints))
 
 
 @pytest.mark.parametrize(
@@ -34,23 +44,47 @@ def endpoint(name: str, *, is_ready: bool = True, model: str = "m") -> Endpoint:
 )
 def test_without_a_candidate_there_is_no_route(endpoints: list[Endpoint]) -> None:
     assert PROFILE.candidates(RoutingRequest("m", b"key"), endpoints) == []
-    with pytest.raises(NoEndpointAvailable):
-        PROFILE.route(RoutingRequest("m", b"key"), endpoints)
 
 
-def test_a_tried_endpoint_is_not_tried_again() -> None:
-    endpoints = [endpoint("a"), endpoint("b"), endpoint("c")]
+def fleet_of(*names: str) -> Fleet:
+    """Its replicas are ready and serve ``m``, as if they had told so; nobody asks them."""
+    timeouts = Timeouts(connect_s=1.0, head_s=1.0, idle_s=1.0, keep_alive_s=1.0)
+    clients = [ReplicaClient(name, "http://127.0.0.1:1", timeouts) for name in names]
+    pool = ReplicaPool(clients, {}, poll_timeout_s=1.0)
+    for name in names:
+        pool[name].models = frozenset({"m"})
+        pool[name].set_ready(is_ready=True)
+    return Fleet(pool, PROFILE, RelayLimits(1, 1, 1.0), SYSTEM_CLOCK)
+
+
+def inference_request(model: str) -> InferenceRequest:
+    return InferenceRequest(Operation.COMPLETIONS, model, model, False, False, 1, 1, b"k")
+
+
+async def test_a_tried_replica_is_not_tried_again() -> None:
+    fleet, request = fleet_of("a", "b", "c"), inference_request("m")
     tried: set[str] = set()
-    for _ in endpoints:
-        tried.add(PROFILE.route(RoutingRequest("m", b"k", frozenset(tried)), endpoints))
+    for _ in range(3):
+        tried.add(fleet.choose(request, frozenset(tried)).name)
     assert tried == {"a", "b", "c"}
+    with pytest.raises(NoReplicaAvailable):
+        fleet.choose(request, frozenset(tried))
+
+
+async def test_a_model_that_no_replica_serves_has_no_candidate() -> None:
+    fleet = fleet_of("a", "b")
+    fleet.require_candidate(inference_request("m"))
+    with pytest.raises(NoReplicaAvailable):
+        fleet.require_candidate(inference_request("other"))
+    with pytest.raises(NoReplicaAvailable):
+        fleet.choose(inference_request("other"), frozenset())
 
 
 def test_the_order_of_endpoints_does_not_matter() -> None:
     endpoints = [endpoint(name) for name in "abcde"]
     for key in KEYS[:50]:
         request = RoutingRequest("m", key)
-        forward, backward = (PROFILE.route(request, e) for e in (endpoints, endpoints[::-1]))
+        forward, backward = (route(request, e) for e in (endpoints, endpoints[::-1]))
         assert forward == backward
 
 
@@ -82,7 +116,7 @@ def test_a_home_with_more_than_its_share_passes_work_on() -> None:
         endpoints = [
             Endpoint(n, True, frozenset({"m"}), num_in_flight=in_flight.get(n, 0)) for n in "abcd"
         ]
-        return PROFILE.route(RoutingRequest("m", key), endpoints)
+        return route(RoutingRequest("m", key), endpoints)
 
     assert chosen(**{first: 7}) == first, "below eight nothing queues"
     assert chosen(**{first: 8}) == second
@@ -106,7 +140,7 @@ def test_a_score_out_of_range_is_a_defect() -> None:
             return [2.0]
 
     with pytest.raises(ValueError, match="boastful"):
-        RoutingProfile([], [(Boastful(), 1.0)], BestScore()).route(
+        RoutingProfile([], [(Boastful(), 1.0)], BestScore()).best(
             RoutingRequest("m", b""), [endpoint("a")]
         )
 

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from contracts.usage import Outcome, UsageSource
-from gateway.errors import UpstreamError
+from gateway.errors import UpstreamError, UpstreamTimeout
 from gateway.upstream.replica_client import ReplicaClient, Timeouts
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat
+from tests.gateway.raising import loop_failures, raise_index_error
+from tests.gateway.scene import until
 from tests.gateway.upstream_server import PROMPT_TOKENS, Generation, Upstream
 
 
@@ -158,3 +160,16 @@ async def test_a_client_without_a_replica_says_so(upstream: Upstream) -> None:
     with pytest.raises(UpstreamError, match="cannot be reached"):
         await client.fetch("/ready", 5.0)
     await client.close()
+
+
+async def test_who_raises_when_told_of_a_silent_replica_stops_no_later_deadline() -> None:
+    failures = loop_failures()
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and that is all
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        client = ReplicaClient("silent", url, Timeouts(5.0, 0.05, 0.05, 60.0))
+        client.get("/ready").head.then(raise_index_error)
+        await until(lambda: bool(failures))
+        with pytest.raises(UpstreamTimeout):
+            await client.get("/ready").head
+        await client.close()
+    assert [type(failure) for failure in failures] == [IndexError]

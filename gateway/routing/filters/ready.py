@@ -1,4 +1,4 @@
-"""Keep endpoints that take work and have not failed this request already."""
+"""Keep endpoints that take work."""
 
 from gateway.routing.endpoint import Endpoint, RoutingRequest
 
@@ -7,4 +7,4 @@ class Ready:
     name = "ready"
 
     def keep(self, request: RoutingRequest, endpoint: Endpoint) -> bool:
-        return endpoint.is_ready and endpoint.name not in request.tried
+        return endpoint.is_ready
