@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from autoscaler.capacity import cold_start_s
 from autoscaler.decision import Code, Memory, Reason
 from autoscaler.mix import Offer, cheapest_order, dearest_order
-from autoscaler.need import tokens_per_s
+from autoscaler.need import rates_of
 from autoscaler.policy import PoolPolicy
 from autoscaler.pool import PoolState
 
@@ -53,7 +53,5 @@ def bounded(
 
 def quotas(policy: PoolPolicy, memory: Memory) -> Sequence[Offer]:
     """Each variant with all that it may ever have."""
-    return [
-        Offer(v.name, tokens_per_s(memory, v), v.cost_usd_per_h, v.max_replicas)
-        for v in policy.variants
-    ]
+    rates = rates_of(memory, policy)
+    return [Offer(v.name, rates[v.name], v.cost_usd_per_h, v.max_replicas) for v in policy.variants]

@@ -14,7 +14,7 @@ from autoscaler.bounds import bounded, bounds_at, quotas
 from autoscaler.decision import Code, Decision, Memory, Need, Reason
 from autoscaler.grow import missing_tokens_per_s, order
 from autoscaler.manual import is_respected, noticed
-from autoscaler.need import Outlook, learned, outlook, supply_tokens_per_s, tokens_per_s
+from autoscaler.need import Outlook, learned, outlook, rates_of, supply_tokens_per_s
 from autoscaler.policy import PoolPolicy
 from autoscaler.pool import Phase, PoolState
 from autoscaler.shrink import Shrunk, down_window_s, shrunk
@@ -57,8 +57,8 @@ def _changed(state: PoolState, policy: PoolPolicy, memory: Memory, look: Outlook
 
 
 def _quiet_code(state: PoolState, policy: PoolPolicy, memory: Memory) -> Code:
-    rates = {v.name: tokens_per_s(memory, v) for v in policy.variants}
-    is_short = memory.needs[-1].total_tokens_per_s > supply_tokens_per_s(state, rates)
+    supply = supply_tokens_per_s(state, rates_of(memory, policy))
+    is_short = memory.needs[-1].total_tokens_per_s > supply
     return Code.NOT_SUSTAINED if is_short else Code.STEADY
 
 

@@ -1,11 +1,10 @@
 """What engines tell of themselves, whatever they call it: vLLM and Pandal, or SGLang."""
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
 from autoscaler.errors import SourceFailed
-from autoscaler.exposition import Families, normal_name
+from autoscaler.exposition import Families, finite_count, normal_name
 from autoscaler.latency import Buckets, buckets_of
 from contracts import metrics as names
 
@@ -79,15 +78,9 @@ def _gauge(families: Families, name: str) -> float:
     samples = families.get(normal_name(name))
     if not samples:
         raise SourceFailed(f"{name} is missing")
-    return _finite(name, sum(sample.value for sample in samples))
+    return finite_count(name, sum(sample.value for sample in samples))
 
 
 def _counter(families: Families, name: str) -> float:
     """Labelled counters have no series before their first event: with the gauges there, 0."""
-    return _finite(name, sum(s.value for s in families.get(normal_name(name), ())))
-
-
-def _finite(name: str, value: float) -> float:
-    if not math.isfinite(value) or value < 0:
-        raise SourceFailed(f"{name} is no count")
-    return value
+    return finite_count(name, sum(s.value for s in families.get(normal_name(name), ())))

@@ -4,6 +4,7 @@ Source: https://prometheus.io/docs/instrumenting/exposition_formats/.  A colon i
 an underscore: some servers escape it so, depending on who asks.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,6 +43,13 @@ def parse(text: str) -> Families:
         labels = dict(_LABEL.findall(match["labels"] or ""))
         found.setdefault(normal_name(match["name"]), []).append(Sample(labels, value))
     return found
+
+
+def finite_count(name: str, value: float) -> float:
+    """Raises SourceFailed: what is no number, or below nothing, is unknown and not zero."""
+    if not math.isfinite(value) or value < 0:
+        raise SourceFailed(f"{name} is no count")
+    return value
 
 
 def normal_name(name: str) -> str:

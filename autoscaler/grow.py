@@ -7,7 +7,7 @@ from typing import Final
 from autoscaler import guards
 from autoscaler.decision import Code, Memory, Need, Reason
 from autoscaler.mix import EPSILON, Offer, cheapest_sufficient
-from autoscaler.need import supply_tokens_per_s, tokens_per_s
+from autoscaler.need import rates_of, supply_tokens_per_s
 from autoscaler.policy import PoolPolicy
 from autoscaler.pool import Phase, PoolState, VariantState
 
@@ -20,8 +20,7 @@ def missing_tokens_per_s(
     state: PoolState, policy: PoolPolicy, memory: Memory
 ) -> tuple[float, tuple[Reason, ...]]:
     """Work a second beyond what is ready or ordered, and why; 0 with no reason: nothing."""
-    rates = {v.name: tokens_per_s(memory, v) for v in policy.variants}
-    supply = supply_tokens_per_s(state, rates)
+    supply = supply_tokens_per_s(state, rates_of(memory, policy))
     need = memory.needs[-1]
     waiting = {"num_waiting": state.num_waiting}
     if _is_asleep(state) and state.num_in_flight > 0:
@@ -47,10 +46,11 @@ def sustained_tokens_per_s(needs: Sequence[Need], window_s: float) -> float:
 def offers(state: PoolState, policy: PoolPolicy, memory: Memory) -> list[Offer]:
     """What may be ordered now.  More of what finds no node, or never starts, would not help."""
     found = {variant.name: variant for variant in state.variants}
+    rates = rates_of(memory, policy)
     return [
         Offer(
             name=variant.name,
-            tokens_per_s=tokens_per_s(memory, variant),
+            tokens_per_s=rates[variant.name],
             cost_usd_per_h=variant.cost_usd_per_h,
             num_available=0
             if is_blocked(found[variant.name])

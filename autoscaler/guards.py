@@ -16,7 +16,10 @@ MIN_SLOT_USAGE: Final = 0.5
 
 
 def watched(state: PoolState, policy: PoolPolicy, memory: Memory) -> Memory:
-    """The memory with since when each signal is on.  A signal not told stays as it was."""
+    """The memory with since when each signal is on.  A signal not told stays as it was.
+
+    Asked only when demand is known.
+    """
     late, full = _is_late(state, policy), _is_full(state, policy)
     return replace(
         memory,
@@ -62,7 +65,8 @@ def slot_usage(state: PoolState, policy: PoolPolicy) -> float:
 
 def _is_late(state: PoolState, policy: PoolPolicy) -> bool | None:
     if state.ttft is None:
-        return None
+        # A window that was observed and is empty: where nothing is in flight nobody waits.
+        return False if state.num_in_flight == 0 else None
     has_evidence = state.ttft.num_samples >= policy.min_ttft_samples
     return has_evidence and state.ttft.p95_s > policy.ttft_slo_s
 

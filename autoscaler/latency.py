@@ -1,9 +1,11 @@
 """A percentile of what happened between two looks at a histogram (pure)."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from autoscaler.exposition import Families, normal_name
+from autoscaler.errors import SourceFailed
+from autoscaler.exposition import Families, finite_count, normal_name
 from autoscaler.pool import TimeToFirstToken
 
 Buckets = Mapping[float, float]  # upper bound -> cumulative count since the engine's start
@@ -12,12 +14,22 @@ QUANTILE: Final = 0.95
 
 
 def buckets_of(families: Families, name: str) -> Buckets:
-    """Of all label sets together."""
+    """Of all label sets together.  Raises SourceFailed."""
     found: dict[float, float] = {}
     for sample in families.get(f"{normal_name(name)}_bucket", ()):
-        bound = float(sample.labels.get("le", "nan"))
-        found[bound] = found.get(bound, 0.0) + sample.value
+        bound = _bound(name, sample.labels.get("le", ""))
+        found[bound] = found.get(bound, 0.0) + finite_count(name, sample.value)
     return found
+
+
+def _bound(name: str, text: str) -> float:
+    try:
+        bound = float(text)
+    except ValueError as exc:
+        raise SourceFailed(f"{name}: a bucket's bound that is no number") from exc
+    if math.isnan(bound):
+        raise SourceFailed(f"{name}: a bucket's bound that is no number")
+    return bound
 
 
 def grown(before: Buckets, after: Buckets) -> Buckets:

@@ -75,10 +75,15 @@ def tokens_per_s(memory: Memory, variant: Variant) -> float:
     return memory.tokens_per_s.get(variant.name, variant.tokens_per_s)
 
 
+def rates_of(memory: Memory, policy: PoolPolicy) -> dict[str, float]:
+    """Tokens a second of one replica, by variant."""
+    return {variant.name: tokens_per_s(memory, variant) for variant in policy.variants}
+
+
 def outlook(state: PoolState, policy: PoolPolicy, memory: Memory, tick_s: float) -> Outlook:
     trend = memory.trend
     assert trend is not None, "a demand was learned before"
-    rates = {variant.name: tokens_per_s(memory, variant) for variant in policy.variants}
+    rates = rates_of(memory, policy)
     length = _length(trend, policy)
     horizon_s = tick_s + max(
         capacity.cold_start_s(variant, (v for v in state.variants if v.name == variant.name))

@@ -12,7 +12,7 @@ reached, and the released one serves again.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from autoscaler.pool import CAPACITY_PHASES, Phase, Replica, VariantState
+from autoscaler.pool import Phase, Replica, VariantState
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ _VICTIM_ORDER = (Phase.UNSCHEDULABLE, Phase.STUCK, Phase.STARTING, Phase.READY)
 
 def _victims(found: VariantState, num_victims: int) -> list[Replica]:
     """Who serves nobody goes first, then who serves the fewest; of equals the later name."""
-    able = [r for r in found.replicas if r.phase in CAPACITY_PHASES or r.phase in _VICTIM_ORDER]
+    able = [r for r in found.replicas if r.phase in _VICTIM_ORDER]
     ranked = sorted(able, key=lambda r: r.name, reverse=True)
     ranked.sort(key=lambda r: (_VICTIM_ORDER.index(r.phase), _load_order(r)))
     return ranked[:num_victims]

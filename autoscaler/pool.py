@@ -22,6 +22,7 @@ class Phase(StrEnum):
 
 
 CAPACITY_PHASES = frozenset({Phase.READY, Phase.STARTING})
+SERVING_PHASES = frozenset({Phase.READY, Phase.DRAINING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class PoolState:
     @property
     def num_unknown(self) -> int:
         """Replicas that serve and have not told their load."""
-        return sum(r.load is None for r in self.replicas if r.phase in _SERVING_PHASES)
+        return sum(r.load is None for r in self.replicas if r.phase in SERVING_PHASES)
 
     @property
     def num_waiting(self) -> int:
@@ -128,6 +129,3 @@ class PoolState:
         at_engines = sum(load.num_running + load.num_waiting for load in self.loads)
         at_gateway = 0 if self.demand is None else self.demand.num_in_flight
         return max(at_gateway, at_engines + self.num_queued)
-
-
-_SERVING_PHASES = frozenset({Phase.READY, Phase.DRAINING})

@@ -6,8 +6,8 @@ one that comes twice in autumn fires twice, which for a window is the same as on
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, field
+from datetime import date, datetime, time, timedelta
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -17,6 +17,7 @@ _FIELDS: Final = (
     ("minute", 0, 59), ("hour", 0, 23), ("day", 1, 31), ("month", 1, 12), ("weekday", 0, 7),
 )  # fmt: skip
 _MINUTE: Final = timedelta(minutes=1)
+_DAY: Final = timedelta(days=1)
 MAX_DURATION_S: Final = 7 * 86_400.0
 
 
@@ -26,9 +27,10 @@ class Schedule:
     duration_s: float
     min_replicas: int
     time_zone: str = "UTC"
+    _fields: "_Fields" = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _parse(self.cron)
+        object.__setattr__(self, "_fields", _parse(self.cron))
         if not 60 <= self.duration_s <= MAX_DURATION_S:
             raise BadPolicy(f"schedule: 60 s to 7 days expected, got {self.duration_s:g} s")
         try:
@@ -37,46 +39,59 @@ class Schedule:
             raise BadPolicy(f"schedule: '{self.time_zone}' is no known time zone") from exc
 
     def covers(self, at_s: float) -> bool:
-        fields, zone = _parse(self.cron), ZoneInfo(self.time_zone)
-        minute = datetime.fromtimestamp(at_s, UTC).replace(second=0, microsecond=0)
-        first = datetime.fromtimestamp(at_s - self.duration_s, UTC)
-        while minute > first:
-            if any(_fires(fields, local) for local in _local_minutes(minute, zone)):
-                return True
-            minute -= _MINUTE
+        """Whether it fired in the last ``duration_s``; the newest instants are looked at first."""
+        zone, after_s = ZoneInfo(self.time_zone), at_s - self.duration_s
+        day, first = (datetime.fromtimestamp(s, zone).date() for s in (at_s, after_s))
+        while day >= first:
+            for wall in self._fields.walls_of(day):
+                if any(after_s < fired_s <= at_s for fired_s in _instants(wall, zone)):
+                    return True
+            day -= _DAY
         return False
 
 
-def _local_minutes(minute: datetime, zone: ZoneInfo) -> Iterator[datetime]:
-    """The wall clock's reading; with those that it has just skipped."""
-    local = minute.astimezone(zone).replace(tzinfo=None)
-    skipped = (minute - _MINUTE).astimezone(zone).replace(tzinfo=None) + _MINUTE
-    while skipped < local:
-        yield skipped
-        skipped += _MINUTE
-    yield local
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    minutes: frozenset[int]
+    hours: frozenset[int]
+    days: frozenset[int]
+    months: frozenset[int]
+    weekdays: frozenset[int]
+
+    def walls_of(self, day: date) -> Iterator[datetime]:
+        """The readings of the wall clock at which it fires on that day, the last one first."""
+        if not self._is_on(day):
+            return
+        for hour in sorted(self.hours, reverse=True):
+            for minute in sorted(self.minutes, reverse=True):
+                yield datetime.combine(day, time(hour, minute))
+
+    def _is_on(self, day: date) -> bool:
+        is_day = day.day in self.days
+        is_weekday = day.isoweekday() % 7 in self.weekdays
+        # crontab(5): when both are restricted, either is enough.
+        if len(self.days) < 31 and len(self.weekdays) < 7:
+            return day.month in self.months and (is_day or is_weekday)
+        return day.month in self.months and is_day and is_weekday
 
 
-def _fires(fields: tuple[frozenset[int], ...], local: datetime) -> bool:
-    minutes, hours, days, months, weekdays = fields
-    if local.minute not in minutes or local.hour not in hours or local.month not in months:
-        return False
-    is_day = local.day in days
-    is_weekday = local.isoweekday() % 7 in weekdays
-    # crontab(5): when both are restricted, either is enough.
-    if len(days) < 31 and len(weekdays) < 7:
-        return is_day or is_weekday
-    return is_day and is_weekday
+def _instants(wall: datetime, zone: ZoneInfo) -> tuple[float, float]:
+    """When the wall clock shows it: twice the same, but in autumn; skipped: when it shows more."""
+    while True:
+        first_s, second_s = (wall.replace(tzinfo=zone, fold=f).timestamp() for f in (0, 1))
+        if first_s <= second_s:  # PEP 495: the other way round only for what is skipped
+            return first_s, second_s
+        wall += _MINUTE
 
 
-def _parse(cron: str) -> tuple[frozenset[int], ...]:
+def _parse(cron: str) -> _Fields:
     parts = cron.split()
     if len(parts) != len(_FIELDS):
         raise BadPolicy(f"schedule: five fields expected, got '{cron}'")
     minutes, hours, days, months, weekdays = (
-        _parse_field(part, *field) for part, field in zip(parts, _FIELDS, strict=True)
+        _parse_field(part, *field_) for part, field_ in zip(parts, _FIELDS, strict=True)
     )
-    return minutes, hours, days, months, frozenset(day % 7 for day in weekdays)
+    return _Fields(minutes, hours, days, months, frozenset(day % 7 for day in weekdays))
 
 
 def _parse_field(text: str, name: str, low: int, high: int) -> frozenset[int]:

@@ -14,9 +14,9 @@ from autoscaler.bounds import quotas
 from autoscaler.capacity import cold_start_s
 from autoscaler.decision import Code, Memory, Reason
 from autoscaler.mix import EPSILON, dearest_order
-from autoscaler.need import supply_tokens_per_s, tokens_per_s
+from autoscaler.need import rates_of, supply_tokens_per_s
 from autoscaler.policy import PoolPolicy
-from autoscaler.pool import Phase, PoolState, VariantState
+from autoscaler.pool import SERVING_PHASES, Phase, PoolState, VariantState
 
 WINDOW_COLD_STARTS: Final = 0.7  # a mistake takes a cold start to mend
 LASTING_S: Final = 60.0  # what was needed for less is not kept for it
@@ -28,9 +28,8 @@ Shrunk = tuple[dict[str, int], tuple[Reason, ...], Memory]
 def shrunk(state: PoolState, policy: PoolPolicy, memory: Memory) -> Shrunk:
     """Counts, reasons, and the memory with this step in it."""
     useful = {found.name: found.num_kept - _num_useless(found) for found in state.variants}
-    rates = {v.name: tokens_per_s(memory, v) for v in policy.variants}
     need = _kept_need(state, policy, memory)
-    surplus = supply_tokens_per_s(state, rates) - need
+    surplus = supply_tokens_per_s(state, rates_of(memory, policy)) - need
     if surplus < -EPSILON:
         return {found.name: found.num_kept for found in state.variants}, (), memory
     spare = _spare(state, policy, memory, surplus)
@@ -64,7 +63,7 @@ class _Spare:
 def _spare(state: PoolState, policy: PoolPolicy, memory: Memory, surplus: float) -> _Spare:
     """The dearest work first, and of each variant first what does not serve yet."""
     found = {variant.name: variant for variant in state.variants}
-    rates = {v.name: tokens_per_s(memory, v) for v in policy.variants}
+    rates = rates_of(memory, policy)
     spare = _Spare([], [])
     for name in dearest_order(quotas(policy, memory)):
         num_spare = min(found[name].num_capacity, int((surplus + EPSILON) / rates[name]))
@@ -123,7 +122,7 @@ def _may_sleep(state: PoolState, policy: PoolPolicy, memory: Memory) -> bool:
 
 
 def _what_holds(state: PoolState, policy: PoolPolicy, memory: Memory) -> Reason | None:
-    serving = sum(replica.phase in (Phase.READY, Phase.DRAINING) for replica in state.replicas)
+    serving = sum(replica.phase in SERVING_PHASES for replica in state.replicas)
     if state.num_unknown > policy.max_unknown_ratio * serving:
         return Reason(Code.UNKNOWN_REPLICAS, {"num_unknown": state.num_unknown})
     if memory.late_since_s is not None:

@@ -154,6 +154,19 @@ def test_slow_first_tokens_of_an_idle_fleet_order_nothing() -> None:
     assert all(scene.look(0.5).num_wanted == count for _ in range(40))
 
 
+def test_lateness_that_nobody_saw_again_does_not_hold_an_idle_fleet_for_ever() -> None:
+    scene = Scene(ordered=6)
+    scene.obey(5.0, num_looks=60)
+    high = scene.ordered
+    scene.ttft = TimeToFirstToken(p95_s=19.5, num_samples=200)
+    scene.look(5.0)
+    scene.ttft = None  # an empty window: nobody has asked
+    assert scene.look(0.2).num_wanted == high  # some are in flight: it may still be so
+    assert scene.memory.late_since_s is not None
+    assert scene.obey(0.0, num_looks=100).num_wanted == 1
+    assert scene.memory.late_since_s is None
+
+
 def test_full_caches_ask_for_one_more() -> None:
     scene = Scene(ordered=4)
     scene.obey(3.0, num_looks=30)

@@ -1,9 +1,11 @@
 """Windows of the week in the users' time zone."""
 
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from autoscaler.decision import Code
 from autoscaler.errors import BadPolicy
@@ -83,3 +85,39 @@ def test_replicas_are_ordered_a_cold_start_before_the_window() -> None:
 def test_two_thirds_of_an_hour_is_no_duration_problem_but_a_second_is() -> None:
     with pytest.raises(BadPolicy, match="60 s"):
         Schedule("* * * * *", duration_s=1, min_replicas=1)
+
+
+def minute_by_minute(hours: tuple[int, ...], minutes: tuple[int, ...], at_s: float) -> bool:
+    """Whether the wall clock has shown, or skipped, such a reading in the last three hours."""
+    minute = datetime.fromtimestamp(at_s - at_s % 60, UTC)
+    for _ in range(180):
+        local, before = (
+            (minute - timedelta(minutes=less)).astimezone(BERLIN).replace(tzinfo=None)
+            for less in (0, 1)
+        )
+        while before < local:
+            before += timedelta(minutes=1)
+            if before.hour in hours and before.minute in minutes:
+                return True
+        if before > local and local.hour in hours and local.minute in minutes:
+            return True
+        minute -= timedelta(minutes=1)
+    return False
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(["2026-03-28T20:00", "2026-10-24T20:00", "2026-11-29T20:00"]),
+    st.integers(0, 14 * 60),
+    st.integers(0, 23),
+    st.integers(0, 59),
+)
+def test_days_then_minutes_find_what_a_walk_by_minutes_finds(
+    begin: str, minutes: int, hour: int, minute: int
+) -> None:
+    """Around both changes of the clock, and on a quiet night."""
+    at_s = at(begin) + 60.0 * minutes + 7.0
+    schedule = Schedule(
+        f"{minute} {hour} * * *", duration_s=3 * 3600, min_replicas=1, time_zone="Europe/Berlin"
+    )
+    assert schedule.covers(at_s) is minute_by_minute((hour,), (minute,), at_s)

@@ -74,6 +74,8 @@ async def test_every_dialect_says_the_same(page: str) -> None:
 
 async def test_a_failure_of_one_is_unknown_for_that_one_only() -> None:
     nan = VLLM.replace('waiting{engine="0",model_name="a\\"b"} 2.0', 'waiting{a="b"} NaN')
+    no_bound = VLLM.replace('le="0.5"', 'le="x"')
+    no_count = VLLM.replace('le="0.5",model_name="a\\"b"} 4.0', 'le="0.5"} NaN')
     missing = "\n".join(line for line in VLLM.splitlines() if "kv_cache" not in line)
     async with (
         engine(ok(VLLM)) as good,
@@ -82,6 +84,8 @@ async def test_a_failure_of_one_is_unknown_for_that_one_only() -> None:
         engine(ok("<html>sign in</html>")) as wrong,
         engine(ok(nan)) as broken,
         engine(ok(missing)) as partial,
+        engine(ok(no_bound)) as unbounded,
+        engine(ok(no_count)) as uncounted,
         engine(b"") as empty,
     ):
         async with engine(b"") as gone:
@@ -90,11 +94,12 @@ async def test_a_failure_of_one_is_unknown_for_that_one_only() -> None:
             {
                 "good": good, "silent": silent, "busy": busy, "wrong": wrong, "broken": broken,
                 "partial": partial, "empty": empty, "gone": gone,
+                "unbounded": unbounded, "uncounted": uncounted,
             },
             timeout_s=0.5,
         )  # fmt: skip
     assert found.pop("good") == SAMPLE
-    assert len(found) == 7
+    assert len(found) == 9
     assert set(found.values()) == {None}
 
 
