@@ -144,8 +144,8 @@ class Engine:
     def open(self, request_id: str) -> LiveRequest:
         """From here on the request can be aborted.  The caller closes it."""
         now_s = self._monotonic_s()
-        request = LiveRequest(request_id, now_s)
-        request.is_abort_wanted = self._log.exhume(request_id, now_s)
+        is_abort_wanted = self._log.exhume(request_id, now_s)
+        request = LiveRequest(request_id, now_s, is_abort_wanted=is_abort_wanted)
         self._log.open(request)
         return request
 
@@ -165,9 +165,7 @@ class Engine:
         time_left_s = self._time_left_s(request, work.max_time_s)
         submits = submissions(work, self._next_sequence_id, time_left_s)
         self._next_sequence_id += len(submits)
-        request.choices = [
-            Choice(request, index, submit.sequence_id) for index, submit in enumerate(submits)
-        ]
+        request.begin(submit.sequence_id for submit in submits)
         self._by_sequence.update({choice.sequence_id: choice for choice in request.choices})
         for submit in submits:
             self._send(submit)
@@ -222,8 +220,6 @@ class Engine:
                     self._forget(request)
         except TimeoutError as exc:
             raise EngineSilent("the engine has not stopped yet: ask again") from exc
-        if not all(request.is_counted for request in requests):
-            raise EngineDied("the engine died before it could count the request")
         usage = self._log.finished_usage(request_id)
         if usage is None:
             # It may have overtaken its request, which then must not begin.

@@ -65,11 +65,13 @@ class Choice:
 class LiveRequest:
     """Tokens arrive in ``push``; one reader takes them from ``pieces``."""
 
-    def __init__(self, request_id: str, arrived_monotonic_s: float) -> None:
+    def __init__(
+        self, request_id: str, arrived_monotonic_s: float, *, is_abort_wanted: bool
+    ) -> None:
         self.request_id = request_id
         self.arrived_monotonic_s = arrived_monotonic_s
         self.choices: Sequence[Choice] = ()  # empty: the engine has not heard of it
-        self.is_abort_wanted = False
+        self.is_abort_wanted = is_abort_wanted
         self.ended = asyncio.Event()
         self._failure: ReplicaError | None = None
         self._news = asyncio.Event()
@@ -83,6 +85,11 @@ class LiveRequest:
     def usage(self) -> Usage:
         """Of all choices; final when the request has ended."""
         return sum_usage(choice.usage for choice in self.choices)
+
+    def begin(self, sequence_ids: Iterable[int]) -> None:
+        """The engine is about to hear of it: a sequence for each choice, in their order."""
+        assert not self.choices, "a request begins once"
+        self.choices = [Choice(self, index, id_) for index, id_ in enumerate(sequence_ids)]
 
     def push(self, choice: Choice, delta: Delta) -> None:
         choice.push(delta)

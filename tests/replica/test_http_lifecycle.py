@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from contracts.replica_api import Phase, ReplicaState
+from contracts.replica_api import Phase, ReplicaState, abort_path
 from tests.replica.replica_process import (
     POLL_INTERVAL_S,
     Answer,
@@ -144,7 +144,12 @@ def test_death_of_the_engine_fails_requests_and_ends_the_replica(
         )
         thread.start()
         connection = replica.connect()
-        connection.request("POST", "/v1/completions", json.dumps(body | {"stream": True}))
+        connection.request(
+            "POST",
+            "/v1/completions",
+            json.dumps(body | {"stream": True, "n": 2}),
+            {"x-request-id": "streamed"},
+        )
         response = connection.getresponse()
         next_event(response)
         os.kill(replica.engine_pid, signal.SIGKILL)
@@ -153,6 +158,9 @@ def test_death_of_the_engine_fails_requests_and_ends_the_replica(
         assert last["error"]["code"] == "engine_died"
         assert answers[0].status == 500, "a gateway would hand a 503 to the next engine"
         assert answers[0].json["error"]["code"] == "engine_died"
+        uncounted = replica.request("POST", abort_path("streamed"))
+        assert uncounted.status == 500, "a count of zero would be billed"
+        assert uncounted.json["error"]["code"] == "engine_died"
         refused = replica.post("/v1/completions", body)
         assert (refused.status, refused.headers["retry-after"]) == (503, "1")
         assert refused.json["error"]["code"] == "not_ready"

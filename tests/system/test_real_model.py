@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import openai
@@ -47,6 +48,15 @@ class RealFleet:
 
     def engine_tokens(self) -> int:
         return self.engine_count(metrics.PROMPT_TOKENS, metrics.GENERATION_TOKENS)
+
+    def answers(self) -> bool:
+        try:
+            self.sdks["globex"].chat.completions.create(
+                model="default", messages=messages("Say hello."), max_tokens=1
+            )
+        except openai.APIError:
+            return False
+        return True
 
     def assert_all_counts_agree(self) -> None:
         directory = self.process.data_dir
@@ -97,6 +107,18 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFleet]:
 
 def messages(text: str) -> list[openai.types.chat.ChatCompletionUserMessageParam]:
     return [{"role": "user", "content": text}]
+
+
+def texts(stream: openai.Stream[openai.types.chat.ChatCompletionChunk]) -> Iterator[str]:
+    """Of one chunk each, and only of those that have any."""
+    for chunk in stream:
+        if chunk.choices and chunk.choices[0].delta.content:
+            yield chunk.choices[0].delta.content
+
+
+def engine_pid(replica_pid: int) -> int:
+    (pid,) = Path(f"/proc/{replica_pid}/task/{replica_pid}/children").read_text().split()
+    return int(pid)
 
 
 def test_an_answer_comes_whole(fleet: RealFleet) -> None:
@@ -276,21 +298,43 @@ def test_a_gateway_killed_right_after_an_answer_loses_nothing(fleet: RealFleet) 
     fleet.assert_all_counts_agree()
 
 
+def test_what_a_killed_engine_had_delivered_is_billed(fleet: RealFleet) -> None:
+    """By the gateway's own count, as the engine's is lost with it.
+
+    From here on nobody asks the engine's counters: they begin again.
+    """
+    before = ledger_account(fleet.process.data_dir, TENANTS)
+    streams = [
+        fleet.sdks["acme"].chat.completions.create(
+            model="default",
+            messages=messages("Tell me a long story."),
+            max_tokens=1_000,
+            n=num_choices,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        for num_choices in (1, 2)
+    ]
+    delivered = [text for stream in streams for text in islice(texts(stream), 4)]
+    os.kill(engine_pid(fleet.process.child_pid("replica-0")), signal.SIGKILL)
+    for stream in streams:
+        with pytest.raises(openai.APIError):
+            delivered.extend(texts(stream))
+    directory = fleet.process.data_dir
+    eventually(
+        lambda: (ledger_account(directory, TENANTS) - before).num_requests == len(streams),
+        "the broken streams were not booked",
+    )
+    used = ledger_account(directory, TENANTS) - before
+    assert used.num_tokens > len(delivered) >= 8  # and the prompts
+    eventually(fleet.answers, "the replica never came back")
+
+
 def test_a_killed_replica_is_loaded_again(fleet: RealFleet) -> None:
     """Behind all that ask the engine: its counters begin again."""
     replica = fleet.process.child_pid("replica-0")
     os.kill(replica, signal.SIGKILL)
-
-    def answers() -> bool:
-        try:
-            fleet.sdks["globex"].chat.completions.create(
-                model="default", messages=messages("Say hello."), max_tokens=1
-            )
-        except openai.APIError:
-            return False
-        return True
-
-    eventually(answers, "the replica never came back")
+    eventually(fleet.answers, "the replica never came back")
     assert fleet.process.child_pid("replica-0") != replica
     directory = fleet.process.data_dir
     eventually(

@@ -1,0 +1,66 @@
+"""What is known of a request after its end, and that nobody is told a count that nobody has."""
+
+import pytest
+
+from replica.engine.live_request import LiveRequest
+from replica.engine.messages import Delta, FinishReason, Usage
+from replica.engine.request_log import RequestLog
+from replica.errors import EngineDied
+
+
+def opened(log: RequestLog, num_choices: int) -> LiveRequest:
+    request = LiveRequest("one id", 0.0, is_abort_wanted=False)
+    log.open(request)
+    request.begin(range(num_choices))
+    return request
+
+
+def end(request: LiveRequest, index: int) -> None:
+    usage = Usage(prompt_tokens=5 if index == 0 else 0, completion_tokens=3)
+    delta = Delta(sequence_id=index, finish_reason=FinishReason.STOP, usage=usage)
+    request.push(request.choices[index], delta)
+
+
+def test_choices_are_counted_together() -> None:
+    log = RequestLog()
+    request = opened(log, 2)
+    end(request, 0)
+    end(request, 1)
+    log.close(request)
+    assert log.finished_usage("one id") == Usage(prompt_tokens=5, completion_tokens=6)
+
+
+@pytest.mark.parametrize("num_counted", [0, 1])
+def test_a_request_the_engine_did_not_count_is_not_told_as_zero(num_counted: int) -> None:
+    log = RequestLog()
+    request = opened(log, 2)
+    for index in range(num_counted):
+        end(request, index)
+    request.fail(EngineDied("gone"))
+    log.close(request)
+    for _ in range(2):
+        with pytest.raises(EngineDied):
+            log.finished_usage("one id")
+
+
+@pytest.mark.parametrize("is_counted_first", [False, True])
+def test_one_uncounted_request_spoils_the_sum_of_its_id(is_counted_first: bool) -> None:
+    log = RequestLog()
+    for is_counted in (is_counted_first, not is_counted_first):
+        request = opened(log, 1)
+        if is_counted:
+            end(request, 0)
+        else:
+            request.fail(EngineDied("gone"))
+        log.close(request)
+    with pytest.raises(EngineDied):
+        log.finished_usage("one id")
+
+
+def test_a_request_that_never_began_has_used_nothing() -> None:
+    log = RequestLog()
+    request = LiveRequest("one id", 0.0, is_abort_wanted=False)
+    log.open(request)
+    log.close(request)
+    assert log.finished_usage("one id") == Usage()
+    assert log.finished_usage("another") is None
