@@ -23,17 +23,18 @@ from autoscaler.shrink import Shrunk, down_window_s, shrunk
 def decide(state: PoolState, policy: PoolPolicy, memory: Memory) -> Decision:
     memory = noticed(state, policy, memory)
     if state.demand is None or state.demand.interval_s <= 0:
+        seen = memory
         changed = _held(state, memory, Code.UNKNOWN_DEMAND)
     else:
-        memory, look = _look(state, policy, memory)
-        if is_respected(state, memory):
-            changed = _held(state, memory, Code.MANUAL)
+        seen, look = _look(state, policy, memory)
+        if is_respected(state, seen):
+            changed = _held(state, seen, Code.MANUAL)
         else:
-            changed = _changed(state, policy, memory, look)
+            changed = _changed(state, policy, seen, look)
     wanted, reasons, memory = changed
     counts, forced = bounded(wanted, bounds_at(state, policy), quotas(policy, memory))
     all_reasons = (*reasons, *forced, *_said(state))
-    return Decision(state.now_s, counts, all_reasons, memory)
+    return Decision(state.now_s, counts, all_reasons, memory, seen)
 
 
 def _look(state: PoolState, policy: PoolPolicy, memory: Memory) -> tuple[Memory, Outlook]:

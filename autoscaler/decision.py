@@ -69,7 +69,8 @@ class Decision:
     at_s: float
     wanted: Mapping[str, int]  # replicas by variant, those that drain not counted
     reasons: tuple[Reason, ...]
-    memory: Memory
+    memory: Memory  # for the next decision, when what is wanted was done
+    memory_if_not_done: Memory  # what was seen alone: no step down, no order to wait for
 
     @property
     def num_wanted(self) -> int:

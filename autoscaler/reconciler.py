@@ -71,6 +71,7 @@ class Reconciler:
         self._observer = Observer()
         self._memory = Memory()
         self._written: dict[str, int] = {}
+        self._attempted: dict[str, int] = {}  # may have been written: an answer can be lost
 
     async def run(self, period_s: float, sleep: Callable[[float], Awaitable[None]]) -> NoReturn:
         """Until cancelled.  A tick that fails is logged, and the next one looks again."""
@@ -92,7 +93,7 @@ class Reconciler:
         state = self._observer.look(self._with_written(view), samples, self._clock())
         policy = self._rules.policy
         decision = decide(state, policy, self._memory)
-        self._memory = decision.memory
+        self._memory = decision.memory_if_not_done
         planned = plan(
             state.variants,
             decision.wanted,
@@ -101,13 +102,18 @@ class Reconciler:
         )
         is_idle = self._rules.is_dry_run or view.conflict is not None
         done, refused = await self._act(() if is_idle else planned, state.now_s)
+        if done or not planned:
+            self._memory = decision.memory
         report = Report(state, decision, tuple(planned), done, view.conflict, refused)
         self._log(report)
         self._report(report)
         return report
 
     def _with_written(self, view: ClusterView) -> ClusterView:
-        """A count that is not the one written last is somebody else's."""
+        """A count that is neither the one written last nor the one tried last is somebody's."""
+        for variant in view.variants:
+            if variant.num_ordered == self._attempted.get(variant.name):
+                self._written[variant.name] = variant.num_ordered
         variants = tuple(
             replace(variant, num_written=self._written.get(variant.name, variant.num_written))
             for variant in view.variants
@@ -122,6 +128,7 @@ class Reconciler:
         for action in actions:
             if not self._fence.may_act():
                 return tuple(done), "another process leads"
+            self._attempted.update(counts_written([action]))
             try:
                 await actuate(self._cluster, action, now_s=now_s)
             except ClusterRefused as exc:

@@ -6,7 +6,7 @@ from typing import Final
 
 from autoscaler.cluster import Address
 from autoscaler.engine_metrics import EngineSample, engine_sample
-from autoscaler.errors import SourceFailed
+from autoscaler.errors import SourceFailed, SourceRefused
 from autoscaler.exposition import parse
 
 MAX_PAGE_BYTES: Final = 4 * 1024 * 1024  # vLLM's page is 50 kB
@@ -36,7 +36,7 @@ async def scrape(
 
 
 async def get(address: Address, path: str, *, timeout_s: float) -> str:
-    """The body of a 200.  Raises SourceFailed, in time."""
+    """The body of a 200.  Raises SourceRefused for another answer, SourceFailed for none."""
     try:
         async with asyncio.timeout(timeout_s):
             page = await _exchange(address, path)
@@ -44,8 +44,10 @@ async def get(address: Address, path: str, *, timeout_s: float) -> str:
         raise SourceFailed(f"{path}: {type(exc).__name__}") from exc
     head, separator, body = page.partition(b"\r\n\r\n")
     status = head.split(b"\r\n", 1)[0].split()
-    if not separator or len(status) < 2 or status[1] != b"200":
-        raise SourceFailed(f"{path}: not answered with 200")
+    if not separator or len(status) < 2:
+        raise SourceFailed(f"{path}: no answer in HTTP")
+    if status[1] != b"200":
+        raise SourceRefused(f"{path}: not answered with 200")
     return body.decode("utf-8", errors="replace")
 
 

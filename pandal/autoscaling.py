@@ -7,7 +7,7 @@ from typing import Final, NoReturn
 
 from autoscaler.cluster import Address
 from autoscaler.engine_metrics import EngineSample
-from autoscaler.errors import SourceFailed
+from autoscaler.errors import SourceFailed, SourceRefused
 from autoscaler.explain import sentence
 from autoscaler.plan import SetCount
 from autoscaler.policy import PoolPolicy, Variant
@@ -78,11 +78,14 @@ async def run_autoscaler(
     await reconciler.run(PERIOD_S, asyncio.sleep)
 
 
-async def is_ready(address: Address) -> bool:
+async def is_ready(address: Address) -> bool | None:
+    """``None``: no answer in time, which one that computes on all cores owes nobody."""
     try:
         await get(address, "/ready", timeout_s=_ANSWER_TIMEOUT_S)
-    except SourceFailed:
+    except SourceRefused:
         return False
+    except SourceFailed:
+        return None
     return True
 
 

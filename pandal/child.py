@@ -93,16 +93,16 @@ class Child:
         self._backoff = RestartBackoff()
         self._stopping = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
+        self.num_exits = 0  # that nobody asked for
 
     async def run(self) -> None:
         """Returns once stopped.  Raises FleetFailed when the rule forbids another start."""
-        num_exits = 0
         while not self._stopping.is_set():
             exit_ = await self._run_once()
             if self._stopping.is_set():
                 return
-            num_exits += 1
-            if not self._rule.may_restart(num_exits):
+            self.num_exits += 1
+            if not self._rule.may_restart(self.num_exits):
                 raise FleetFailed(str(exit_))
             delay_s = self._backoff.delay_after_s(exit_.uptime_s)
             self._reports.restarting(exit_, delay_s)

@@ -65,6 +65,10 @@ class Supervisor:
         """Not once it was asked to end and has ended."""
         return name in self._tasks and not self._tasks[name].done()
 
+    def num_exits(self, name: str) -> int:
+        """How often it ended though nobody asked: after each it is started again."""
+        return self._children[name].num_exits
+
     async def stop(self, names: Sequence[str], *, patience_s: float, hurry: asyncio.Event) -> None:
         """Ends the named children together: SIGTERM, and SIGKILL after ``patience_s``.
 

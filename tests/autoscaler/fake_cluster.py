@@ -35,6 +35,8 @@ class FakeCluster:
         self.crash_before_write: int | None = None
         self.conflict: str | None = None
         self.is_meddled_with = False  # someone adds one just after each look
+        self.loses_answers = False  # what is written is written, and nobody hears of it
+        self.is_read_only = False
         self.picks: Callable[[list[Pod]], Pod] = _by_deletion_cost
         self._num_made = count
 
@@ -87,7 +89,11 @@ class FakeCluster:
         self._write(f"count {seen}->{wanted}")
         if seen != self.count:
             raise ClusterRefused(f"count is {self.count}, not {seen}")
+        if self.is_read_only:
+            raise ClusterRefused("not allowed to write")
         self.count = wanted
+        if self.loses_answers:
+            raise ClusterRefused("no answer in time")
 
     def _write(self, what: str) -> None:
         if self.crash_before_write is not None:

@@ -28,4 +28,6 @@ def test_every_code_has_a_sentence() -> None:
     )  # fmt: skip
     reasons = tuple(Reason(code, figures) for code in Code)
     assert all(sentence(reason) for reason in reasons)
-    assert len(explained("p", Decision(0.0, {"a": 1}, reasons, Memory()))) == 1 + len(Code)
+    assert len(explained("p", Decision(0.0, {"a": 1}, reasons, Memory(), Memory()))) == 1 + len(
+        Code
+    )

@@ -1,6 +1,7 @@
 """The loop over a cluster that answers late, and over a process that dies anywhere."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ from autoscaler.cluster import Address
 from autoscaler.decision import Code
 from autoscaler.engine_metrics import EngineSample
 from autoscaler.plan import SetCount
+from autoscaler.policy import PoolPolicy
 from autoscaler.reconciler import Reconciler, Report, Rules
 from tests.autoscaler.fake_cluster import Crash, FakeCluster
 from tests.autoscaler.pools import TICK_S, policy
@@ -25,13 +27,13 @@ class Leader:
 class World:
     """A cluster, its engines' counters, a clock and one reconciler, replaced when it crashes."""
 
-    def __init__(self, cluster: FakeCluster, **rules: bool) -> None:
+    def __init__(self, cluster: FakeCluster, pool: PoolPolicy = QUICK, **rules: bool) -> None:
         self.cluster = cluster
         self.leader = Leader()
         self.now_s = 1_800_000_000.0
         self.is_blind = False
         self._finished: dict[str, float] = {}
-        self._rules = Rules(QUICK, drain_deadline_s=600.0, **rules)
+        self._rules = Rules(pool, drain_deadline_s=600.0, **rules)
         self.reports: list[Report] = []
         self.reconciler = self._started()
 
@@ -178,3 +180,42 @@ async def test_no_engine_tells_and_nothing_moves() -> None:
     await world.ticks(3.0, 60)
     assert world.cluster.count == count
     assert len(world.cluster.writes) == num_writes
+
+
+async def test_a_count_whose_answer_was_lost_is_ours_and_not_a_persons() -> None:
+    world = World(FakeCluster(2))
+    await world.ticks(1.0, 5)
+    await world.ticks(4.0, 8)
+    written = world.cluster.count
+    assert written > 2
+    world.cluster.loses_answers = True
+    await world.ticks(25.0, 4)
+    assert world.cluster.count > written
+    world.cluster.loses_answers = False
+    await world.ticks(25.0, 10)
+    assert not any(Code.MANUAL in report.decision.codes for report in world.reports)
+    assert world.cluster.count >= 25
+
+
+async def test_a_count_that_could_not_be_written_is_no_persons_either() -> None:
+    world = World(FakeCluster(2))
+    await world.ticks(1.0, 5)
+    await world.ticks(4.0, 8)
+    written = world.cluster.count
+    assert written > 2
+    world.cluster.is_read_only = True
+    await world.ticks(25.0, 4)
+    assert world.cluster.count == written
+    world.cluster.is_read_only = False
+    await world.ticks(25.0, 4)
+    assert not any(Code.MANUAL in report.decision.codes for report in world.reports)
+    assert world.cluster.count > written
+
+
+async def test_what_was_not_done_is_not_remembered_as_done() -> None:
+    slow = replace(QUICK, down_interval_s=60.0)
+    dry = World(FakeCluster(12), slow, is_dry_run=True)
+    await dry.ticks(1.0, 40)
+    codes = [report.decision.codes for report in dry.reports[-10:]]
+    assert all(Code.DEMAND_DOWN in found for found in codes), "no step down was made to wait after"
+    assert not any(Code.INTERVAL_HOLDS in found for found in codes)
