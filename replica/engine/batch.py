@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from replica.engine.block_manager import blocks_for
 from replica.engine.kv_operations import KvOperation
 from replica.engine.messages import SamplingParams
 from replica.engine.step import SampledToken, ScheduledChunk
@@ -70,7 +71,9 @@ def flatten(
     carried_tokens: list[CarriedToken] = []
     for chunk in chunks:
         table, start, end = chunk.sequence.block_table, chunk.start, chunk.end
-        table = table[: -(-end // block_size)]  # as good as always itself, which costs nothing
+        table = table[
+            : blocks_for(end, block_size)
+        ]  # as good as always itself, which costs nothing
         segments.append(Segment(len(token_ids), end - start, start, table))
         token_ids += chunk.sequence.token_ids[start:end]
         positions += range(start, end)

@@ -17,6 +17,11 @@ from replica.engine.prefix import Prefix
 NULL_BLOCK = 0
 
 
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    """How many blocks hold so many tokens."""
+    return -(-num_tokens // block_size)
+
+
 class BlockManager:
     """All operations are O(1) per block."""
 

@@ -8,7 +8,7 @@ import bisect
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as SequenceOf
 
-from replica.engine.block_manager import BlockManager
+from replica.engine.block_manager import BlockManager, blocks_for
 from replica.engine.prefills_under_way import PrefillsUnderWay
 from replica.engine.sequence import Sequence
 from replica.engine.step import ScheduledChunk
@@ -24,12 +24,12 @@ class BlockTables:
         self._under_way = PrefillsUnderWay()
 
     def num_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._block_size)
+        return blocks_for(num_tokens, self._block_size)
 
     def num_lacking(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks it lacks to compute so many tokens more; none: zero or less."""
         end = sequence.num_computed_tokens + num_tokens
-        return -(-end // self._block_size) - len(sequence.block_table)
+        return self.num_blocks(end) - len(sequence.block_table)
 
     def num_free_soon(self, kept: Collection[int] = ()) -> int:
         """Blocks that are free, but for ``kept``, once the steps in flight have retired."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from replica.engine.block_manager import BlockManager
+from replica.engine.block_manager import BlockManager, blocks_for
 from replica.engine.messages import Preemption
 from replica.engine.sequence import SavedKv, Sequence
 
@@ -29,7 +29,7 @@ class GivingWay:
         All but its last known token: what a step in flight decides is decided again.
         """
         num_tokens = min(sequence.num_computed_tokens, len(sequence.token_ids) - 1)
-        num_blocks = -(-num_tokens // self._block_size)
+        num_blocks = blocks_for(num_tokens, self._block_size)
         copies = self._blocks.host.save(sequence.block_table[:num_blocks])
         sequence.saved = SavedKv(copies, num_tokens) if copies else None
         kind = Preemption.RECOMPUTE if sequence.saved is None else Preemption.SWAP

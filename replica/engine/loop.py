@@ -144,13 +144,16 @@ class EngineLoop:
         return deltas
 
     def _measure(self, step: _StepInFlight) -> None:
-        """A step that was launched early began when the one before had ended."""
+        """A step that was launched early began when the one before had ended.
+
+        What was prefilled in vain took its time all the same; a token decoded in vain is none.
+        """
         began_at_s = max(step.launched_at_s, self._retired_at_s)
         self._retired_at_s = self._monotonic_s()
-        num_decoded = sum(chunk.num_tokens == 1 for chunk in step.chunks)
+        decoding = [chunk for chunk in step.chunks if chunk.is_decoding]
         self._meter.note(
-            num_prefilled=step.num_tokens - num_decoded,
-            num_decoded=num_decoded,
+            num_prefilled=step.num_tokens - len(decoding),
+            num_decoded=sum(not chunk.is_void for chunk in decoding),
             duration_s=self._retired_at_s - began_at_s,
         )
 
@@ -250,10 +253,8 @@ class EngineLoop:
             may_stop=sequence.num_completion_tokens > sequence.params.min_tokens,
             is_last=sequence.finish_reason is not None,
         )
-        if result.is_stopped and sequence.finish_reason is None:
-            self._scheduler.finish(sequence, FinishReason.STOP)
-        elif result.is_stopped:
-            sequence.finish_reason = FinishReason.STOP
+        if result.is_stopped:
+            self._scheduler.stop(sequence)
         return result.text
 
     def _final(

@@ -6,6 +6,7 @@ what is accepted never runs out later, whatever requests come.
 
 from dataclasses import dataclass
 
+from replica.engine.block_manager import blocks_for
 from replica.engine.messages import EngineConfig, Preemption
 from replica.errors import ModelUnsupported
 from replica.model.config import LlamaConfig
@@ -38,7 +39,7 @@ class _Demand:
 
     def needed(self, num_tokens: int, block_size: int) -> int:
         """For one sequence of that context, with room to compute."""
-        num_blocks = 1 + -(-num_tokens // block_size)
+        num_blocks = 1 + blocks_for(num_tokens, block_size)
         kv = num_blocks * self.block
         return self.fixed + kv + num_tokens * self.gathered_per_token
 
@@ -54,6 +55,10 @@ def plan_memory(
 ) -> MemoryPlan:
     """Raises ModelUnsupported, with the arithmetic in the message."""
     demand = _demand(config, model, weights_bytes)
+    if config.preemption is Preemption.SWAP and demand.swap < demand.block:
+        raise ModelUnsupported(
+            f"{demand.swap} bytes for swapping hold no block: one takes {demand.block} bytes"
+        )
     cache_tokens = _cache_tokens(config, demand.block)
     wanted = _wanted_context(config, model, cache_tokens)
     largest = demand.largest_context(available_bytes, config.block_size)
@@ -62,7 +67,7 @@ def plan_memory(
     if wanted > largest:
         raise ModelUnsupported(_refusal(config, demand, wanted, largest, available_bytes))
     spare = available_bytes - demand.needed(wanted, config.block_size)
-    num_blocks = 1 + -(-wanted // config.block_size) + spare // demand.block
+    num_blocks = 1 + blocks_for(wanted, config.block_size) + spare // demand.block
     num_blocks = min(num_blocks, config.kv_cache_bytes // demand.block)
     return MemoryPlan(wanted, num_blocks, demand.swap // demand.block)
 

@@ -107,9 +107,20 @@ class Scheduler:
             self._giving_way.discard(sequence)
         self._tables.release(sequence)
 
+    def stop(self, sequence: Sequence) -> None:
+        """At a stop string, also one that the token completed with which it has just ended."""
+        if sequence.finish_reason is None:
+            self.finish(sequence, FinishReason.STOP)
+        else:
+            sequence.finish_reason = FinishReason.STOP
+
     def clear_cache(self) -> None:
-        """Every prefix must be computed anew."""
+        """Every prefix must be computed anew, also where there are copies of it."""
         self._blocks.clear()
+        for sequence in [s for s in self._waiting if s.saved is not None]:
+            self._waiting.remove(sequence)
+            self._giving_way.discard(sequence)
+            self._waiting.add(sequence)
 
     def take_block_changes(self) -> list[BlockChange]:
         return self._blocks.take_changes()
@@ -201,7 +212,7 @@ class Scheduler:
             generation_tokens=self._num_generated_tokens,
             prefix_cache_queries=self._num_queried_tokens,
             prefix_cache_hits=self._num_hit_tokens,
-            queued_prompt_tokens=self._waiting.num_missing_tokens,
+            queued_prompt_tokens=self._waiting.num_queued_tokens,
             expected_output_tokens=self._forecast.expected_tokens,
         )
 
@@ -217,7 +228,7 @@ class Scheduler:
     def _admit(self, step: StepPlan, now_s: float) -> None:
         num_held_back = 0
         for sequence in self._candidates(now_s):
-            if not step.num_free_tokens or num_held_back > _MAX_HELD_BACK:
+            if not step.num_free_tokens or num_held_back >= _MAX_HELD_BACK:
                 return
             if self._tables.is_awaited_still(sequence):
                 num_held_back += 1
@@ -285,14 +296,16 @@ class Scheduler:
         """Hold its cached prefix and run it."""
         self._waiting.remove(sequence)
         self._tables.adopt(sequence, cached)
-        fresh = sequence.count_prompt(sequence.num_computed_tokens)
+        num_hit = sequence.num_computed_tokens
+        fresh = sequence.count_prompt(num_hit)
         sequence.num_cached_prompt_tokens += fresh
         self._num_prompt_tokens += fresh
-        self._num_queried_tokens += sequence.num_known_tokens
-        self._num_hit_tokens += sequence.num_computed_tokens
         self._running.add(sequence)
         sequence.has_run = True
         self._giving_way.restore(sequence)
+        num_restored = sequence.num_computed_tokens - num_hit  # neither found nor missed
+        self._num_queried_tokens += sequence.num_known_tokens - num_restored
+        self._num_hit_tokens += num_hit
 
     def _make_room(self, sequence: Sequence, num_blocks: int, step: StepPlan) -> bool:
         """Preempt from the last rank until it can have so many blocks more.

@@ -111,6 +111,11 @@ class Sequence:
         return num_known - self.num_computed_tokens
 
     @property
+    def num_queued_tokens(self) -> int:
+        """To be computed when it waits no more, unless they are found in the cache."""
+        return len(self.token_ids) - (0 if self.saved is None else self.saved.num_tokens)
+
+    @property
     def num_completion_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
 

@@ -23,6 +23,13 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
         return self.end - self.start
 
     @property
+    def is_decoding(self) -> bool:
+        """It computes one token that was generated, and no end of a prompt."""
+        sequence = self.sequence
+        num_read = sequence.num_prompt_tokens + sequence.num_resumed_tokens
+        return self.num_tokens == 1 and self.start >= num_read
+
+    @property
     def is_void(self) -> bool:
         """The sequence has given its blocks up since: what came out concerns nobody any more."""
         return self.num_releases != self.sequence.num_releases

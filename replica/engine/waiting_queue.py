@@ -51,7 +51,7 @@ class WaitingQueue:
         self._prefix_window_s = prefix_window_s
         self._by_tenant: dict[str, list[Sequence]] = {}
         self._num_sequences = 0
-        self.num_missing_tokens = 0
+        self.num_queued_tokens = 0
 
     def __len__(self) -> int:
         return self._num_sequences
@@ -63,16 +63,16 @@ class WaitingQueue:
         queue = self._by_tenant.setdefault(sequence.standing.tenant, [])
         bisect.insort(queue, sequence, key=self._ranking.rank)
         self._num_sequences += 1
-        self.num_missing_tokens += sequence.num_missing_tokens
+        self.num_queued_tokens += sequence.num_queued_tokens
 
     def remove(self, sequence: Sequence) -> None:
-        """As it was when it was added: nothing is computed for who waits."""
+        """As it was when it was added: nothing is computed for who waits, and no copy given up."""
         queue = self._by_tenant[sequence.standing.tenant]
         del queue[bisect.bisect_left(queue, self._ranking.rank(sequence), key=self._ranking.rank)]
         if not queue:
             del self._by_tenant[sequence.standing.tenant]
         self._num_sequences -= 1
-        self.num_missing_tokens -= sequence.num_missing_tokens
+        self.num_queued_tokens -= sequence.num_queued_tokens
 
     def in_order(
         self, now_s: float, served: ServedTokens, num_cached_blocks: Callable[[Sequence], int]
@@ -109,7 +109,9 @@ class WaitingQueue:
         def is_equal(other: Sequence) -> bool:
             standing = other.standing
             return (
-                standing.priority == first.standing.priority and standing.submitted_at_s <= latest_s
+                not other.has_run
+                and standing.priority == first.standing.priority
+                and standing.submitted_at_s <= latest_s
             )
 
         if first.has_run or len(rest) == 1:
@@ -127,4 +129,4 @@ class WaitingQueue:
             assert queue, "an empty queue is kept"
             assert queue == sorted(queue, key=self._ranking.rank), "a queue is out of order"
         assert self._num_sequences == sum(map(len, self._by_tenant.values()))
-        assert self.num_missing_tokens == sum(s.num_missing_tokens for s in self)
+        assert self.num_queued_tokens == sum(s.num_queued_tokens for s in self)

@@ -110,8 +110,8 @@ class EngineHarness:
     def abort(self, sequence_id: int) -> None:
         self.step([Abort(sequence_id=sequence_id)])
 
-    def clear_cache(self) -> None:
-        self.step([ClearCache()])
+    def clear_cache(self) -> StepReport | None:
+        return self.step([ClearCache()])
 
     def preempt(self, sequence_id: int) -> None:
         """If it is running."""

@@ -25,8 +25,9 @@ from replica.engine.messages import SamplingParams
 from replica.engine.output_forecast import OutputForecast
 from replica.engine.scheduler import SchedulerLimits
 from replica.engine.step_meter import StepMeter
-from tests.replica.engine_harness import EngineHarness
-from tests.replica.hash_model import EOS, TOKEN_BYTES, HashModel
+from tests.replica.engine_harness import STEP_S, EngineHarness
+from tests.replica.hash_model import EOS, TOKEN_BYTES, HashModel, reference_completion
+from tests.replica.launchers import EarlyLauncher
 from tests.replica.replica_process import POLL_INTERVAL_S, ReplicaProcess, next_event
 from tests.replica.test_engine_fuzz import prompts
 
@@ -153,6 +154,31 @@ def test_rates_are_measured_apart() -> None:
     for _ in range(2000):
         meter.note(num_prefilled=0, num_decoded=4, duration_s=0.2)
     assert meter.decode.tokens_per_s == pytest.approx(20)
+
+
+def engine_a_step_ahead() -> EngineHarness:
+    """In which each step takes time."""
+    limits = SchedulerLimits(4, 4, 16)
+    return EngineHarness(HashModel(4), TOKEN_BYTES, [EOS], limits, 64, new_launcher=EarlyLauncher)
+
+
+def test_the_last_token_of_a_prompt_is_not_decoded() -> None:
+    engine = engine_a_step_ahead()
+    engine.submit(list(range(1, 18)), SamplingParams(max_tokens=1))
+    engine.run()
+    assert engine.stats.decode_tokens_per_s == 0.0
+    assert engine.stats.prefill_tokens_per_s == pytest.approx(17 / (2 * STEP_S), rel=0.02)
+
+
+def test_what_was_decoded_in_vain_is_not_counted() -> None:
+    """One of the two ends by itself at its second token, when its third is under way."""
+    params = SamplingParams(max_tokens=3)
+    prompts = ([1 + i % 60, 1 + i // 60] for i in range(600))
+    of_length = {len(reference_completion(prompt, params)): prompt for prompt in prompts}
+    engine = engine_a_step_ahead()
+    engine.submit_together([of_length[2], of_length[3]], params)
+    engine.run()
+    assert engine.stats.decode_tokens_per_s == pytest.approx((2 + 1) / (2 * STEP_S), rel=0.02)
 
 
 def load_of(replica: ReplicaProcess) -> ReplicaLoad:

@@ -1,7 +1,11 @@
 """Among equals, who finds most of its prompt cached goes first; nobody waits for ever for it."""
 
+from replica.engine.fair_share import ServedTokens
 from replica.engine.messages import SamplingParams
+from replica.engine.prefix import PrefixIdentity
 from replica.engine.scheduler import SchedulerLimits
+from replica.engine.sequence import Prompt, Sequence, Standing
+from replica.engine.waiting_queue import Ranking, WaitingQueue
 from tests.replica.engine_harness import STEP_S, EngineHarness
 from tests.replica.hash_model import EOS, TOKEN_BYTES, HashModel
 
@@ -57,6 +61,33 @@ def test_who_had_to_give_way_is_not_overtaken() -> None:
         assert engine.outcomes[later].num_tokens == 0
         engine.step()
     engine.run()
+
+
+def waiting(arrival: int) -> Sequence:
+    return Sequence(
+        sequence_id=arrival,
+        standing=Standing(arrival, "tenant", priority=0, submitted_at_s=0.0),
+        prompt=Prompt([arrival]),
+        params=PARAMS,
+        root=PrefixIdentity("test", "float32").root("tenant"),
+    )
+
+
+def test_who_had_to_give_way_is_not_overtaken_behind_a_newcomer_either() -> None:
+    newcomer, preempted, cached = (waiting(arrival) for arrival in (1, 2, 3))
+    preempted.has_run = True
+    queue = WaitingQueue(Ranking(30.0), WINDOW_S)
+    for sequence in (newcomer, preempted, cached):
+        queue.add(sequence)
+    served = ServedTokens()
+    served.enter("tenant")
+
+    def in_order() -> list[Sequence]:
+        return list(queue.in_order(1.0, served, lambda sequence: int(sequence is cached)))
+
+    assert in_order() == [newcomer, preempted, cached]
+    queue.remove(preempted)
+    assert in_order() == [cached, newcomer]
 
 
 def test_a_better_priority_goes_before_a_longer_prefix() -> None:

@@ -74,6 +74,14 @@ def test_room_for_swapping_is_set_aside_when_it_is_wanted() -> None:
     assert swapping.num_blocks in (plain.num_blocks - 4, plain.num_blocks - 3)
 
 
+def test_room_for_swapping_that_holds_no_block_is_refused() -> None:
+    block_bytes = KV_BYTES_PER_TOKEN * 16
+    with pytest.raises(ModelUnsupported, match=f"hold no block: one takes {block_bytes} bytes"):
+        plan(1 << 40, preemption=Preemption.SWAP, swap_bytes=block_bytes - 1)
+    assert plan(1 << 40, preemption=Preemption.SWAP, swap_bytes=block_bytes).num_host_blocks == 1
+    assert plan(1 << 40, swap_bytes=0).num_host_blocks == 0
+
+
 def test_context_shrinks_to_the_memory_unless_it_was_asked_for() -> None:
     shrunk = plan(3 << 20).max_model_len
     assert 16 <= shrunk < 4096

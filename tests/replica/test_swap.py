@@ -21,12 +21,18 @@ NUM_BLOCKS = 17
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
 
 
-def engine_of(num_blocks: int, num_host_blocks: int) -> EngineHarness:
+def engine_of(
+    num_blocks: int,
+    num_host_blocks: int,
+    *,
+    max_num_seqs: int = 4,
+    is_prefix_caching: bool = False,
+) -> EngineHarness:
     return EngineHarness(
         HashModel(4),
         TOKEN_BYTES,
         [EOS],
-        SchedulerLimits(4, 4, 16, is_prefix_caching=False),
+        SchedulerLimits(4, max_num_seqs, 16, is_prefix_caching=is_prefix_caching),
         num_blocks,
         num_host_blocks=num_host_blocks,
     )
@@ -73,6 +79,41 @@ def test_copies_of_an_aborted_sequence_are_given_up() -> None:
         engine.preempt(sequence_id)
         engine.abort(sequence_id)
     assert engine.stats.num_swaps == 3
+
+
+def test_a_cleared_cache_is_not_refilled_from_copies() -> None:
+    engine = engine_of(num_blocks=64, num_host_blocks=8, is_prefix_caching=True)
+    prompt = list(range(1, 13))
+    sequence_id = engine.submit(prompt, PARAMS)
+    engine.step()
+    engine.preempt(sequence_id)
+    report = engine.clear_cache()
+    assert report is not None
+    assert report.num_batched_tokens == len(prompt) + 2, "all it knows is computed again"
+    engine.run()
+    assert engine.stats.num_swaps == 1
+    assert engine.outcomes[sequence_id].text == text_of(reference_completion(prompt, PARAMS))
+    check_counters(engine)
+
+
+def test_what_there_are_copies_of_is_neither_queued_nor_looked_up() -> None:
+    engine = engine_of(num_blocks=64, num_host_blocks=8, max_num_seqs=1)
+    prompt = list(range(1, 20))
+    swapped = engine.submit(prompt, PARAMS)
+    engine.step()
+    engine.step()
+    queried = engine.stats.prefix_cache_queries
+    assert queried == len(prompt)
+    engine.preempt(swapped)
+    urgent = engine.submit([1, 2, 3], PARAMS, priority=-1)
+    assert engine.stats.queued_prompt_tokens == 1, "its last token, whose successor is unknown"
+    while engine.outcomes[urgent].usage is None:
+        engine.step()
+    engine.step()
+    assert engine.stats.queued_prompt_tokens == 0
+    assert engine.stats.prefix_cache_queries == queried + 3 + 1
+    engine.run()
+    check_counters(engine)
 
 
 @pytest.mark.parametrize("backend", [CpuBackend.TORCH, CpuBackend.COMPILED], ids=str)
