@@ -189,8 +189,12 @@ def _find(options: BenchOptions, goodput_ratio: float, search_s: float) -> "Good
 
 
 def _show_probe(probe: "GoodputProbe") -> None:
+    from pandal.bench.table import probe_rate
+
     verdict = "kept" if probe.is_sustained else "not kept"
-    typer.echo(f"{probe.rate_per_s:.4g}/s: {probe.good_ratio:.1%} good, {verdict}", err=True)
+    if probe.generator_was_bottleneck:
+        verdict += ", THE GENERATOR WAS A BOTTLENECK"
+    typer.echo(f"{probe_rate(probe)}: {probe.good_ratio:.1%} good, {verdict}", err=True)
 
 
 def _write(

@@ -142,7 +142,11 @@ def _milliseconds(column: str) -> Callable[[RequestColumns], Sample]:
 
 
 def _good(requests: RequestColumns) -> Sample:
-    return np.asarray(requests.is_good, dtype=np.float64)
+    """Turns that a failure kept from being sent stand after it, and are not good."""
+    num_dropped = requests.num_dropped_turns or [0] * len(requests.is_good)
+    pairs = zip(requests.is_good, num_dropped, strict=True)
+    wanted = [good for is_good, num in pairs for good in (is_good, *[False] * num)]
+    return np.asarray(wanted, dtype=np.float64)
 
 
 def _tokens_per_second(requests: RequestColumns) -> Sample:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
-from itertools import islice
+from itertools import chain, islice
 from math import ceil, isfinite
 from typing import Any, Final, TypeVar
 
@@ -49,7 +50,7 @@ _GC_THRESHOLD: Final = 100_000  # a collection is a pause in every latency it fa
 def run_bench(options: BenchOptions) -> BenchReport:
     """Raises BadOption before anything is sent, Unreachable when nobody answered at all."""
     patience = Patience(options.client.timeout_s, options.client.longest_retry_wait_s)
-    return _in_a_fast_loop(_measure(options, build_workload(options.workload), patience))
+    return _in_a_fast_loop(measure(options, build_workload(options.workload), patience))
 
 
 def find_goodput(
@@ -59,12 +60,12 @@ def find_goodput(
     workload = build_workload(options.workload)
 
     async def probe(number: int, rate_per_s: float) -> BenchReport:
-        return await _measure_probe(options, workload, number, rate_per_s)
+        return await _probe(options, workload, number, rate_per_s)
 
     return _in_a_fast_loop(search(bounds, probe, show))
 
 
-async def _measure_probe(
+async def _probe(
     options: BenchOptions, workload: Workload, number: int, rate_per_s: float
 ) -> BenchReport:
     """Other prompts than in any probe before: those may be in the prefix cache by now."""
@@ -74,18 +75,20 @@ async def _measure_probe(
         longest_retry_wait_s=0.0,
         hopeless_end_at_s=load.duration_s,
     )
-    return await _measure(replace(options, load=load), workload, patience)
+    return await measure(replace(options, load=load), workload, patience)
 
 
-async def _measure(options: BenchOptions, workload: Workload, patience: Patience) -> BenchReport:
-    started_at = datetime.now(UTC)
+async def measure(options: BenchOptions, workload: Workload, patience: Patience) -> BenchReport:
+    """One run.  What it will send is made before it starts, and is not its generator's load."""
     client = Client(options.target, time.perf_counter, options.client.max_connections)
     style = RequestStyle(options.client.model, options.client.is_exact_length)
     run = Run(client, _heads(options), style, patience)
+    drive = _prepared(run, options, workload)
+    started_at = datetime.now(UTC)
     with _few_pauses():
         meter = HealthMeter()
         try:
-            await _drive(run, options, workload)
+            await drive()
         finally:
             health = await meter.stop()
             client.close()
@@ -96,24 +99,27 @@ async def _measure(options: BenchOptions, workload: Workload, patience: Patience
         records,
         health,
         num_waits_for_a_connection=client.num_waits_for_a_connection,
-        num_dropped_turns=run.num_dropped_turns,
+        num_resent=client.num_resent,
     )
     return _report(options, started_at, records, generator)
 
 
-async def _drive(run: Run, options: BenchOptions, workload: Workload) -> None:
+def _prepared(
+    run: Run, options: BenchOptions, workload: Workload
+) -> Callable[[], Coroutine[Any, Any, None]]:  # Any: what a coroutine is not sent
+    """An open loop's whole schedule, or the sessions with which a closed one begins."""
     load = options.load
     sessions = Sessions(workload, options.tenants, load.seed)
     num_sessions = _num_sessions(load, workload)
     if load.concurrency is not None:
         waiting = islice(sessions.endless(), num_sessions)
-        await run.closed_loop(waiting, load.concurrency, load.duration_s)
-        return
+        first = list(islice(waiting, load.concurrency))
+        return partial(run.closed_loop, chain(first, waiting), load.concurrency, load.duration_s)
     process = build_arrivals(load, workload, workload_parameters(options.workload))
     arrivals = open_schedule(
         process, sessions, load.seed, duration_s=load.duration_s, num_sessions=num_sessions
     )
-    await run.open_loop(arrivals)
+    return partial(run.open_loop, arrivals)
 
 
 def _num_sessions(load: LoadOptions, workload: Workload) -> int | None:

@@ -43,16 +43,22 @@ async def search(
         lowest_failed_rate_per_s=bracket.failed_per_s,
         probes=bracket.probes,
         best=bracket.best,
+        lowest_generator_limit_per_s=bracket.generator_limit_per_s,
     )
 
 
 class _Bracket:
-    """Between the highest rate that held and the lowest that did not."""
+    """Between the highest rate that held and the lowest that did not.
+
+    A rate that the generator could not keep up with ends the search upwards too, but it is no limit
+    of the server's.
+    """
 
     def __init__(self, bounds: SearchBounds) -> None:
         self._bounds = bounds
         self.sustained_per_s: float | None = None
         self.failed_per_s: float | None = None
+        self.generator_limit_per_s: float | None = None
         self.probes: list[GoodputProbe] = []
         self.best: BenchReport | None = None
 
@@ -60,18 +66,25 @@ class _Bracket:
     def is_closed(self) -> bool:
         if len(self.probes) >= self._bounds.num_probes:
             return True
-        if self.sustained_per_s is None or self.failed_per_s is None:
+        upper_per_s = self._upper_per_s
+        if self.sustained_per_s is None or upper_per_s is None:
             return False
-        return self.failed_per_s / self.sustained_per_s - 1 <= self._bounds.precision_ratio
+        return upper_per_s / self.sustained_per_s - 1 <= self._bounds.precision_ratio
 
     def next_rate_per_s(self) -> float:
-        if self.sustained_per_s is not None and self.failed_per_s is not None:
-            return math.sqrt(self.sustained_per_s * self.failed_per_s)
+        upper_per_s = self._upper_per_s
+        if self.sustained_per_s is not None and upper_per_s is not None:
+            return math.sqrt(self.sustained_per_s * upper_per_s)
         if self.sustained_per_s is not None:
             return self.sustained_per_s * 2
-        if self.failed_per_s is not None:
-            return self.failed_per_s / 2
+        if upper_per_s is not None:
+            return upper_per_s / 2
         return self._bounds.first_rate_per_s
+
+    @property
+    def _upper_per_s(self) -> float | None:
+        limits_per_s = (self.failed_per_s, self.generator_limit_per_s)
+        return min((limit for limit in limits_per_s if limit is not None), default=None)
 
     def add(self, report: BenchReport) -> GoodputProbe:
         rate_per_s = report.load.rate_per_s
@@ -83,10 +96,13 @@ class _Bracket:
             is_sustained=good_ratio >= self._bounds.target_ratio,
             num_requests=report.total.num_requests,
             generator_was_bottleneck=report.generator.is_bottleneck,
+            offered_rate_per_s=report.total.throughput.offered_requests_per_s,
         )
         self.probes.append(probe)
         if probe.is_sustained:
             self.sustained_per_s, self.best = rate_per_s, report
+        elif probe.generator_was_bottleneck:
+            self.generator_limit_per_s = rate_per_s
         else:
             self.failed_per_s = rate_per_s
         return probe

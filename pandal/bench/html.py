@@ -1,7 +1,9 @@
 """A report as one HTML page: no script, no font and no style from elsewhere."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
+from operator import add
 from typing import Final
 
 from pandal.bench.answer import Outcome
@@ -129,21 +131,20 @@ def _distribution(name: str, values_s: Sequence[float]) -> str:
 
 
 def _tokens_over_time(requests: RequestColumns) -> str:
-    """An answer's tokens count in the second in which it ended."""
-    per_second: dict[int, int] = {}
-    rows = zip(requests.intended_s, requests.e2e_s, requests.completion_tokens, strict=True)
-    for at_s, e2e_s, num_tokens in rows:
-        second = int(at_s + e2e_s)
-        per_second[second] = per_second.get(second, 0) + num_tokens
+    """A completed answer's tokens count in the second in which it ended."""
+    per_second: Counter[int] = Counter()
+    ends_s = map(add, requests.intended_s, requests.e2e_s)
+    rows = zip(ends_s, requests.completion_tokens, requests.outcome, strict=True)
+    for end_s, num_tokens, outcome in rows:
+        per_second[int(end_s)] += num_tokens if outcome == Outcome.COMPLETED else 0
     last = max(per_second, default=-1)
-    points: list[Point] = [(second, per_second.get(second, 0)) for second in range(last + 1)]
+    points: list[Point] = [(second, per_second[second]) for second in range(last + 1)]
     axes = Axes("Output tokens per second", "s", "tokens/s")
     return plot(axes, [Series("tokens", points, "b")] if points else [])
 
 
 def _probes(report: GoodputReport) -> str:
-    ordered = sorted(report.probes, key=lambda probe: probe.rate_per_s)
-    points = [(probe.rate_per_s, probe.good_ratio) for probe in ordered]
-    axes = Axes("Good requests by rate", "requests/s offered", "share within SLO")
+    points = sorted((probe.rate_per_s, probe.good_ratio) for probe in report.probes)
+    axes = Axes("Good requests by rate", "requests/s asked for", "share within SLO")
     series = [Series("measured", points, "a"), Series("measured", points, "a", is_line=False)]
     return f'<div class="plots">{plot(axes, series)}</div>'

@@ -37,6 +37,7 @@ class RequestRecord:
     usage: Usage | None
     num_chunks: int
     gaps_s: "array[float]"  # no generic before Python 3.12
+    num_dropped_turns: int  # later ones of its conversation, not sent because this one failed
 
     @property
     def is_completed(self) -> bool:

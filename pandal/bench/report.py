@@ -66,7 +66,9 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that completed within their tenant's SLO, out of all, failed ones included."""
+    """Requests that completed within their tenant's SLO, out of all: also of those that failed, and
+    of the turns that were not sent because one before them had.
+    """
 
     num_good: int
     good_ratio: float
@@ -133,6 +135,7 @@ class Generator(msgspec.Struct, frozen=True, kw_only=True):
     chunks_per_s: float
     num_waits_for_a_connection: int
     num_dropped_turns: int  # of conversations that failed before
+    num_resent: int = 0  # on a new connection: the kept one had been closed meanwhile
 
 
 class RequestColumns(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,6 +151,7 @@ class RequestColumns(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: list[int | None]
     completion_tokens: list[int]
     is_good: list[bool]
+    num_dropped_turns: list[int] = []  # of its conversation, after it failed; none: an older report
 
 
 class BenchReport(
@@ -165,11 +169,12 @@ class BenchReport(
 
 
 class GoodputProbe(msgspec.Struct, frozen=True, kw_only=True):
-    rate_per_s: float
+    rate_per_s: float  # asked for; what chance and failures made of it is offered_rate_per_s
     good_ratio: float
     is_sustained: bool
     num_requests: int
-    generator_was_bottleneck: bool
+    generator_was_bottleneck: bool  # then a rate that was not sustained says nothing of the server
+    offered_rate_per_s: float | None = None  # None: not two requests to tell it by
 
 
 class GoodputReport(
@@ -179,9 +184,10 @@ class GoodputReport(
 
     target_ratio: float
     highest_rate_per_s: float | None  # None: not even the lowest rate tried
-    lowest_failed_rate_per_s: float | None  # None: the search ended before one failed
+    lowest_failed_rate_per_s: float | None  # None: the search ended before the server failed one
     probes: list[GoodputProbe]
     best: BenchReport | None  # the run at the highest rate
+    lowest_generator_limit_per_s: float | None = None  # not sustained, and the generator's fault
 
 
 def encode_report(report: BenchReport | GoodputReport) -> bytes:

@@ -61,7 +61,6 @@ class Run:
         self._clock_s = clock_s
         self._started_s = clock_s()
         self.records: list[RequestRecord] = []
-        self.num_dropped_turns = 0  # of sessions whose user gave up after a failure
 
     @property
     def elapsed_s(self) -> float:
@@ -100,8 +99,7 @@ class Run:
             record = await self._turn(session, index, turn, intended_s)
             self.records.append(record)
             if not record.is_completed:
-                self.num_dropped_turns += len(turns) - index - 1
-                return
+                return  # its user gives up
 
     async def _turn(
         self, session: Session, index: int, turn: Turn, intended_s: float
@@ -147,6 +145,7 @@ class Run:
         zero_s = self._started_s + moment.intended_s
         assert answer.ended_s is not None
         first_s = answer.first_token_s
+        num_left = len(session.conversation.turns) - index - 1
         return RequestRecord(
             tenant=session.tenant.name,
             session=session.number,
@@ -163,6 +162,7 @@ class Run:
             usage=answer.usage,
             num_chunks=answer.num_chunks,
             gaps_s=answer.gaps_s,
+            num_dropped_turns=0 if answer.outcome is Outcome.COMPLETED else num_left,
         )
 
     async def _until(self, offset_s: float) -> None:

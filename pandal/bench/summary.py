@@ -83,7 +83,7 @@ def generator_section(
     health: Health,
     *,
     num_waits_for_a_connection: int,
-    num_dropped_turns: int,
+    num_resent: int,
 ) -> Generator:
     loop_lag_s = _p99(health.loop_lags_s)
     send_lag_s = _p99([record.send_lag_s for record in records])
@@ -106,7 +106,8 @@ def generator_section(
         send_lag_p99_s=send_lag_s,
         chunks_per_s=_per_s(sum(record.num_chunks for record in records), span_s),
         num_waits_for_a_connection=num_waits_for_a_connection,
-        num_dropped_turns=num_dropped_turns,
+        num_dropped_turns=_num_dropped(records),
+        num_resent=num_resent,
     )
 
 
@@ -123,6 +124,7 @@ def request_columns(records: Sequence[RequestRecord], slos: Mapping[str, Slo]) -
         cached_tokens=[None if usage is None else usage.cached_tokens for usage in usages],
         completion_tokens=[record.completion_tokens for record in records],
         is_good=[record.is_good(slos[record.tenant]) for record in records],
+        num_dropped_turns=[record.num_dropped_turns for record in records],
     )
 
 
@@ -170,9 +172,10 @@ def _latency(completed: Sequence[RequestRecord]) -> Latency:
 
 def _goodput(records: Sequence[RequestRecord], slos: Mapping[str, Slo], span_s: float) -> Goodput:
     num_good = sum(record.is_good(slos[record.tenant]) for record in records)
+    num_wanted = len(records) + _num_dropped(records)
     return Goodput(
         num_good=num_good,
-        good_ratio=num_good / len(records) if records else 0.0,
+        good_ratio=num_good / num_wanted if records else 0.0,
         requests_per_s=_per_s(num_good, span_s),
     )
 
@@ -239,6 +242,10 @@ def _offered_per_s(records: Sequence[RequestRecord]) -> float | None:
     moments_s = [record.intended_s for record in records]
     sending_s = max(moments_s) - min(moments_s)
     return (len(records) - 1) / sending_s if sending_s > 0 else None
+
+
+def _num_dropped(records: Sequence[RequestRecord]) -> int:
+    return sum(record.num_dropped_turns for record in records)
 
 
 def _per_s(count: int, span_s: float) -> float:

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from pandal.bench.report import BenchReport, Generator, GoodputReport, Quantiles, Section
+from pandal.bench.report import (
+    BenchReport,
+    Generator,
+    GoodputProbe,
+    GoodputReport,
+    Quantiles,
+    Section,
+)
 
 
 def show(console: Console, report: BenchReport | GoodputReport) -> None:
@@ -35,13 +42,33 @@ def heading(report: BenchReport) -> str:
 
 
 def search_line(report: GoodputReport) -> str:
+    if not report.probes:
+        return "No request was due in the first run: it was too short for its rate."
     wanted = f"{report.target_ratio:.0%} of requests within their SLO"
     if report.highest_rate_per_s is None:
-        return f"No rate tried kept {wanted}; the lowest was {report.lowest_failed_rate_per_s:g}/s."
-    line = f"Highest rate with {wanted}: {report.highest_rate_per_s:.4g} requests/s"
-    if report.lowest_failed_rate_per_s is None:
-        return f"{line}; the search ended before one failed."
-    return f"{line} ({report.lowest_failed_rate_per_s:.4g}/s was too many)."
+        lowest = min(report.probes, key=lambda probe: probe.rate_per_s)
+        reason = "; THE GENERATOR WAS A BOTTLENECK" if lowest.generator_was_bottleneck else ""
+        return f"No rate tried kept {wanted}; the lowest was {probe_rate(lowest)}{reason}."
+    best = next(p for p in report.probes if p.rate_per_s == report.highest_rate_per_s)
+    return f"Highest rate with {wanted}: {probe_rate(best)}{_limits(report)}."
+
+
+def probe_rate(probe: GoodputProbe) -> str:
+    offered_per_s = probe.offered_rate_per_s
+    offered = "" if offered_per_s is None else f" ({offered_per_s:.4g}/s offered)"
+    return f"{probe.rate_per_s:.4g} requests/s{offered}"
+
+
+def _limits(report: GoodputReport) -> str:
+    """Where the search ended upwards, and whose limit that was."""
+    server_per_s = report.lowest_failed_rate_per_s
+    generator_per_s = report.lowest_generator_limit_per_s
+    parts = []
+    if server_per_s is not None:
+        parts.append(f"{server_per_s:.4g}/s was too many")
+    if generator_per_s is not None:
+        parts.append(f"at {generator_per_s:.4g}/s THE GENERATOR WAS A BOTTLENECK")
+    return "; " + ("; ".join(parts) if parts else "the search ended before one failed")
 
 
 def generator_line(generator: Generator) -> str:
@@ -50,6 +77,8 @@ def generator_line(generator: Generator) -> str:
         f"({generator.busiest_cpu_ratio:.0%} in the busiest second), "
         f"loop {generator.loop_lag_p99_s * 1e3:.1f} ms late (p99)"
     )
+    if generator.num_resent:
+        figures += f", {generator.num_resent} requests sent again on a new connection"
     if generator.is_bottleneck:
         return f"THE GENERATOR WAS A BOTTLENECK: {'; '.join(generator.reasons)}.  {figures}"
     return f"The generator kept up: {figures}"

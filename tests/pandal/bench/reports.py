@@ -36,12 +36,24 @@ def record(number: int, ttft_s: float) -> RequestRecord:
         usage=Usage(20, 11),
         num_chunks=11,
         gaps_s=array("d", [0.01] * 10),
+        num_dropped_turns=0,
     )
 
 
-def report_of(ttfts_s: Sequence[float], rate_per_s: float = 10.0) -> BenchReport:
+IDLE = Health(cpu_ratio=0.1, busiest_cpu_ratio=0.2, loop_lags_s=[0.0])
+BUSY = Health(cpu_ratio=0.9, busiest_cpu_ratio=1.0, loop_lags_s=[0.0])
+
+
+def report_of(
+    ttfts_s: Sequence[float], rate_per_s: float = 10.0, health: Health = IDLE
+) -> BenchReport:
     records = [record(number, ttft_s) for number, ttft_s in enumerate(ttfts_s)]
-    health = Health(cpu_ratio=0.1, busiest_cpu_ratio=0.2, loop_lags_s=[0.0])
+    return report_of_records(records, rate_per_s, health)
+
+
+def report_of_records(
+    records: Sequence[RequestRecord], rate_per_s: float = 10.0, health: Health = IDLE
+) -> BenchReport:
     return BenchReport(
         pandal_version="0",
         started_at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
@@ -59,8 +71,6 @@ def report_of(ttfts_s: Sequence[float], rate_per_s: float = 10.0) -> BenchReport
         ),
         total=total_section(records, [TENANT], None),
         tenants=tenant_sections(records, [TENANT], None),
-        generator=generator_section(
-            records, health, num_waits_for_a_connection=0, num_dropped_turns=0
-        ),
+        generator=generator_section(records, health, num_waits_for_a_connection=0, num_resent=0),
         requests=request_columns(records, {TENANT.name: TENANT.slo}),
     )

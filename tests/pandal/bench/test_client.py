@@ -22,7 +22,9 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def client_of(serve: Serve, timeout_s: float = 10.0) -> AsyncIterator[Ask]:
+async def client_of(
+    serve: Serve, timeout_s: float = 10.0, clock_s: Callable[[], float] = time.perf_counter
+) -> AsyncIterator[tuple[Client, Ask]]:
     connections: set[asyncio.Task[None]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -37,10 +39,10 @@ async def client_of(serve: Serve, timeout_s: float = 10.0) -> AsyncIterator[Ask]
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     target = parse_target(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    client = Client(target, time.perf_counter, max_connections=4)
+    client = Client(target, clock_s, max_connections=4)
     head = request_head(target, None)
     try:
-        yield lambda: client.ask(head, b"{}", timeout_s)
+        yield client, lambda: client.ask(head, b"{}", timeout_s)
     finally:
         client.close()
         server.close()
@@ -62,10 +64,28 @@ async def test_a_connection_closed_while_it_was_idle_is_no_failure() -> None:
         writer.write(WHOLE)
         await read_request(reader)
 
-    async with client_of(serve) as ask:
+    async with client_of(serve, clock_s=lambda: 1.0) as (client, ask):
         outcomes = [(await ask()).outcome for _ in range(3)]
     assert outcomes == [Outcome.COMPLETED] * 3
-    assert num_connections == 3
+    assert (num_connections, client.num_resent) == (3, 2)
+
+
+async def test_a_kept_connection_that_a_server_gives_up_later_is_a_failure() -> None:
+    """It took the request, and a second over it: to ask again would hide that."""
+    now_s, num_connections = 1.0, 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal now_s, num_connections
+        num_connections += 1
+        await read_request(reader)
+        writer.write(WHOLE)
+        await read_request(reader)
+        now_s += 1.0
+
+    async with client_of(serve, clock_s=lambda: now_s) as (client, ask):
+        outcomes = [(await ask()).outcome for _ in range(2)]
+    assert outcomes == [Outcome.COMPLETED, Outcome.BROKEN]
+    assert (num_connections, client.num_resent) == (1, 0)
 
 
 async def test_a_new_connection_that_is_closed_is_not_tried_again() -> None:
@@ -76,7 +96,7 @@ async def test_a_new_connection_that_is_closed_is_not_tried_again() -> None:
         num_connections += 1
         await read_request(reader)
 
-    async with client_of(serve) as ask:
+    async with client_of(serve) as (_, ask):
         answer = await ask()
     assert (answer.outcome, answer.status) == (Outcome.BROKEN, None)
     assert num_connections == 1
@@ -99,7 +119,7 @@ async def test_however_an_answer_ends_it_has_an_outcome(reply: bytes, outcome: O
         writer.write(reply)
         await writer.drain()
 
-    async with client_of(serve) as ask:
+    async with client_of(serve) as (_, ask):
         assert (await ask()).outcome is outcome
 
 
@@ -107,7 +127,7 @@ async def test_a_silent_server_is_a_timeout() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
-    async with client_of(serve, timeout_s=0.05) as ask:
+    async with client_of(serve, timeout_s=0.05) as (_, ask):
         answer = await ask()
     assert answer.outcome is Outcome.TIMEOUT
     assert answer.ended_s is not None

@@ -1,6 +1,7 @@
 """Two runs beside each other: differences shown where there are some, and only there."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from pandal.bench.compare import Comparison, Difference, compare, resampled
 from pandal.bench.report import GoodputReport, encode_report, read_report
 from pandal.errors import BadOption
-from tests.pandal.bench.reports import report_of
+from tests.pandal.bench.reports import record, report_of, report_of_records
 
 
 def ttfts_s(seed: int, mean_s: float, num: int = 400) -> list[float]:
@@ -53,6 +54,13 @@ def test_the_output_rate_is_the_reports_own() -> None:
     report = report_of(ttfts_s(4, 0.2))
     rate = metric(compare(report, report), "output").a
     assert rate == pytest.approx(report.total.throughput.output_tokens_per_s)
+
+
+def test_the_good_share_is_the_reports_own_turns_not_sent_included() -> None:
+    gave_up = replace(record(1, 9.0), num_dropped_turns=2)
+    report = report_of_records([record(0, 0.1), gave_up])
+    assert report.total.goodput.good_ratio == 0.25
+    assert metric(compare(report, report), "good requests").a == 0.25
 
 
 def test_blocks_widen_the_interval_of_neighbours_that_are_alike() -> None:

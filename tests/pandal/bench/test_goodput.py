@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from pandal.bench.goodput import SearchBounds, search
 from pandal.bench.report import BenchReport, GoodputProbe, GoodputReport
-from tests.pandal.bench.reports import report_of
+from pandal.bench.table import probe_rate, search_line
+from tests.pandal.bench.reports import BUSY, IDLE, report_of
 
 BOUNDS = SearchBounds(
     first_rate_per_s=1.0, target_ratio=0.9, precision_ratio=0.1, num_probes=30, search_s=1e9
@@ -62,6 +63,50 @@ async def test_a_run_in_which_nothing_was_due_tells_nothing() -> None:
     report = await search(BOUNDS, measure, lambda probe: None)
     assert [probe.rate_per_s for probe in report.probes] == [1.0]
     assert report.lowest_failed_rate_per_s == 1.0
+
+
+@pytest.mark.parametrize("server_limit_per_s", [1e9, 3.0], ids=["unknown", "known"])
+async def test_a_rate_the_generator_missed_is_no_limit_of_the_servers(
+    server_limit_per_s: float,
+) -> None:
+    """The generator can make 5 requests a second, whatever the server can."""
+
+    async def measure(number: int, rate_per_s: float) -> BenchReport:
+        is_good = rate_per_s <= min(5.0, server_limit_per_s)
+        health = BUSY if rate_per_s > 5 else IDLE
+        return report_of([0.1 if is_good else 9.0] * 10, rate_per_s, health)
+
+    bounds = SearchBounds(16.0, 0.9, 0.1, num_probes=30, search_s=1e9)
+    report = await search(bounds, measure, lambda probe: None)
+    assert report.highest_rate_per_s is not None
+    assert report.lowest_generator_limit_per_s is not None
+    assert report.lowest_generator_limit_per_s > 5
+    if server_limit_per_s > 5:
+        assert report.lowest_failed_rate_per_s is None
+        assert report.lowest_generator_limit_per_s / report.highest_rate_per_s <= 1.1
+        assert "THE GENERATOR WAS A BOTTLENECK" in search_line(report)
+    else:
+        assert report.lowest_failed_rate_per_s is not None
+        assert report.highest_rate_per_s <= 3 < report.lowest_failed_rate_per_s <= 5
+
+
+async def test_a_probe_tells_the_rate_it_offered() -> None:
+    """Ten requests a second are sent, whatever was asked for."""
+    report = await found(4.5)
+    assert all(probe.offered_rate_per_s == pytest.approx(10.0) for probe in report.probes)
+    assert "4 requests/s (10/s offered)" in probe_rate(report.probes[2])
+    assert "(10/s offered)" in search_line(report)
+
+
+def test_a_search_without_a_probe_has_a_line() -> None:
+    report = GoodputReport(
+        target_ratio=0.9,
+        highest_rate_per_s=None,
+        lowest_failed_rate_per_s=None,
+        probes=[],
+        best=None,
+    )
+    assert "too short" in search_line(report)
 
 
 @pytest.mark.parametrize(("target_ratio", "is_sustained"), [(0.8, True), (0.9, False)])

@@ -2,10 +2,12 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
+from pandal.bench.answer import Outcome, Usage
 from pandal.bench.html import report_page
 from pandal.bench.report import (
     BenchReport,
@@ -15,7 +17,7 @@ from pandal.bench.report import (
     report_schema,
 )
 from pandal.planner.bench_point import read_point
-from tests.pandal.bench.reports import report_of
+from tests.pandal.bench.reports import record, report_of, report_of_records
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "bench-report.schema.json"
 PROBE = GoodputProbe(
@@ -63,6 +65,15 @@ def test_the_page_is_whole_in_itself() -> None:
         assert not re.findall(r"<(?:script|link|img|iframe)|@import|src=|url\(", page)
         assert page.count("<svg") == page.count("</svg>")
     assert report_page(search()).count("<svg") == 6
+
+
+def test_tokens_of_answers_that_broke_off_are_in_no_rate() -> None:
+    broken = replace(record(1, 0.2), outcome=Outcome.BROKEN)
+    pages = [
+        report_page(report_of_records([record(0, 0.1), replace(broken, usage=Usage(20, num))]))
+        for num in (0, 1_000)
+    ]
+    assert pages[0] == pages[1]
 
 
 def test_what_a_server_or_a_user_named_is_no_markup() -> None:

@@ -39,6 +39,7 @@ GOOD = RequestRecord(
     usage=Usage(100, 31, PromptDetails(40)),
     num_chunks=31,
     gaps_s=array("d", [0.05] * 30),
+    num_dropped_turns=0,
 )
 REFUSED = replace(
     GOOD,
@@ -91,6 +92,17 @@ def test_goodput_counts_failures_against_it() -> None:
     assert (section.goodput.num_good, section.goodput.good_ratio) == (1, 0.25)
     assert section.outcomes == {"completed": 2, "refused": 2}
     assert section.statuses == {"200": 2, "429": 2}
+
+
+def test_turns_that_a_failure_kept_from_being_sent_are_not_good() -> None:
+    gave_up = replace(REFUSED, num_dropped_turns=2)
+    section = total_section([GOOD, gave_up], [ACME], None)
+    assert (section.num_requests, section.goodput.num_good) == (2, 1)
+    assert section.goodput.good_ratio == 0.25
+    generator = generator_section(
+        [GOOD, gave_up], QUIET, num_waits_for_a_connection=0, num_resent=0
+    )
+    assert generator.num_dropped_turns == 2
 
 
 def test_each_tenant_is_held_to_its_own_promise() -> None:
@@ -165,9 +177,7 @@ def test_the_generator_says_when_it_was_the_bottleneck(
     health: Health, send_lag_s: float, num_waits: int, is_bottleneck: bool
 ) -> None:
     records = [replace(GOOD, send_lag_s=send_lag_s)]
-    section = generator_section(
-        records, health, num_waits_for_a_connection=num_waits, num_dropped_turns=0
-    )
+    section = generator_section(records, health, num_waits_for_a_connection=num_waits, num_resent=0)
     assert section.is_bottleneck is is_bottleneck
     assert bool(section.reasons) is is_bottleneck
 

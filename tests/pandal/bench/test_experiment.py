@@ -1,0 +1,57 @@
+"""What of a run is the generator's load, and what was done before it."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from pandal.bench.experiment import measure
+from pandal.bench.options import (
+    ArrivalKind,
+    BenchOptions,
+    ClientOptions,
+    LoadOptions,
+    WorkloadKind,
+    WorkloadOptions,
+)
+from pandal.bench.run import Patience
+from pandal.bench.target import parse_target
+from pandal.bench.workload import Conversation, Message, Turn
+from tests.pandal.bench.conftest import StartServer
+from tests.pandal.bench.reports import TENANT
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Notes how many tasks there are when a prompt is made: with the meter it would be one more."""
+
+    num_tasks: list[int] = field(default_factory=list)
+    name: str = "observed"
+    turns_per_conversation: int = 1
+    tenant_names: frozenset[str] = frozenset()
+
+    def conversation(self, number: int, seed: int) -> Conversation:
+        self.num_tasks.append(len(asyncio.all_tasks()))
+        return Conversation((Turn((Message("user", "x"),), 1),))
+
+
+@pytest.mark.parametrize(
+    ("rate_per_s", "concurrency"), [(100.0, None), (None, 3)], ids=["open", "closed"]
+)
+async def test_prompts_are_made_before_the_generator_is_watched(
+    start_server: StartServer, rate_per_s: float | None, concurrency: int | None
+) -> None:
+    server = start_server(0.0, 0.0)
+    load = LoadOptions(ArrivalKind.CONSTANT, rate_per_s, concurrency, 8, 30.0, 3, 0.0, 1)
+    options = BenchOptions(
+        target=parse_target(server.url),
+        tenants=(TENANT,),
+        client=ClientOptions("m", False, 30.0, 4, 0.0),
+        workload=WorkloadOptions(WorkloadKind.FIXED, {}, None),
+        load=load,
+        prices=None,
+    )
+    workload = Observed()
+    report = await measure(options, workload, Patience(30.0, 0.0))
+    assert report.total.outcomes == {"completed": 3}
+    assert workload.num_tasks == [1, 1, 1]
