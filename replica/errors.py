@@ -8,6 +8,7 @@ ReplicaError
 ├── BodyTimeout               408
 ├── BodyTooLarge              413
 ├── NotReady                  503, Retry-After: the engine has not seen the request
+│   └── BodyAbandoned         503, Retry-After
 ├── Overloaded                503, Retry-After
 ├── RequestAborted            499
 ├── EngineDied                500: the engine may have begun, and nobody else should
@@ -33,6 +34,7 @@ class ReplicaError(Exception):
     type: ClassVar[str] = "server_error"
     code: ClassVar[str | None] = None
     retry_after_s: ClassVar[int | None] = None
+    closes_connection: ClassVar[bool] = False  # what else comes on it belongs to no request
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -65,6 +67,7 @@ class BodyTimeout(ReplicaError):
     status = 408
     type = "invalid_request_error"
     code = "body_timeout"
+    closes_connection = True
 
 
 class BodyTooLarge(ReplicaError):
@@ -80,6 +83,12 @@ class NotReady(ReplicaError):
     type = "service_unavailable"
     code = "not_ready"
     retry_after_s = 1
+
+
+class BodyAbandoned(NotReady):
+    """The replica goes down, for whatever reason, before the body is here."""
+
+    closes_connection = True
 
 
 class Overloaded(ReplicaError):

@@ -14,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from replica.api.patience import Patience
+from replica.api.protocol import ResettableProtocol
 from replica.app import create_app
 from replica.engine.engine import Engine
 from replica.engine.watchdog import Watchdog
@@ -94,7 +95,7 @@ def _server(app: FastAPI) -> _Server:
     return _Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=ResettableProtocol,
             lifespan="off",
             ws="none",
             access_log=False,

@@ -7,7 +7,7 @@ from replica.errors import BodyTooLarge
 
 
 async def read_body(request: Request, context: ReplicaContext) -> bytes:
-    """Raises BodyTooLarge, as early as that is known, BodyTimeout, or NotReady when draining."""
+    """Raises BodyTooLarge, as early as that is known, BodyTimeout or BodyAbandoned."""
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > context.max_body_bytes:
         raise _too_large(context.max_body_bytes)

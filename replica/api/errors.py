@@ -3,7 +3,7 @@
 import msgspec
 from starlette.responses import Response
 
-from replica.errors import BodyTimeout, ReplicaError
+from replica.errors import ReplicaError
 
 
 class _Error(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,8 +34,8 @@ def error_response(
     exc: ReplicaError, *, status: int | None = None, type_: str | None = None
 ) -> Response:
     headers = {} if exc.retry_after_s is None else {"retry-after": str(exc.retry_after_s)}
-    if isinstance(exc, BodyTimeout):
-        headers["connection"] = "close"  # what else comes belongs to no request
+    if exc.closes_connection:
+        headers["connection"] = "close"
     return Response(
         error_body(exc, type_),
         status_code=exc.status if status is None else status,

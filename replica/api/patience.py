@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from replica.errors import BodyTimeout, NotReady
+from replica.api.protocol import RESET
+from replica.errors import BodyAbandoned, BodyTimeout
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,8 @@ class _Waits:
         self.are_over = True
         now_s = asyncio.get_running_loop().time()
         for timeout in self._under_way:
-            timeout.reschedule(now_s)
+            if not timeout.expired():  # nor about to: that cannot be changed any more
+                timeout.reschedule(now_s)
 
 
 class Patience:
@@ -49,13 +51,13 @@ class Patience:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
-        """Raises BodyTimeout, or NotReady when the server is draining."""
+        """Raises BodyTimeout, or BodyAbandoned when the server goes down."""
         try:
             async with self._reads.one():
                 yield
         except TimeoutError as exc:
             if self._reads.are_over:
-                raise NotReady("the replica is draining") from exc
+                raise BodyAbandoned("the replica is going down") from exc
             raise BodyTimeout("the body did not arrive in time") from exc
 
     @asynccontextmanager
@@ -95,5 +97,7 @@ class PatientApp:
         try:
             await self._app(scope, receive, send_in_time)
         except (ClientTooSlow, ClientDisconnect) as exc:
-            # Returning without a whole answer closes the connection.
             logger.info("client gave up", extra={"reason": type(exc).__name__})
+            scope["extensions"][RESET]()
+            while (await receive())["type"] != "http.disconnect":
+                pass  # a server believes in an unfinished answer only when it knows of the end

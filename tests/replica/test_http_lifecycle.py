@@ -91,6 +91,8 @@ def test_drain_waits_for_no_client(replica_settings: dict[str, object], tmp_path
             client.close()
     assert refusal.startswith(b"HTTP/1.1 503")
     assert b"retry-after: 1\r\n" in refusal
+    assert b"connection: close\r\n" in refusal
+    assert b"draining" not in refusal, "it says so when the engine has failed, too"
     assert "Traceback" not in replica.log
     assert '"error"' not in replica.log
 

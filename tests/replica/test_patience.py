@@ -1,7 +1,9 @@
 """A client that takes nothing: the server goes on without it."""
 
 import asyncio
+import logging
 import socket
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,6 +12,8 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from replica.api.patience import Patience, PatientApp
+from replica.api.protocol import ResettableProtocol
+from replica.errors import BodyAbandoned
 
 CHUNK = bytes(1 << 20)
 
@@ -35,7 +39,13 @@ class Flood:
 async def served(app: PatientApp) -> AsyncIterator[socket.socket]:
     """A client that has asked and does not read."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            app,
+            http=ResettableProtocol,
+            lifespan="off",
+            log_config=None,
+            timeout_graceful_shutdown=1,
+        )
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         with socket.create_connection(listener.getsockname()) as client:
@@ -45,12 +55,39 @@ async def served(app: PatientApp) -> AsyncIterator[socket.socket]:
         await serving
 
 
-async def test_a_client_that_takes_nothing_is_given_up() -> None:
+async def test_a_client_that_takes_nothing_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    """And has no connection any more, though it still holds its end of it."""
+    caplog.set_level(logging.INFO)
     flood = Flood()
     patience = Patience(read_timeout_s=60, write_timeout_s=0.1)
-    async with served(PatientApp(flood, patience)):
+    async with served(PatientApp(flood, patience)) as client:
         async with asyncio.timeout(30):
             await flood.has_ended.wait()
+            await asyncio.to_thread(read_to_reset, client)
+    assert "client gave up" in caplog.text
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def read_to_reset(client: socket.socket) -> None:
+    """What is buffered for it is dropped: else all of it would come, and a proper end."""
+    client.settimeout(30)
+    with pytest.raises(ConnectionResetError):
+        deque(iter(lambda: client.recv(1 << 20), b""), maxlen=0)
+
+
+async def test_waiting_may_be_over_at_the_very_moment_a_wait_ends() -> None:
+    patience = Patience(read_timeout_s=60, write_timeout_s=60)
+
+    async def read() -> None:
+        async with patience.reading():
+            await asyncio.Event().wait()
+
+    reading = asyncio.create_task(read())
+    while not reading.done():
+        patience.end_reading()
+        await asyncio.sleep(0)
+    with pytest.raises(BodyAbandoned):
+        await reading
 
 
 @pytest.mark.parametrize("ends_first", [False, True])
