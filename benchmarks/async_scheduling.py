@@ -34,7 +34,7 @@ def replica(way: str, directory: Path) -> Iterator[str]:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    environment = os.environ | {"REPLICA_PORT": str(port), "REPLICA_ASYNC_SCHEDULING": way}
+    environment = os.environ | {"REPLICA_PORT": str(port), "REPLICA_IS_ASYNC_SCHEDULING": way}
     with (directory / f"{way}.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "replica"], env=environment, stdout=log, stderr=log

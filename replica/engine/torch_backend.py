@@ -5,6 +5,7 @@ from typing import Final
 
 import torch
 
+from replica.engine.cores import num_usable_cores
 from replica.engine.kv_blocks import PLAIN, KvOptions
 from replica.engine.messages import EngineConfig
 from replica.engine.runner import TorchRunner
@@ -23,8 +24,10 @@ class TorchBackend:
         eos_token_ids: Collection[int],
         reason: str,
     ) -> None:
-        if config.num_threads is not None:
-            torch.set_num_threads(config.num_threads)
+        # Not torch's own default: it knows of no quota.
+        torch.set_num_threads(
+            num_usable_cores() if config.num_threads is None else config.num_threads
+        )
         self.description = f"torch, {torch.get_num_threads()} threads: {reason}"
         self._opened = opened
         self._block_size = config.block_size
