@@ -38,8 +38,11 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(line, enc_hook=str).decode()
 
 
-def configure_logging(service: str, level: str) -> None:
-    """Root logger to standard error.  Called once, by a service's ``__main__``."""
-    handler = logging.StreamHandler()
+def configure_logging(service: str, level: str, handler: logging.Handler | None = None) -> None:
+    """Root logger to ``handler``, or to standard error.  Called once, by a service's ``__main__``.
+
+    To standard error means that whoever logs waits for whoever reads.
+    """
+    handler = logging.StreamHandler() if handler is None else handler
     handler.setFormatter(JsonFormatter(service))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -12,12 +12,14 @@ import uvloop
 from contracts.environment import BadSettings, read_settings
 from contracts.logs import configure_logging
 from gateway.app import create_app
+from gateway.line_writer import LineWriter
 from gateway.protocol import ConnectionLimits
 from gateway.server import GatewayServer, Listener
 from gateway.settings import PREFIX, Settings, unread_variables
 
 logger = logging.getLogger("gateway")
 
+_STDERR = 2
 _GC_THRESHOLDS = 20_000, 20, 20  # requests leave few cycles behind, and objects by the thousand
 
 
@@ -27,11 +29,13 @@ def main() -> int:
     except BadSettings as exc:
         exc.log("gateway")
         return 2
-    configure_logging("gateway", settings.log_level)
+    log = LineWriter(_STDERR)
+    configure_logging("gateway", settings.log_level, log)
+    logging.captureWarnings(True)  # nothing else may write to standard error
     # It tells of each attempt at a broker that is gone; outbox.kafka tells the fact, once.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     try:
-        uvloop.run(_serve(settings))
+        uvloop.run(_serve(settings, log))
     except OSError as exc:
         fields = {"path": str(exc.filename), "error": exc.strerror}
         logger.critical("gateway cannot start", extra=fields)
@@ -43,8 +47,8 @@ def main() -> int:
     return 0
 
 
-async def _serve(settings: Settings) -> None:
-    async with create_app(settings) as gateway:
+async def _serve(settings: Settings, log: LineWriter) -> None:
+    async with create_app(settings, log.write) as gateway:
         gc.collect()
         gc.freeze()  # what exists now stays: no collection need look at it again
         gc.set_threshold(*_GC_THRESHOLDS)

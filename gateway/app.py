@@ -18,7 +18,6 @@ from gateway.api.models import models_router
 from gateway.auth import Authenticator
 from gateway.clock import SYSTEM_CLOCK, Clock, IdMaker, RandomBits
 from gateway.fleet import Fleet, RelayLimits
-from gateway.line_writer import LineWriter
 from gateway.metering import EventSource
 from gateway.metrics import Metrics
 from gateway.outbox.kafka import KafkaShipper
@@ -39,7 +38,6 @@ from gateway.settings import Settings
 from gateway.settlement import SettlementDesk
 from gateway.upstream.replica_client import ReplicaClient, Timeouts
 
-_STDERR = 2
 _GATHER_S = 0.004  # of events nobody waits for: fewer, larger writes
 _CLOSE_S = 5.0  # for the last settlements and events, after the last request
 
@@ -54,60 +52,102 @@ class Gateway:
     control_plane: FastAPI
     pipeline: Pipeline
     readiness: Readiness
+    make_request_id: Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What both planes share."""
+
+    policies: PolicyStore
+    authenticator: Authenticator
+    quota: RespClient
+    limiter: RedisLimiter
+    pool: ReplicaPool
+    spool: Spool
+    metrics: Metrics
 
 
 @asynccontextmanager
-async def create_app(settings: Settings, clock: Clock = SYSTEM_CLOCK) -> AsyncGenerator[Gateway]:
-    """Everything runs inside; on leaving, open requests are settled and the spool is flushed."""
+async def create_app(
+    settings: Settings, write_log: Callable[[bytes], None], clock: Clock = SYSTEM_CLOCK
+) -> AsyncGenerator[Gateway]:
+    """Everything runs inside; on leaving, open requests are settled and the spool is flushed.
+
+    ``write_log`` takes the lines of the access log, newlines included.
+    """
     ids = IdMaker(clock, RandomBits())
     boot_id = ids.boot_id()
+    parts = _parts(settings, boot_id)
+    readiness = Readiness(parts.policies, parts.pool, parts.limiter, parts.spool)
+    loops = [
+        *_watching(settings, parts),
+        *_shipping(settings, boot_id, parts.metrics, clock),
+    ]
+    async with _closing(parts.pool), _open(parts.spool), _background(loops):
+        source = EventSource(settings.gateway_id, boot_id, clock)
+        pipeline = Pipeline(
+            Stages(
+                authenticator=parts.authenticator,
+                limiter=parts.limiter,
+                fleet=_fleet(settings, parts.pool, clock),
+                desk=_desk(settings, parts, source),
+                access_log=AccessLog(parts.metrics, clock, write_log),
+                clock=clock,
+                ids=ids,
+            )
+        )
+        try:
+            app = _control_plane(parts, readiness, ids.request_id)
+            yield Gateway(app, pipeline, readiness, ids.request_id)
+        finally:
+            await pipeline.stop(_CLOSE_S)
+            await parts.limiter.flush(_CLOSE_S)
+
+
+def _parts(settings: Settings, boot_id: str) -> _Parts:
     pepper = settings.key_pepper.get_secret_value().encode()
     policies = PolicyStore(settings.policy_file, pepper)
     policies.refresh()
     address = RespAddress.parse(settings.quota_url.get_secret_value())
     quota = RespClient(address, settings.quota_call_deadline_s, preload_commands())
-    limiter = RedisLimiter(quota)
-    pool = _open_pool(settings)
-    metrics = Metrics()
-    log = LineWriter(_STDERR)
-    authenticator = Authenticator(policies, pepper)
-    spool = Spool(
-        settings.spool_dir,
-        boot_id,
-        settings.spool_segment_bytes,
-        hold_s=settings.spool_hold_s,
-        gather_s=0.0 if settings.durability == "commit" else _GATHER_S,
-    )
-    readiness = Readiness(policies, pool, limiter, spool)
-    stages = Stages(
-        authenticator=authenticator,
-        limiter=limiter,
-        fleet=_fleet(settings, pool, clock),
-        desk=_desk(settings, limiter, spool, EventSource(settings.gateway_id, boot_id, clock)),
-        access_log=AccessLog(metrics, clock, log.write),
-        clock=clock,
-        ids=ids,
-    )
-    routers = [
-        models_router(authenticator, pool),
-        health_router(
-            readiness.reasons_not_ready, lambda: metrics.render(num_spooled=spool.num_committed)
+    return _Parts(
+        policies=policies,
+        authenticator=Authenticator(policies, pepper),
+        quota=quota,
+        limiter=RedisLimiter(quota),
+        pool=_open_pool(settings),
+        spool=Spool(
+            settings.spool_dir,
+            boot_id,
+            settings.spool_segment_bytes,
+            hold_s=settings.spool_hold_s,
+            gather_s=0.0 if settings.durability == "commit" else _GATHER_S,
         ),
+        metrics=Metrics(),
+    )
+
+
+def _control_plane(
+    parts: _Parts, readiness: Readiness, make_request_id: Callable[[], str]
+) -> FastAPI:
+    def render_metrics() -> str:
+        return parts.metrics.render(num_spooled=parts.spool.num_committed)
+
+    routers = [
+        models_router(parts.authenticator, parts.pool),
+        health_router(readiness.reasons_not_ready, render_metrics),
     ]
-    loops: list[Loop] = [
-        partial(policies.watch, settings.policy_poll_interval_s),
-        quota.run,
-        limiter.run,
-        partial(pool.watch, settings.poll_interval_s),
-        *_shipping(settings, boot_id, metrics, clock),
+    return control_plane(routers, make_request_id)
+
+
+def _watching(settings: Settings, parts: _Parts) -> list[Loop]:
+    return [
+        partial(parts.policies.watch, settings.policy_poll_interval_s),
+        parts.quota.run,
+        parts.limiter.run,
+        partial(parts.pool.watch, settings.poll_interval_s),
     ]
-    async with _stopping(log), _closing(pool), _open(spool), _background(loops):
-        pipeline = Pipeline(stages)
-        try:
-            yield Gateway(control_plane(routers, ids.request_id), pipeline, readiness)
-        finally:
-            await pipeline.stop(_CLOSE_S)
-            await limiter.flush(_CLOSE_S)
 
 
 def _open_pool(settings: Settings) -> ReplicaPool:
@@ -135,12 +175,10 @@ def _fleet(settings: Settings, pool: ReplicaPool, clock: Clock) -> Fleet:
     return Fleet(pool, profile, limits, clock)
 
 
-def _desk(
-    settings: Settings, limiter: RedisLimiter, spool: Spool, source: EventSource
-) -> SettlementDesk:
+def _desk(settings: Settings, parts: _Parts, source: EventSource) -> SettlementDesk:
     return SettlementDesk(
-        limiter=limiter,
-        spool=spool,
+        limiter=parts.limiter,
+        spool=parts.spool,
         source=source,
         waits=settings.durability == "commit",
     )
@@ -152,14 +190,6 @@ def _shipping(settings: Settings, boot_id: str, metrics: Metrics, clock: Clock) 
         return []
     open_pass = partial(unshipped, settings.spool_dir, boot_id, clock.wall_s)
     return [KafkaShipper(settings.kafka_bootstrap, open_pass, metrics.count_shipped).run]
-
-
-@asynccontextmanager
-async def _stopping(log: LineWriter) -> AsyncGenerator[None]:
-    try:
-        yield
-    finally:
-        await log.stop(_CLOSE_S)
 
 
 @asynccontextmanager

@@ -1,76 +1,97 @@
-"""Log lines to a file descriptor, many at a time, by a thread of their own.
+"""All that the process logs, to one file descriptor, many lines at a time, by a thread of its own.
 
-The event loop never waits for whoever reads the log.  When that reader is too far behind, lines
-are dropped and counted: a log must not become a memory leak.
+Nobody waits for whoever reads the log, and no line is torn by another, because nobody else writes
+there.  When the reader is too far behind, lines are dropped and counted, and the log tells how
+many: a log must not become a memory leak.
 """
 
-import asyncio
 import logging
 import os
 import queue
 import threading
-
-logger = logging.getLogger(__name__)
+import time
 
 _GATHER_S = 0.05  # a reader of the log does not notice; a busy gateway writes hundreds at once
 _MAX_PENDING_BYTES = 16 * 1024 * 1024
+_CLOSE_S = 5.0  # for a reader who is slow; one who hangs must not keep the process
 
 
-class LineWriter:
-    """Used from the event loop's thread.  ``stop`` it, or the last lines are lost."""
+class LineWriter(logging.Handler):
+    """For loggers a handler; ``write`` takes lines that are formatted already.
 
-    def __init__(self, descriptor: int) -> None:
+    Used from any thread.  ``close`` writes what is left: ``logging`` calls it as the process ends.
+    """
+
+    def __init__(self, descriptor: int, max_pending_bytes: int = _MAX_PENDING_BYTES) -> None:
+        super().__init__()
         self._descriptor = descriptor
-        self._loop = asyncio.get_running_loop()
+        self._max_pending_bytes = max_pending_bytes
+        self._state = threading.RLock()  # held for moments; reentrant, for a collector may log
         self._lines: list[bytes] = []
-        self._timer: asyncio.TimerHandle | None = None  # None: no line waits
-        self._num_pending_bytes = 0  # with the thread
-        self._num_dropped = 0
-        self._blocks: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # None: the last
-        self._thread = threading.Thread(target=self._write_blocks, name="log-writer", daemon=True)
+        self._num_pending_bytes = 0  # of these lines, and of those being written
+        self._num_dropped = 0  # since the last notice
+        self._is_woken = False  # there is something to write, and the thread will be told
+        self._wakes: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False: the last
+        self._thread = threading.Thread(target=self._write_all, name="log-writer", daemon=True)
         self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record).encode()
+        except Exception:  # noqa: BLE001  # the record's own: a wrong argument, or its ``__str__``
+            record = self._own_record("log record cannot be formatted", {"path": record.pathname})
+            line = self.format(record).encode()
+        self.write(line + b"\n")
 
     def write(self, line: bytes) -> None:
         """``line`` ends in a newline."""
-        self._lines.append(line)
-        if self._timer is None:
-            self._timer = self._loop.call_later(_GATHER_S, self._hand_over)
+        with self._state:
+            if self._num_pending_bytes >= self._max_pending_bytes:
+                self._num_dropped += 1
+            else:
+                self._num_pending_bytes += len(line)
+                self._lines.append(line)
+            if not self._is_woken:
+                self._is_woken = True
+                self._wakes.put(True)
 
-    async def stop(self, timeout_s: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._hand_over()
-        self._blocks.put(None)
-        await asyncio.to_thread(self._thread.join, timeout_s)
-
-    def _hand_over(self) -> None:
-        self._timer = None
-        lines, self._lines = self._lines, []
-        if self._num_pending_bytes > _MAX_PENDING_BYTES:
-            self._num_dropped += len(lines)
-            return
-        if self._num_dropped:
-            logger.error("log lines dropped", extra={"num_events": self._num_dropped})
-            self._num_dropped = 0
-        block = b"".join(lines)
-        self._num_pending_bytes += len(block)
-        self._blocks.put(block)
-
-    def _written(self, num_bytes: int) -> None:
-        self._num_pending_bytes -= num_bytes
+    def close(self) -> None:
+        self._wakes.put(False)
+        self._thread.join(_CLOSE_S)
+        super().close()
 
     # The writer thread
 
-    def _write_blocks(self) -> None:
-        while (block := self._blocks.get()) is not None:
-            self._write(block)
-            if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._written, len(block))
+    def _write_all(self) -> None:
+        while self._wakes.get():
+            time.sleep(_GATHER_S)
+            self._write_gathered()
+        self._write_gathered()
+
+    def _write_gathered(self) -> None:
+        with self._state:
+            self._is_woken = False
+            lines, self._lines = self._lines, []
+            num_dropped, self._num_dropped = self._num_dropped, 0
+        block = b"".join(lines)
+        notice = self._notice(num_dropped) if num_dropped else b""
+        self._write(block + notice)
+        with self._state:
+            self._num_pending_bytes -= len(block)
+
+    def _notice(self, num_dropped: int) -> bytes:
+        record = self._own_record("log lines dropped", {"num_events": num_dropped})
+        return self.format(record).encode() + b"\n"
+
+    def _own_record(self, message: str, fields: dict[str, object]) -> logging.LogRecord:
+        logger = logging.getLogger(__name__)
+        return logger.makeRecord(__name__, logging.ERROR, "", 0, message, (), None, extra=fields)
 
     def _write(self, block: bytes) -> None:
         view = memoryview(block)
         try:
             while view:
                 view = view[os.write(self._descriptor, view) :]
-        except OSError as exc:
-            logger.error("log cannot be written", extra={"error": exc.strerror})  # noqa: TRY400
+        except OSError:
+            with self._state:  # nobody reads any more, or the disk is full
+                self._num_dropped += bytes(view).count(b"\n")

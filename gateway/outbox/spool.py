@@ -26,6 +26,7 @@ from gateway.errors import SpoolUnavailable
 logger = logging.getLogger(__name__)
 
 _BACKOFF_S = (0.05, 0.1, 0.25, 0.5, 1.0)
+_MAX_GATHERED_EVENTS = 20_000  # behind one write; seconds of full load, some 15 MB
 
 
 @dataclass(slots=True)
@@ -120,7 +121,7 @@ class Spool:
         self._segment: Segment | None = None  # the writer thread's own
         self._num_segments = 0
         self.num_committed = 0
-        self.is_failing = False
+        self.is_failing = False  # or too slow: nothing new should be admitted
 
     def start(self) -> None:
         """Raises OSError if the folder cannot be written to."""
@@ -141,6 +142,8 @@ class Spool:
             gathered.since_s = self._loop.time()
         gathered.lines.append(line)
         gathered.committed.append(committed)
+        if len(gathered.lines) == _MAX_GATHERED_EVENTS:
+            self._fall_behind()
         if self._idle.is_set():
             self._idle.clear()
             self._hand_over_soon()
@@ -194,11 +197,19 @@ class Spool:
         latest_s = self._loop.time() - self._hold_s
         waiting = [batch for batch in (self._writing, self._gathered) if batch and batch.lines]
         late = [batch for batch in waiting if batch.since_s <= latest_s]
+        if late:
+            self._fall_behind()
         for committed in [committed for batch in late for committed in batch.committed]:
             message = "The usage of this request could not be recorded in time."
             committed.fail(SpoolUnavailable(message))
         if waiting:
             self._hold_check = self._loop.call_later(self._hold_s / 8, self._check_hold)
+
+    def _fall_behind(self) -> None:
+        """Until the next batch is committed nobody new should be admitted."""
+        if not self.is_failing:
+            self.is_failing = True
+            logger.error("spool is not written in time", extra={"num_events": self._num_open()})
 
     # The writer thread
 

@@ -144,14 +144,18 @@ class Gateway:
 
     def start(self) -> None:
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "gateway"],
-                env=self._environment,
-                stderr=log,
-                stdout=log,
-                cwd=Path(__file__).parents[2],
-            )
+            self.spawn(log.fileno())
         eventually(self._is_listening, "the gateway to listen")
+
+    def spawn(self, log: int) -> None:
+        """Starts it, and waits for nothing."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gateway"],
+            env=self._environment,
+            stderr=log,
+            stdout=log,
+            cwd=Path(__file__).parents[2],
+        )
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """The exit code."""

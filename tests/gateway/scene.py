@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from contracts.spool import unframe
 from contracts.usage import UsageEvent, decode_usage_event
@@ -81,15 +82,18 @@ async def running(
     policies: Policies,
     upstream: Upstream,
     clock: Clock = SYSTEM_CLOCK,
+    **others: Any,
 ) -> AsyncIterator[Gateway]:
+    """``others``: more settings."""
     settings = Settings(
         replicas=(ReplicaAddress(name="replica-0", url=upstream.url),),
         policy_file=policies.path,
         key_pepper=PEPPER,
         quota_url=valkey.url,
         spool_dir=folder / "spool",
+        **others,
     )
-    async with create_app(settings, clock) as gateway:
+    async with create_app(settings, lambda _: None, clock) as gateway:
         while gateway.readiness.reasons_not_ready():  # noqa: ASYNC110  # polls, as probes do
             await asyncio.sleep(0.005)
         yield gateway
