@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pandal.planner import (
-    cold_start,
     cost,
     demand,
     disaggregation,
@@ -13,7 +12,7 @@ from pandal.planner import (
     roofline,
     speculation,
 )
-from pandal.planner.figure import Figure, renamed
+from pandal.planner.figure import Figure, label, renamed
 from pandal.planner.precision import Precision
 from pandal.planner.question import Draft, Load, MeasuredPoint, Question, Serving
 from pandal.planner.replica_speed import (
@@ -107,11 +106,11 @@ def _model(serving: Serving) -> tuple[Figure, ...]:
 def _bounds(serving: Serving, load: Load, num_gpus: int) -> tuple[Figure, ...]:
     peak = Hardware(serving.gpu, num_gpus, serving.weight_precision)
     shape, precision = serving.shape, serving.weight_precision
-    flop = roofline.prefill_flop(shape.num_active_parameters, load.prompt_tokens)
+    flop = roofline.prefill_flop(shape.num_multiplied_parameters, load.prompt_tokens)
     attention = roofline.attention_flop(shape, load.prompt_tokens)
     alone = roofline.decode_step_s(
-        read_bytes=memory.weight_bytes(shape.num_active_parameters, precision).value,
-        flop=2 * shape.num_active_parameters,
+        read_bytes=memory.weight_bytes(shape.num_multiplied_parameters, precision).value,
+        flop=2 * shape.num_multiplied_parameters,
         communication_s=0.0,
         hardware=peak,
     )
@@ -180,7 +179,7 @@ def _costs(
 
 
 def _cold_start(serving: Serving) -> Figure:
-    return cold_start.load_s(weights(serving).value, serving.load_bytes_per_s)
+    return memory.load_s(weights(serving).value, serving.load_bytes_per_s)
 
 
 def _transfers(serving: Serving, load: Load) -> tuple[Figure, ...]:
@@ -203,7 +202,7 @@ def _warnings(
         yield f"{tokens:g} tokens are more than the model's context"
     for ratio in _compared(question, used, measured)[1::2]:
         if not 1 / _FAR_OFF_RATIO <= ratio.value <= _FAR_OFF_RATIO:
-            yield f"{ratio.name} is {ratio.value:.2f}: theory is far off here"
+            yield f"{label(ratio)} is {ratio.value:.2f}: theory is far off here"
 
 
 def _is_alike(point: MeasuredPoint, load: Load) -> bool:

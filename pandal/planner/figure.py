@@ -8,6 +8,27 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+_LABELS = {
+    "all_reduces_s": "all-reduces",
+    "ridge_flop_per_byte": "operations per byte at the ridge",
+}
+_WORDS = {
+    "answer": "whole answer",
+    "api": "API",
+    "bf16": "BF16",
+    "flop": "work",
+    "fp8": "FP8",
+    "gpu": "GPU",
+    "gpus": "GPUs",
+    "int4": "INT4",
+    "kv": "KV",
+    "littles": "Little's",
+    "s": "second",
+    "tpot": "TPOT",
+    "ttft": "TTFT",
+    "usd": "US dollars",
+}
+
 
 class Unit(enum.StrEnum):
     COUNT = "count"
@@ -35,6 +56,18 @@ class Figure:
 
 def renamed(figure: Figure, name: str) -> Figure:
     return replace(figure, name=name)
+
+
+def label(figure: Figure) -> str:
+    """The name in words; the value shown carries the unit."""
+    if figure.name in _LABELS:
+        return _LABELS[figure.name]
+    words = figure.name.removeprefix("num_").split("_")
+    parts = [
+        "" if word == "s" and before != "per" else _WORDS.get(word, word)
+        for before, word in zip(["", *words], words, strict=False)
+    ]
+    return " ".join(part for part in parts if part)
 
 
 def shown(figure: Figure) -> str:

@@ -1,4 +1,4 @@
-"""What fits: weights, and the KV cache beside them."""
+"""What fits: weights, and the KV cache beside them; and how long weights take to get there."""
 
 import math
 
@@ -18,15 +18,41 @@ def weight_bytes(num_parameters: float, precision: Precision) -> Figure:
     )
 
 
+def load_s(weight_bytes: float, load_bytes_per_s: float) -> Figure:
+    """The least that a new replica takes."""
+    return Figure(
+        "weight_load_s",
+        weight_bytes / load_bytes_per_s,
+        Unit.SECONDS,
+        "weights / rate at which disk or network delivers them",
+        f"{weight_bytes:.0f} / {load_bytes_per_s:g}",
+    )
+
+
+def kv_copies(num_gpus: int, num_kv_heads: int) -> Figure:
+    """A GPU holds whole heads: where there are fewer than GPUs, some hold the same one."""
+    return Figure(
+        "kv_copies",
+        max(1, num_gpus / num_kv_heads),
+        Unit.COUNT,
+        "GPUs / KV heads, at least 1",
+        f"max(1, {num_gpus} / {num_kv_heads})",
+    )
+
+
 def kv_bytes(
-    num_tokens: float, kv_bytes_per_token: float, *, name: str = "kv_bytes_per_request"
+    num_tokens: float,
+    kv_bytes_per_token: float,
+    *,
+    copies: float = 1,
+    name: str = "kv_bytes_per_request",
 ) -> Figure:
     return Figure(
         name,
-        num_tokens * kv_bytes_per_token,
+        num_tokens * kv_bytes_per_token * copies,
         Unit.BYTES,
-        "tokens x KV bytes per token",
-        f"{num_tokens:g} * {kv_bytes_per_token:g}",
+        "tokens x KV bytes per token x copies",
+        f"{num_tokens:g} * {kv_bytes_per_token:g} * {copies:g}",
     )
 
 

@@ -75,17 +75,29 @@ class ModelShape:
         num_in_experts = self.config.num_experts_per_tok * self.num_parameters_per_expert
         return self._num_shared_parameters + num_in_experts
 
+    @property
+    def num_multiplied_parameters(self) -> int:
+        """Active ones without the input embedding, of which a token only looks up its own row."""
+        return self.num_active_parameters - self._num_looked_up_parameters
+
     def num_read_parameters(self, num_tokens: float) -> float:
         """Expected to be read for one step of ``num_tokens``, if the router chooses evenly."""
         config = self.config
         untouched: float = 1 - config.num_experts_per_tok / config.num_local_experts
         num_experts = config.num_local_experts * (1 - math.pow(untouched, num_tokens))
-        return self._num_shared_parameters + num_experts * self.num_parameters_per_expert
+        always = self._num_shared_parameters - self._num_looked_up_parameters
+        return always + num_experts * self.num_parameters_per_expert
 
     @property
     def num_parameters_per_expert(self) -> int:
         """Of one expert, or of the one MLP, over all layers: gate, up and down projections."""
         return self.num_layers * 3 * self.config.hidden_size * self.config.intermediate_size
+
+    @property
+    def _num_looked_up_parameters(self) -> int:
+        """None where the output matrix is the same one: it is multiplied."""
+        config = self.config
+        return 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
 
     @property
     def _num_shared_parameters(self) -> int:

@@ -3,29 +3,17 @@
 import msgspec
 
 from pandal.planner.deployment import Plan
-from pandal.planner.figure import Figure, shown
-
-_WORDS = {
-    "api": "API",
-    "gpu": "GPU",
-    "gpus": "GPUs",
-    "kv": "KV",
-    "littles": "Little's",
-    "s": "second",
-    "tpot": "TPOT",
-    "ttft": "TTFT",
-    "usd": "US dollars",
-}
+from pandal.planner.figure import label, shown
 
 
 def plan_text(plan: Plan, *, is_explained: bool) -> str:
     """A figure a line; explained, each with its formula and the numbers in it."""
-    width = max(len(_label(f)) for section in plan.sections for f in section.figures)
+    width = max(len(label(f)) for section in plan.sections for f in section.figures)
     lines = []
     for section in plan.sections:
         lines += ["", section.title]
         for figure in section.figures:
-            lines.append(f"  {_label(figure):<{width}}  {shown(figure)}")
+            lines.append(f"  {label(figure):<{width}}  {shown(figure)}")
             if is_explained:
                 lines += [f"      {figure.formula}", f"      = {figure.numbers}"]
     lines += [f"beware: {warning}" for warning in plan.warnings]
@@ -71,11 +59,3 @@ def chart_values(plan: Plan) -> str:
         f"  gpusPerReplica: {plan.gpus_per_replica}\n"
         f"  maxNumSeqs: {plan.max_sequences}"
     )
-
-
-def _label(figure: Figure) -> str:
-    """The name in words; the value shown carries the unit."""
-    name = figure.name.removeprefix("num_")
-    if name.endswith("_s") and not name.endswith("per_s"):
-        name = name.removesuffix("_s")
-    return " ".join(_WORDS.get(word, word) for word in name.split("_"))

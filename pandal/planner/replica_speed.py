@@ -7,7 +7,7 @@ from pandal.planner import demand, memory, roofline
 from pandal.planner.figure import Figure, Unit, renamed
 from pandal.planner.question import Load, MeasuredPoint, Serving
 from pandal.planner.roofline import Hardware
-from pandal.planner.sizing import kv_bytes_of_token
+from pandal.planner.sizing import kv_bytes_of_token, kv_copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def best_batch(serving: Serving, load: Load, used: Hardware, max_sequences: int)
 
 
 def prefill_flop(serving: Serving, load: Load) -> float:
-    linear = roofline.prefill_flop(serving.shape.num_active_parameters, load.prompt_tokens)
+    linear = roofline.prefill_flop(serving.shape.num_multiplied_parameters, load.prompt_tokens)
     return linear.value + roofline.attention_flop(serving.shape, load.prompt_tokens).value
 
 
@@ -82,10 +82,11 @@ def decode(
     shape = serving.shape
     read = memory.weight_bytes(shape.num_read_parameters(num_sequences), serving.weight_precision)
     context_tokens = load.prompt_tokens + load.output_tokens / 2
+    kv_bytes = kv_bytes_of_token(serving) * kv_copies(serving, used.num_gpus).value
     all_reduce = roofline.all_reduce_s(shape, num_tokens=num_sequences, hardware=used)
     step = roofline.decode_step_s(
-        read_bytes=read.value + num_sequences * context_tokens * kv_bytes_of_token(serving),
-        flop=2 * shape.num_active_parameters * num_sequences,
+        read_bytes=read.value + num_sequences * context_tokens * kv_bytes,
+        flop=2 * shape.num_multiplied_parameters * num_sequences,
         communication_s=all_reduce.value,
         hardware=used,
     )

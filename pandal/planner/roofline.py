@@ -35,14 +35,18 @@ class Hardware:
         return self.num_gpus * self.gpu.bandwidth_bytes_per_s * self.bandwidth_ratio
 
 
-def prefill_flop(num_active_parameters: float, prompt_tokens: float) -> Figure:
-    """A multiplication and an addition per parameter and token."""
+def prefill_flop(num_multiplied_parameters: float, prompt_tokens: float) -> Figure:
+    """A multiplication and an addition per parameter and token.
+
+    The output matrix is among them, as is the custom, though engines multiply by it only for the
+    prompt's last token.
+    """
     return Figure(
         "prefill_flop",
-        2 * num_active_parameters * prompt_tokens,
+        2 * num_multiplied_parameters * prompt_tokens,
         Unit.FLOP,
-        "2 x active parameters x prompt tokens",
-        f"2 * {num_active_parameters:.0f} * {prompt_tokens:g}",
+        "2 x active parameters without the input embedding x prompt tokens",
+        f"2 * {num_multiplied_parameters:.0f} * {prompt_tokens:g}",
     )
 
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from pandal.errors import BadOption
 from pandal.planner.accelerator import find_accelerator, known_accelerators
 from pandal.planner.deployment import make_plan
-from pandal.planner.model_shape import find_model, known_models
+from pandal.planner.figure import label
+from pandal.planner.model_shape import ModelShape, find_model, known_models
 from pandal.planner.precision import Precision
 from pandal.planner.question import Question
 from tests.pandal.planner.questions import MEASURED, question
@@ -87,7 +89,7 @@ def test_theory_is_shown_beside_the_measurement_at_its_batch() -> None:
 
 def test_a_measurement_far_from_theory_is_a_warning() -> None:
     far_off = make_plan(question(replace(MEASURED, tpot_s=1.0)))
-    assert any("tpot_s_measured_over_theory" in warning for warning in far_off.warnings)
+    assert any("TPOT measured over theory is" in warning for warning in far_off.warnings)
     theory = make_plan(question(max_batch=48)).figures
     exact = replace(
         MEASURED,
@@ -160,8 +162,86 @@ def test_experts_are_read_as_they_are_hit() -> None:
     mixtral = find_model("Mixtral-8x7B-v0.1")
     assert mixtral.num_parameters == pytest.approx(46.7e9, rel=0.001)
     assert mixtral.num_active_parameters == pytest.approx(12.9e9, rel=0.002)
-    assert mixtral.num_read_parameters(1) == pytest.approx(mixtral.num_active_parameters)
-    assert mixtral.num_read_parameters(256) == pytest.approx(mixtral.num_parameters)
+    looked_up = mixtral.config.vocab_size * mixtral.config.hidden_size
+    assert mixtral.num_read_parameters(1) == pytest.approx(mixtral.num_multiplied_parameters)
+    assert mixtral.num_read_parameters(256) == pytest.approx(mixtral.num_parameters - looked_up)
+
+
+def test_the_input_embedding_is_looked_up_unless_it_is_the_output_matrix_too() -> None:
+    own, tied = find_model("Llama-3-8B"), find_model("SmolLM2-135M-Instruct")
+    looked_up = own.config.vocab_size * own.config.hidden_size
+    assert own.num_multiplied_parameters == own.num_parameters - looked_up
+    assert tied.num_multiplied_parameters == tied.num_parameters
+    figures = make_plan(question(shape=own)).figures
+    assert figures["prefill_flop"] == 2 * (own.num_parameters - looked_up) * 3000
+
+
+def heads(num_heads: int, num_kv_heads: int) -> ModelShape:
+    shape = find_model("Llama-3-8B")
+    return replace(
+        shape,
+        config=msgspec.structs.replace(
+            shape.config, num_attention_heads=num_heads, num_key_value_heads=num_kv_heads
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "num_gpus"),
+    [(32, 8, 8), (28, 4, 4), (9, 3, 1), (12, 3, 1), (6, 2, 2)],
+)
+def test_only_gpus_that_share_the_heads_evenly_are_taken(
+    num_heads: int, num_kv_heads: int, num_gpus: int
+) -> None:
+    asked = question(shape=heads(num_heads, num_kv_heads), max_batch=1)
+    share_bytes = asked.serving.shape.num_parameters / num_gpus
+    gpu = msgspec.structs.replace(asked.serving.gpu, memory_gb=share_bytes * 1.4 / 1e9)
+    plan = make_plan(replace(asked, serving=replace(asked.serving, gpu=gpu)))
+    assert plan.gpus_per_replica == num_gpus
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "most"), [(28, 4, 4), (9, 3, 1), (12, 3, 1)])
+def test_what_the_heads_do_not_allow_is_not_tried(
+    num_heads: int, num_kv_heads: int, most: int
+) -> None:
+    asked = question(shape=heads(num_heads, num_kv_heads), max_batch=1)
+    gpu = msgspec.structs.replace(asked.serving.gpu, memory_gb=1.2)
+    with pytest.raises(BadOption, match=f"--gpu: {most} x H100 cannot hold"):
+        make_plan(replace(asked, serving=replace(asked.serving, gpu=gpu)))
+
+
+def test_gpus_asked_for_that_do_not_share_the_heads_are_refused() -> None:
+    with pytest.raises(BadOption, match="28 attention heads and 4 KV heads of Llama-3-8B do not"):
+        make_plan(question(shape=heads(28, 4), num_gpus=8))
+
+
+def test_with_fewer_kv_heads_than_gpus_some_are_held_twice() -> None:
+    once, twice = (
+        make_plan(question(shape=heads(32, num_kv_heads), num_gpus=8, max_batch=1)).figures
+        for num_kv_heads in (8, 4)
+    )
+    assert (once["kv_copies"], twice["kv_copies"]) == (1, 2)
+    assert twice["kv_bytes_per_token"] == once["kv_bytes_per_token"] / 2
+    assert twice["kv_bytes_per_request"] == once["kv_bytes_per_request"]
+
+
+def test_labels_are_words_not_names_of_variables() -> None:
+    plan = make_plan(question(MEASURED))
+    figures = [figure for section in plan.sections for figure in section.figures]
+    labels = [label(figure) for figure in figures]
+    assert {
+        "prefill at peak",
+        "decode step at peak",
+        "prefill work",
+        "TTFT by theory",
+        "TPOT measured over theory",
+        "requests per second by Little's law",
+    } <= set(labels)
+    assert len(set(labels)) == len(labels)
+    for text in labels:
+        assert "_" not in text
+        assert "second" not in text.replace("per second", "")
+        assert "flop" not in text.casefold()
 
 
 def test_more_gpus_per_replica_are_faster_and_never_free() -> None:

@@ -6,7 +6,6 @@ Each figure is rounded in its source; the tolerance is half of its last digit, u
 import pytest
 
 from pandal.planner import (
-    cold_start,
     cost,
     demand,
     disaggregation,
@@ -180,4 +179,4 @@ def test_littles_law_agrees_with_the_token_rate() -> None:
 
 @pytest.mark.parametrize(("gb_per_s", "load_s"), [(2, 70), (1, 140)])
 def test_loading_140_gb(gb_per_s: float, load_s: float) -> None:
-    assert cold_start.load_s(140e9, gb_per_s * 1e9).value == load_s
+    assert memory.load_s(140e9, gb_per_s * 1e9).value == load_s
