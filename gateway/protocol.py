@@ -6,6 +6,7 @@ this class were not there.  Both kinds may follow each other on one connection, 
 """
 
 import asyncio
+import logging
 import socket
 import struct
 from collections import deque
@@ -21,6 +22,7 @@ from uvicorn.server import ServerState
 from contracts.usage import Outcome
 from gateway.api.context import Operation
 from gateway.api.errors import error_body
+from gateway.api.headers import request_id_header
 from gateway.errors import (
     AnswerTimeout,
     GatewayError,
@@ -33,6 +35,9 @@ from gateway.exchange import Exchange
 
 DATA_PLANE_PATHS: Final = {operation.path.encode(): operation for operation in Operation}
 
+logger = logging.getLogger(__name__)
+
+_NOT_HTTP = "The bytes are not a valid HTTP/1.1 request."
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LINGER_S = 2.0  # for a client to notice the refusal and stop sending
 _MAX_FRAMING_BYTES = 64 * 1024  # in a row; as nginx's four buffers of 8 KB, doubled
@@ -59,11 +64,14 @@ class DataPlaneProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         start: Start,
+        make_request_id: Callable[[], str],
         limits: ConnectionLimits,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._start = start
+        self._make_request_id = make_request_id
         self._limits = limits
+        self._num_hosts = 0  # of the message that is being parsed
         self._is_in_head = True
         self._num_framing_bytes = 0  # since the last byte of a body: head, chunk sizes, trailers
         self._is_turn_due = False  # an answer has ended, but the client does not read
@@ -89,8 +97,10 @@ class DataPlaneProtocol(HttpToolsProtocol):
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._unsupported_upgrade_warning()
-        except httptools.HttpParserError:
-            self._refuse_bytes(InvalidRequest("The bytes are not a valid HTTP/1.1 request."))
+        except httptools.HttpParserError as exc:
+            known = exc.__context__  # what a callback raised, where one did
+            error = known if isinstance(known, InvalidRequest) else InvalidRequest(_NOT_HTTP)
+            self._refuse_bytes(error)
         else:
             if self._num_framing_bytes > _MAX_FRAMING_BYTES:
                 self._refuse_bytes(HeadersTooLarge("The headers are too large."))
@@ -100,18 +110,23 @@ class DataPlaneProtocol(HttpToolsProtocol):
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
+        self._num_hosts = 0
         self._incoming = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Not a trailer: it came after the decisions that a header is for."""
         if self._is_in_head:
             name = name.lower()
-            if name == b"expect" and value.lower() == b"100-continue":
+            if name == b"host":
+                self._num_hosts += 1
+            elif name == b"expect" and value.lower() == b"100-continue":
                 self.expect_100_continue = True
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        """Raises InvalidRequest, which ends the parsing, and with it the connection."""
         self._is_in_head = False
+        self._check_host()
         operation = DATA_PLANE_PATHS.get(self.url.partition(b"?")[0])
         if operation is None or self.parser.get_method() != b"POST":
             self._hand_to_uvicorn()
@@ -164,6 +179,12 @@ class DataPlaneProtocol(HttpToolsProtocol):
             if exchange is self._running:
                 self._begin(exchange)
 
+    def _check_host(self) -> None:
+        """RFC 9112, 3.2: two could be taken for two sites, by us and by whoever is before us."""
+        num_needed = 0 if self.parser.get_http_version() == "1.0" else 1
+        if not num_needed <= self._num_hosts <= 1:
+            raise InvalidRequest("A request needs one 'Host' header, no more and no less.")
+
     def _hand_to_uvicorn(self) -> None:
         url, headers, expects = self.url, self.headers, self.expect_100_continue
         previous, num_waiting = self.cycle, len(self.pipeline)
@@ -206,7 +227,7 @@ class DataPlaneProtocol(HttpToolsProtocol):
     def _send_refusal(self, exchange: Exchange, error: GatewayError) -> None:
         """Then lingers: closed with unread bytes, TCP would reset, and the answer be lost."""
         exchange.is_closed_by_owner = True
-        exchange.send(error.status, b"", error_body(error))
+        exchange.send(error.status, self._refusal_header(error), error_body(error))
         if self._is_discarding:
             self.loop.call_later(_LINGER_S, self.transport.close)
         else:
@@ -220,10 +241,18 @@ class DataPlaneProtocol(HttpToolsProtocol):
             return
         body = error_body(error)
         self.transport.write(
-            b"%bcontent-type: application/json\r\ncontent-length: %d\r\n"
-            b"connection: close\r\n\r\n%b" % (STATUS_LINE[error.status], len(body), body)
+            b"%bcontent-type: application/json\r\ncontent-length: %d\r\n%b"
+            b"connection: close\r\n\r\n%b"
+            % (STATUS_LINE[error.status], len(body), self._refusal_header(error), body)
         )
         self.transport.close()
+
+    def _refusal_header(self, error: GatewayError) -> bytes:
+        """The id of a request that nobody but the log will know."""
+        request_id = self._make_request_id()
+        fields = {"request_id": request_id, "status": error.status, "reason": error.code}
+        logger.info("request refused", extra=fields)
+        return request_id_header(request_id)
 
     def _started(self) -> bool:
         return self._running is not None and self._running.message_event.is_set()

@@ -29,7 +29,12 @@ class Listener:
 
 class GatewayServer(uvicorn.Server):
     def __init__(self, gateway: Gateway, listener: Listener, limits: ConnectionLimits) -> None:
-        protocol = functools.partial(DataPlaneProtocol, start=gateway.pipeline.start, limits=limits)
+        protocol = functools.partial(
+            DataPlaneProtocol,
+            start=gateway.pipeline.start,
+            make_request_id=gateway.make_request_id,
+            limits=limits,
+        )
         super().__init__(
             uvicorn.Config(
                 gateway.control_plane,

@@ -9,6 +9,7 @@ from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import Reply, chat, get, hang_up, read_reply, request_bytes, send
 from tests.gateway.processes import Gateway
 from tests.gateway.upstream_server import Upstream, words
+from tests.support.waiting import eventually
 
 
 async def exchange(port: int, request: bytes, num_replies: int) -> list[Reply]:
@@ -186,6 +187,26 @@ async def test_malformed_requests_are_refused(tenant: Tenant, request_: bytes) -
     assert reply.status == 400
     assert reply.error["type"] == "invalid_request_error"
     assert reply.headers["connection"] == "close"
+    assert reply.headers["x-request-id"].startswith("req_")
+
+
+@pytest.mark.parametrize("hosts", [b"", b"host: g\r\nHost: g\r\n"], ids=["no-host", "two-hosts"])
+@pytest.mark.parametrize(
+    "line", [b"POST /v1/chat/completions", b"GET /health"], ids=["data-plane", "control-plane"]
+)
+async def test_a_request_names_one_host(tenant: Tenant, line: bytes, hosts: bytes) -> None:
+    request = line + b" HTTP/1.1\r\n" + hosts + b"content-length: 2\r\n\r\n{}"
+    reply = await send(tenant.gateway.port, request)
+    assert reply.status == 400
+    assert "'Host'" in reply.error["message"]
+    assert reply.headers["x-request-id"].startswith("req_")
+
+
+async def test_an_http_1_0_client_need_not_name_a_host(tenant: Tenant) -> None:
+    reply = await send(tenant.gateway.port, b"GET /health HTTP/1.0\r\n\r\n")
+    assert reply.status == 200
+    request = b"GET /health HTTP/1.0\r\nhost: g\r\nhost: h\r\n\r\n"
+    assert (await send(tenant.gateway.port, request)).status == 400
 
 
 async def test_garbage_behind_a_good_request_does_not_spoil_it(
@@ -218,6 +239,13 @@ async def test_a_request_that_does_not_arrive_is_given_up_on(
 ) -> None:
     reply = await send(tenant.gateway.port, beginning)
     assert (reply.status, reply.error["code"]) == (408, "request_timeout")
+    request_id = reply.headers["x-request-id"]
+
+    def is_logged() -> bool:
+        lines = tenant.gateway.log_lines()
+        return any((r.get("request_id"), r.get("status")) == (request_id, 408) for r in lines)
+
+    await asyncio.to_thread(eventually, is_logged, "the refusal in the log")
 
 
 @pytest.mark.parametrize("num_lines", [1, 500], ids=["one-long-line", "many-lines"])
@@ -226,6 +254,7 @@ async def test_endless_headers_are_refused(tenant: Tenant, num_lines: int) -> No
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\n" + line * num_lines
     reply = await send(tenant.gateway.port, head)
     assert (reply.status, reply.error["code"]) == (431, "headers_too_large")
+    assert reply.headers["x-request-id"].startswith("req_")
 
 
 async def test_a_body_too_large_waits_for_its_turn_to_be_refused(
@@ -235,6 +264,7 @@ async def test_a_body_too_large_waits_for_its_turn_to_be_refused(
     big = request_bytes(chat("x" * 250_000), tenant.key)
     replies = await exchange(tenant.gateway.port, request_bytes(chat(), tenant.key) + big, 2)
     assert [reply.status for reply in replies] == [200, 413]
+    assert len({reply.headers["x-request-id"] for reply in replies}) == 2
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS"])
