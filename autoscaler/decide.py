@@ -18,10 +18,11 @@ from autoscaler.need import Outlook, learned, outlook, rates_of, supply_tokens_p
 from autoscaler.policy import PoolPolicy
 from autoscaler.pool import Phase, PoolState
 from autoscaler.shrink import Shrunk, down_window_s, shrunk
+from autoscaler.unseen import awaited
 
 
 def decide(state: PoolState, policy: PoolPolicy, memory: Memory) -> Decision:
-    memory = noticed(state, policy, memory)
+    state, memory = awaited(state, policy, noticed(state, policy, memory))
     if state.demand is None or state.demand.interval_s <= 0:
         seen = memory
         changed = _held(state, memory, Code.UNKNOWN_DEMAND)
@@ -74,6 +75,9 @@ def _said(state: PoolState) -> Sequence[Reason]:
         count = sum(replica.phase is phase for replica in state.replicas)
         if count > 0:
             found.append(Reason(code, {"num_replicas": count}))
+    num_overdue = sum(v.num_unseen - v.num_coming for v in state.variants)
+    if num_overdue > 0:
+        found.append(Reason(Code.UNSEEN, {"num_replicas": num_overdue}))
     return found
 
 

@@ -27,6 +27,7 @@ class Code(StrEnum):
     UNKNOWN_REPLICAS = "unknown_replicas"
     UNSCHEDULABLE = "unschedulable"
     STUCK = "stuck"
+    UNSEEN = "unseen"
     FLOOR = "floor"
     CEILING = "ceiling"
     SCHEDULE = "schedule"
@@ -49,6 +50,14 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
+class Unseen:
+    """Replicas of a variant that were ordered and are not there."""
+
+    num_live: int  # of those that are
+    since_s: float  # seconds since the epoch, at which the last one came
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """All that a decision takes from the one before.  Its loss makes the next ones hold."""
 
@@ -60,6 +69,7 @@ class Memory:
     last_request_s: float = 0.0  # known_s
     late_since_s: float | None = None  # known_s since which TTFT misses its target
     full_since_s: float | None = None  # known_s since which KV caches are full
+    unseen: Mapping[str, Unseen] = field(default_factory=dict)  # by variant that misses some
     manual_until_s: float | None = None  # seconds since the epoch
     manual_counts: Mapping[str, int] = field(default_factory=dict)
 

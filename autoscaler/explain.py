@@ -26,6 +26,7 @@ _SENTENCES: Final[Mapping[Code, str]] = {
     Code.UNKNOWN_REPLICAS: "{num_unknown:.0f} replicas do not tell their load: nothing goes down",
     Code.UNSCHEDULABLE: "{num_replicas:.0f} replicas find no node",
     Code.STUCK: "{num_replicas:.0f} replicas do not become ready",
+    Code.UNSEEN: "{num_replicas:.0f} replicas were ordered and never came",
     Code.FLOOR: "at least {floor:.0f} replicas are to be there",
     Code.CEILING: "quota or ceiling is reached",
     Code.SCHEDULE: "a schedule asks for {floor:.0f} replicas",

@@ -78,10 +78,10 @@ def order(
 
 
 def is_blocked(found: VariantState) -> bool:
-    """No node for it, or not one of it has ever come up."""
+    """No node for it, or not one of it has ever come up, or what was ordered never came."""
     no_node = found.count(Phase.UNSCHEDULABLE) > 0
     none_starts = found.count(Phase.STUCK) > 0 and found.count(Phase.READY) == 0
-    return no_node or none_starts
+    return no_node or none_starts or found.num_unseen > found.num_coming
 
 
 def _is_asleep(state: PoolState) -> bool:

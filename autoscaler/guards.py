@@ -30,7 +30,8 @@ def watched(state: PoolState, policy: PoolPolicy, memory: Memory) -> Memory:
 
 def fired(state: PoolState, policy: PoolPolicy, memory: Memory) -> tuple[Reason, ...]:
     """Empty while replicas are on their way: they are the answer to what is seen now."""
-    if any(replica.phase is Phase.STARTING for replica in state.replicas):
+    is_awaited = any(found.num_coming > 0 for found in state.variants)
+    if is_awaited or any(replica.phase is Phase.STARTING for replica in state.replicas):
         return ()
     if slot_usage(state, policy) < MIN_SLOT_USAGE:
         return ()

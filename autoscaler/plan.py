@@ -65,18 +65,19 @@ def _plan_variant(
 ) -> Iterator[Action]:
     survived = _survivors_of_release(found)
     yield from (Uncordon(found.name, replica.name) for replica in survived)
-    kept = found.num_kept
+    kept, num_unmade = found.num_kept, 0
     if wanted > kept:
         yield from _grow(found, wanted - kept)
         return
     if wanted < kept:
-        victims = _victims(found, kept - wanted)
+        num_unmade = min(found.num_unseen, kept - wanted)  # what is not there leaves nobody
+        victims = _victims(found, kept - wanted - num_unmade)
         yield from (Cordon(found.name, v.name) for v in victims if v.phase is Phase.READY)
         ripe = [victim for victim in victims if victim.phase is not Phase.READY]
     else:
         ripe = []
     ripe += [r for r in _draining(found) if _has_drained(r, now_s, drain_deadline_s)]
-    yield from _retire(found, ripe)
+    yield from _retire(found, ripe, num_unmade)
 
 
 def _grow(found: VariantState, num_more: int) -> Iterator[Action]:
@@ -86,10 +87,10 @@ def _grow(found: VariantState, num_more: int) -> Iterator[Action]:
         yield SetCount(found.name, found.num_ordered, found.num_ordered + num_more - len(undone))
 
 
-def _retire(found: VariantState, ripe: list[Replica]) -> Iterator[Action]:
-    if not ripe:
+def _retire(found: VariantState, ripe: list[Replica], num_unmade: int) -> Iterator[Action]:
+    target = found.num_ordered - len(ripe) - num_unmade
+    if target == found.num_ordered:
         return
-    target = found.num_ordered - len(ripe)
     for replica in ripe:
         if replica.released_to != target:
             yield Release(found.name, replica.name, target)
@@ -104,7 +105,7 @@ def _draining(found: VariantState) -> list[Replica]:
 def _survivors_of_release(found: VariantState) -> list[Replica]:
     """Released, the count written, and no replica above the count is left to be deleted."""
     released = [r for r in found.replicas if r.phase is Phase.DRAINING and found.is_unordered(r)]
-    num_surplus = sum(replica.is_live for replica in found.replicas) - found.num_ordered
+    num_surplus = found.num_live - found.num_ordered
     return released[max(0, num_surplus) :]
 
 

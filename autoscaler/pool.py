@@ -53,9 +53,19 @@ class VariantState:
     replicas: tuple[Replica, ...]
     num_written: int | None = None  # the count that we wrote last; None: never, or not known
     cold_starts_s: tuple[float, ...] = ()  # of replicas that became ready
+    num_coming: int = 0  # of those not seen yet, how many are still expected
 
     def count(self, phase: Phase) -> int:
         return sum(replica.phase is phase for replica in self.replicas)
+
+    @property
+    def num_live(self) -> int:
+        return sum(replica.is_live for replica in self.replicas)
+
+    @property
+    def num_unseen(self) -> int:
+        """Ordered, and not there."""
+        return max(0, self.num_ordered - self.num_live)
 
     @property
     def num_kept(self) -> int:
@@ -73,7 +83,7 @@ class VariantState:
     def num_capacity(self) -> int:
         """A rollout's surge pods come on top of the order, and are not capacity."""
         found = sum(replica.phase in CAPACITY_PHASES for replica in self.replicas)
-        return min(found, self.num_kept)
+        return min(found + self.num_coming, self.num_kept)
 
     @property
     def num_ready(self) -> int:

@@ -77,6 +77,34 @@ def test_ordered_capacity_is_not_ordered_again_while_it_starts() -> None:
     assert max(counts) == counts[1]
 
 
+def test_ordered_capacity_is_not_ordered_again_before_it_is_seen() -> None:
+    scene = Scene(policy(max_replicas=64), ordered=2)
+    scene.obey(1.0, num_looks=50)
+    counts = []
+    for _ in range(12):  # the cluster has written the count, and made nothing yet
+        decision = scene.look(10.0, replicas(2, num_running=10))
+        scene.ordered = decision.num_wanted
+        counts.append(decision.num_wanted)
+    assert max(counts) == counts[1] > 2
+    said: set[Code] = set()
+    for _ in range(30):  # longer than a cold start: it is said, and more of it would not help
+        decision = scene.look(10.0, replicas(2, num_running=10))
+        assert decision.num_wanted <= counts[1]
+        said |= decision.codes
+        scene.ordered = decision.num_wanted
+    assert Code.UNSEEN in said
+
+
+def test_capacity_that_never_came_is_taken_back_when_it_is_not_needed() -> None:
+    scene = Scene(ordered=4)
+    scene.obey(3.0, num_looks=50)
+    count = scene.ordered
+    scene.ordered = count + 5
+    there = replicas(count, num_running=8)
+    wanted = [scene.look(3.0, there).num_wanted for _ in range(16)]
+    assert wanted[-1] == count
+
+
 def test_down_waits_for_the_window_and_goes_in_steps() -> None:
     scene = Scene(ordered=4)
     scene.obey(12.0, num_looks=60)

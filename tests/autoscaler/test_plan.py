@@ -36,6 +36,11 @@ def test_one_that_starts_goes_before_one_that_serves_and_at_once() -> None:
     assert planned(2, 3, BUSY, starting, IDLE) == [Release("v", "new", 2), SetCount("v", 3, 2)]
 
 
+def test_what_was_ordered_and_is_not_there_goes_before_anything_that_is() -> None:
+    assert planned(2, 5, BUSY, MID) == [SetCount("v", 5, 2)]
+    assert planned(1, 3, BUSY, MID) == [Cordon("v", "mid"), SetCount("v", 3, 2)]
+
+
 def test_a_running_drain_is_not_started_again() -> None:
     draining = replica("d", 3, Phase.DRAINING)
     assert planned(2, 3, BUSY, MID, draining) == []
