@@ -23,7 +23,7 @@ def missing_tokens_per_s(
     supply = supply_tokens_per_s(state, rates_of(memory, policy))
     need = memory.needs[-1]
     waiting = {"num_waiting": state.num_waiting}
-    if _is_asleep(state) and state.num_in_flight > 0:
+    if _is_asleep(state) and memory.last_request_s == memory.known_s:
         return max(need.total_tokens_per_s, ANY_TOKENS_PER_S), (Reason(Code.WOKEN, waiting),)
     if _is_urgent(state, policy) and need.total_tokens_per_s > supply:
         return need.total_tokens_per_s - supply, (Reason(Code.BACKLOG, waiting),)

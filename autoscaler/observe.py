@@ -1,60 +1,145 @@
-"""From the cluster's view and the engines' counters to a PoolState.
+"""From the cluster's view, the engines' counters and the gateway's to a PoolState.
 
-Remembers the samples of the look before, because a rate needs two.  Engines that restarted, came
-or went between two looks have no rate, and what is gone from the cluster is not looked at.
-Arrivals are what finished plus what is more in flight: a stream of an hour counts when it begins.
+Remembers each one's last sample and when it told it, because a rate needs two: who missed a look
+has a rate over the time that it missed.  Engines that restarted have none until they told twice,
+and what is gone from the cluster, or does not serve, is not looked at.
+
+Without the gateway, arrivals are what finished plus what is more in flight: a stream of an hour
+counts when it begins.  Engines know nothing of requests that wait for a replica to exist.
 """
 
+import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from autoscaler.cluster import ClusterView
 from autoscaler.engine_metrics import EngineSample
 from autoscaler.latency import Buckets, grown, p95, summed
-from autoscaler.pool import Demand, EngineLoad, Phase, PoolState, Replica, VariantState
+from autoscaler.pool import (
+    SERVING_PHASES,
+    Demand,
+    EngineLoad,
+    Phase,
+    PoolState,
+    Replica,
+    VariantState,
+)
 
 TTFT_WINDOW_S: Final = 60.0
 PROMPT_TOKEN_WORK: Final = 0.05  # of a generated token's: prefills run that much faster
 
 
+@dataclass(frozen=True, slots=True)
+class GatewaySample:
+    """Of one pool, where clients ask: also what no replica has seen."""
+
+    num_arrived: float  # since the gateway's start, with those refused for want of a replica
+    num_queued: int  # on no replica yet
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """What one engine told last, and now."""
+
+    before: EngineSample
+    after: EngineSample
+    elapsed_s: float
+
+    @property
+    def num_finished(self) -> float:
+        return self.after.num_finished - self.before.num_finished
+
+    @property
+    def work_tokens(self) -> float:
+        prompt = self.after.prompt_tokens - self.before.prompt_tokens
+        generated = self.after.generation_tokens - self.before.generation_tokens
+        return generated + PROMPT_TOKEN_WORK * prompt
+
+    @property
+    def arrived_per_s(self) -> float:
+        more = _in_flight(self.after) - _in_flight(self.before)
+        return (self.num_finished + more) / self.elapsed_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Serving:
+    """The replicas that take or finish requests, and those of them that told."""
+
+    phases: Mapping[str, Phase]
+    told: Mapping[str, EngineSample]
+    pairs: Mapping[str, _Pair]
+
+
 class Observer:
     def __init__(self) -> None:
-        self._before: Mapping[str, EngineSample] = {}
+        self._before: Mapping[str, tuple[EngineSample, float]] = {}
+        self._gateway_before: tuple[GatewaySample, float] | None = None
         self._before_s: float | None = None
         self._ttft: deque[tuple[float, Buckets]] = deque()
 
     def look(
-        self, view: ClusterView, samples: Mapping[str, EngineSample | None], now_s: float
+        self,
+        view: ClusterView,
+        samples: Mapping[str, EngineSample | None],
+        now_s: float,
+        gateway: GatewaySample | None = None,
     ) -> PoolState:
-        """``samples``: of the replicas that were asked; ``None`` for those that did not tell."""
+        """``None``: did not tell, or there is none to be asked."""
+        serving = self._serving(view, samples, now_s)
+        asked_per_s = self._asked_per_s(gateway, now_s)
         interval_s = None if self._before_s is None else now_s - self._before_s
-        live = {r.name for variant in view.variants for r in variant.replicas if r.is_live}
-        told = {name: s for name, s in samples.items() if s is not None and name in live}
-        pairs = {
-            name: (self._before[name], sample)
-            for name, sample in told.items()
-            if name in self._before and _is_later(self._before[name], sample)
-        }
-        self._note_ttft(pairs, now_s)
+        self._note_ttft(serving, now_s)
         state = PoolState(
             now_s,
-            tuple(_with_loads(variant, told, pairs, interval_s) for variant in view.variants),
-            _demand(view, told, pairs, interval_s),
-            ttft=p95(summed(buckets for _, buckets in self._ttft)),
+            tuple(_with_loads(variant, serving) for variant in view.variants),
+            _demand(serving, interval_s, gateway, asked_per_s),
+            0 if gateway is None else gateway.num_queued,
+            p95(summed(buckets for _, buckets in self._ttft)),
         )
-        # One that did not tell this time is not forgotten: it may tell the next.
-        kept = {name: s for name, s in self._before.items() if name in live}
-        self._before, self._before_s = {**kept, **told}, now_s
+        self._remember(view, serving, gateway, now_s)
         return state
 
-    def _note_ttft(
-        self, pairs: Mapping[str, tuple[EngineSample, EngineSample]], now_s: float
-    ) -> None:
-        self._ttft.append((now_s, summed(grown(a.ttft, b.ttft) for a, b in pairs.values())))
+    def _serving(
+        self, view: ClusterView, samples: Mapping[str, EngineSample | None], now_s: float
+    ) -> _Serving:
+        found = [replica for variant in view.variants for replica in variant.replicas]
+        phases = {r.name: r.phase for r in found if r.phase in SERVING_PHASES}
+        told = {name: s for name, s in samples.items() if s is not None and name in phases}
+        pairs = {}
+        for name, sample in told.items():
+            before, told_at_s = self._before.get(name, (None, now_s))
+            if before is not None and now_s > told_at_s and _is_later(before, sample):
+                pairs[name] = _Pair(before, sample, now_s - told_at_s)
+        return _Serving(phases, told, pairs)
+
+    def _asked_per_s(self, gateway: GatewaySample | None, now_s: float) -> float | None:
+        """Where clients ask; ``None``: not told, told only once, or the gateway began anew."""
+        if gateway is None or self._gateway_before is None:
+            return None
+        before, told_at_s = self._gateway_before
+        num_arrived = gateway.num_arrived - before.num_arrived
+        if num_arrived < 0 or now_s <= told_at_s:
+            return None
+        return num_arrived / (now_s - told_at_s)
+
+    def _note_ttft(self, serving: _Serving, now_s: float) -> None:
+        pairs = serving.pairs.values()
+        self._ttft.append((now_s, summed(grown(p.before.ttft, p.after.ttft) for p in pairs)))
         while self._ttft[0][0] < now_s - TTFT_WINDOW_S:
             self._ttft.popleft()
+
+    def _remember(
+        self, view: ClusterView, serving: _Serving, gateway: GatewaySample | None, now_s: float
+    ) -> None:
+        """One that did not tell this time is not forgotten: it may tell the next."""
+        live = {r.name for variant in view.variants for r in variant.replicas if r.is_live}
+        kept = {name: known for name, known in self._before.items() if name in live}
+        self._before = {**kept, **{name: (s, now_s) for name, s in serving.told.items()}}
+        if gateway is not None:
+            self._gateway_before = (gateway, now_s)
+        self._before_s = now_s
 
 
 def _is_later(before: EngineSample, after: EngineSample) -> bool:
@@ -66,24 +151,12 @@ def _is_later(before: EngineSample, after: EngineSample) -> bool:
     )
 
 
-def _work_tokens(before: EngineSample, after: EngineSample) -> float:
-    prompt = after.prompt_tokens - before.prompt_tokens
-    return after.generation_tokens - before.generation_tokens + PROMPT_TOKEN_WORK * prompt
-
-
-def _with_loads(
-    variant: VariantState,
-    told: Mapping[str, EngineSample],
-    pairs: Mapping[str, tuple[EngineSample, EngineSample]],
-    interval_s: float | None,
-) -> VariantState:
+def _with_loads(variant: VariantState, serving: _Serving) -> VariantState:
     def loaded(found: Replica) -> Replica:
-        sample = told.get(found.name)
+        sample, pair = serving.told.get(found.name), serving.pairs.get(found.name)
         if sample is None:
             return found
-        rate = None
-        if found.name in pairs and interval_s is not None and interval_s > 0:
-            rate = _work_tokens(*pairs[found.name]) / interval_s
+        rate = None if pair is None else pair.work_tokens / pair.elapsed_s
         load = EngineLoad(sample.num_running, sample.num_waiting, sample.kv_cache_usage, rate)
         return replace(found, load=load)
 
@@ -91,29 +164,51 @@ def _with_loads(
 
 
 def _demand(
-    view: ClusterView,
-    told: Mapping[str, EngineSample],
-    pairs: Mapping[str, tuple[EngineSample, EngineSample]],
+    serving: _Serving,
     interval_s: float | None,
+    gateway: GatewaySample | None,
+    asked_per_s: float | None,
 ) -> Demand | None:
-    """Of those that told, scaled to all that serve: a router gives silent ones their share too."""
-    num_serving = sum(
-        replica.phase in (Phase.READY, Phase.DRAINING)
-        for variant in view.variants
-        for replica in variant.replicas
-    )
-    if interval_s is None or interval_s <= 0 or (num_serving > 0 and not pairs):
+    """Unknown where some serve and none of them tells, and where nobody counts who asks."""
+    arrived_per_s = _arrived_per_s(serving) if asked_per_s is None else asked_per_s
+    if interval_s is None or interval_s <= 0 or arrived_per_s is None:
         return None
-    finished = sum(after.num_finished - before.num_finished for before, after in pairs.values())
-    more = sum(_in_flight(after) - _in_flight(before) for before, after in pairs.values())
-    share = num_serving / len(pairs) if pairs else 1.0
-    work = sum(_work_tokens(before, after) for before, after in pairs.values())
+    if serving.phases and not serving.told:
+        return None
+    finished = sum(pair.num_finished for pair in serving.pairs.values())
+    work = sum(pair.work_tokens for pair in serving.pairs.values())
     return Demand(
         interval_s=interval_s,
-        num_arrived=round(max(0.0, finished + more) * share),
-        num_in_flight=sum(_in_flight(sample) for sample in told.values()),
+        num_arrived=arrived_per_s * interval_s,
+        num_in_flight=_num_at_engines(serving) + (0 if gateway is None else gateway.num_queued),
         tokens_per_request=work / finished if finished > 0 else None,
     )
+
+
+def _arrived_per_s(serving: _Serving) -> float | None:
+    """Scaled from those that told to all of their phase: a router gives silent ones their share.
+
+    Those that drain get no new requests, so they say nothing of those that do.
+    """
+    if not serving.pairs:
+        return None
+    total = 0.0
+    for phase in (Phase.READY, Phase.DRAINING):
+        names = [name for name, found in serving.phases.items() if found is phase]
+        rates = [serving.pairs[name].arrived_per_s for name in names if name in serving.pairs]
+        if rates:
+            total += sum(rates) * len(names) / len(rates)
+        elif names and phase is Phase.READY:
+            return None
+    return max(0.0, total)
+
+
+def _num_at_engines(serving: _Serving) -> int:
+    """Scaled to those that did not tell, and rounded up: they too have requests."""
+    if not serving.told:
+        return 0
+    num_told = sum(_in_flight(sample) for sample in serving.told.values())
+    return math.ceil(num_told * len(serving.phases) / len(serving.told))
 
 
 def _in_flight(sample: EngineSample) -> int:

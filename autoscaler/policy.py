@@ -30,7 +30,8 @@ class Variant:
 class PoolPolicy:
     name: str
     variants: tuple[Variant, ...]
-    min_replicas: int = 1  # 0: may scale to zero
+    min_replicas: int = 1  # 0: may scale to zero, if the gateway tells who asks of nothing
+    is_told_by_gateway: bool = False  # its arrivals and queue; else engines count what they got
     max_replicas: int
     schedules: tuple[Schedule, ...] = ()
     urgency: float = 0.5  # 0: cheap, waits for proof; 1: fast, orders for what may come
@@ -54,6 +55,11 @@ class PoolPolicy:
             raise BadPolicy(
                 f"{self.name}: 0 <= min_replicas <= max_replicas expected, got "
                 f"{self.min_replicas} and {self.max_replicas}"
+            )
+        if self.min_replicas == 0 and not self.is_told_by_gateway:
+            raise BadPolicy(
+                f"{self.name}: min_replicas must be at least 1 where the gateway does not tell its "
+                "queue: no engine would see the request that wakes the pool, got 0"
             )
         if self.min_replicas > sum(variant.max_replicas for variant in self.variants):
             raise BadPolicy(f"{self.name}: the variants' quotas do not hold min_replicas")

@@ -92,10 +92,10 @@ class VariantState:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What clients asked for since the last look, counted where they ask: at the gateway."""
+    """What clients asked for since the last look: counted at the gateway, else from the engines."""
 
     interval_s: float
-    num_arrived: int  # with those that were refused because no replica had room
+    num_arrived: float  # scaled to replicas that did not tell, where engines count
     num_in_flight: int  # waiting at the gateway or running on a replica
     tokens_per_request: float | None  # mean work of finished ones; None: none has finished
 

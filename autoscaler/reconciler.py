@@ -15,8 +15,8 @@ from autoscaler.cluster import Address, Cluster, ClusterView
 from autoscaler.decide import decide
 from autoscaler.decision import Decision, Memory
 from autoscaler.engine_metrics import EngineSample
-from autoscaler.errors import AutoscalerError, ClusterRefused
-from autoscaler.observe import Observer
+from autoscaler.errors import AutoscalerError, BadPolicy, ClusterRefused
+from autoscaler.observe import GatewaySample, Observer
 from autoscaler.plan import Action, plan
 from autoscaler.policy import PoolPolicy
 from autoscaler.pool import PoolState
@@ -24,6 +24,7 @@ from autoscaler.pool import PoolState
 logger = logging.getLogger(__name__)
 
 Scrape = Callable[[Mapping[str, Address]], Awaitable[Mapping[str, EngineSample | None]]]
+AskGateway = Callable[[], Awaitable[GatewaySample | None]]  # None: it did not tell
 Clock = Callable[[], float]  # seconds since the epoch
 
 
@@ -37,6 +38,14 @@ class Report:
     done: tuple[Action, ...]  # fewer: dry run, conflict, or the cluster refused
     conflict: str | None
     refused: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Who tells what a pool is asked for."""
+
+    scrape: Scrape
+    ask_gateway: AskGateway | None = None  # None: there is none to be asked
 
 
 class Fence(Protocol):
@@ -57,14 +66,17 @@ class Reconciler:
         rules: Rules,
         cluster: Cluster,
         *,
-        scrape: Scrape,
+        sources: Sources,
         clock: Clock,
         fence: Fence,
         report: Callable[[Report], None],
     ) -> None:
+        """Raises BadPolicy when the policy counts on a gateway that nobody asks."""
+        if rules.policy.is_told_by_gateway and sources.ask_gateway is None:
+            raise BadPolicy(f"{rules.policy.name}: is_told_by_gateway, and no gateway is asked")
         self._rules = rules
         self._cluster = cluster
-        self._scrape = scrape
+        self._sources = sources
         self._clock = clock
         self._fence = fence
         self._report = report
@@ -89,8 +101,10 @@ class Reconciler:
     async def tick(self) -> Report:
         """Raises ClusterRefused when the cluster cannot be seen: then nothing is done."""
         view = await self._cluster.observe()
-        samples = await self._scrape(view.addresses)
-        state = self._observer.look(self._with_written(view), samples, self._clock())
+        samples = await self._sources.scrape(view.addresses)
+        ask = self._sources.ask_gateway
+        gateway = None if ask is None else await ask()
+        state = self._observer.look(self._with_written(view), samples, self._clock(), gateway)
         policy = self._rules.policy
         decision = decide(state, policy, self._memory)
         self._memory = decision.memory_if_not_done

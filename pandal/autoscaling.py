@@ -11,7 +11,7 @@ from autoscaler.errors import SourceFailed, SourceRefused
 from autoscaler.explain import sentence
 from autoscaler.plan import SetCount
 from autoscaler.policy import PoolPolicy, Variant
-from autoscaler.reconciler import Reconciler, Report, Rules
+from autoscaler.reconciler import Reconciler, Report, Rules, Sources
 from autoscaler.scrape import get, scrape
 from pandal.local_cluster import VARIANT, LocalCluster
 from pandal.plan import FleetPlan, OwnReplica
@@ -70,7 +70,7 @@ async def run_autoscaler(
     reconciler = Reconciler(
         rules,
         cluster,
-        scrape=_scrape,
+        sources=Sources(_scrape),
         clock=time.time,
         fence=Alone(),
         report=lambda report: _show(screen, report),

@@ -251,7 +251,7 @@ def test_surge_pods_of_a_rollout_are_not_capacity() -> None:
 
 
 def test_zero_needs_permission_idleness_and_nothing_in_flight() -> None:
-    sleepy = policy(min_replicas=0)
+    sleepy = policy(min_replicas=0, is_told_by_gateway=True)
     scene = Scene(sleepy, ordered=1)
     for _ in range(200):
         assert scene.look(0.0, num_in_flight=1).num_wanted == 1
@@ -262,13 +262,13 @@ def test_zero_needs_permission_idleness_and_nothing_in_flight() -> None:
 
 
 def test_zero_waits_for_a_replica_that_does_not_tell() -> None:
-    scene = Scene(policy(min_replicas=0, max_unknown_ratio=1.0), ordered=1)
+    scene = Scene(policy(min_replicas=0, is_told_by_gateway=True, max_unknown_ratio=1.0), ordered=1)
     silent = replicas(1, num_unknown=1)
     assert all(scene.look(0.0, silent).num_wanted == 1 for _ in range(200))
 
 
 def test_the_first_request_wakes_a_pool_at_zero() -> None:
-    scene = Scene(policy(min_replicas=0), ordered=0)
+    scene = Scene(policy(min_replicas=0, is_told_by_gateway=True), ordered=0)
     scene.obey(0.0, num_looks=100)
     assert scene.ordered == 0
     decision = scene.look(0.07, (), num_queued=1, num_in_flight=1)
@@ -277,7 +277,7 @@ def test_the_first_request_wakes_a_pool_at_zero() -> None:
 
 
 def test_an_outage_at_zero_neither_wakes_nor_breaks() -> None:
-    scene = Scene(policy(min_replicas=0), ordered=0)
+    scene = Scene(policy(min_replicas=0, is_told_by_gateway=True), ordered=0)
     assert [scene.obey(None).num_wanted for _ in range(20)] == [0] * 20
 
 
@@ -317,13 +317,14 @@ def test_a_broken_meter_is_bounded(shown: float, kept: float) -> None:
     "changes",
     [
         {"min_replicas": 5, "max_replicas": 4},
+        {"min_replicas": 0},
         {"urgency": 1.5},
         {"target_usage": 0.0},
         {"min_replicas": 100, "max_replicas": 100},
         {"variants": ()},
         {"variants": (VARIANT, VARIANT)},
     ],
-    ids=["bounds", "ratio", "usage", "quota", "none", "names"],
+    ids=["bounds", "never woken", "ratio", "usage", "quota", "none", "names"],
 )
 def test_a_policy_that_cannot_be_is_refused_with_its_figure(changes: dict[str, object]) -> None:
     with pytest.raises(BadPolicy, match="chat"):
@@ -347,7 +348,11 @@ demands = st.none() | st.builds(
 )
 rules = st.builds(
     lambda low, high, urgency, headroom: policy(
-        min_replicas=min(low, high), max_replicas=high, urgency=urgency, headroom_replicas=headroom
+        min_replicas=min(low, high),
+        max_replicas=high,
+        urgency=urgency,
+        headroom_replicas=headroom,
+        is_told_by_gateway=True,
     ),
     st.integers(0, 8),
     st.integers(1, 40),

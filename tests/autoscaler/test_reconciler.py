@@ -8,9 +8,11 @@ import pytest
 from autoscaler.cluster import Address
 from autoscaler.decision import Code
 from autoscaler.engine_metrics import EngineSample
+from autoscaler.errors import BadPolicy
+from autoscaler.observe import GatewaySample
 from autoscaler.plan import SetCount
 from autoscaler.policy import PoolPolicy
-from autoscaler.reconciler import Reconciler, Report, Rules
+from autoscaler.reconciler import Reconciler, Report, Rules, Sources
 from tests.autoscaler.fake_cluster import Crash, FakeCluster
 from tests.autoscaler.pools import TICK_S, policy
 
@@ -32,6 +34,7 @@ class World:
         self.leader = Leader()
         self.now_s = 1_800_000_000.0
         self.is_blind = False
+        self.num_refused = 0  # by the gateway, for want of a replica
         self._finished: dict[str, float] = {}
         self._rules = Rules(pool, drain_deadline_s=600.0, **rules)
         self.reports: list[Report] = []
@@ -43,6 +46,7 @@ class World:
         self.cluster.turn()
         self.cluster.serve(round(rate_per_s * 10))
         takers = [p for p in self.cluster.pods if p.cordoned_at_s is None]
+        self.num_refused += 0 if takers else round(rate_per_s * TICK_S)
         for pod in takers:
             share = rate_per_s * TICK_S / len(takers)
             self._finished[pod.name] = self._finished.get(pod.name, 0.0) + share
@@ -60,11 +64,16 @@ class World:
         return Reconciler(
             self._rules,
             self.cluster,
-            scrape=self._scrape,
+            sources=Sources(
+                self._scrape, self._asked if self._rules.policy.is_told_by_gateway else None
+            ),
             clock=lambda: self.now_s,
             fence=self.leader,
             report=self.reports.append,
         )
+
+    async def _asked(self) -> GatewaySample:
+        return GatewaySample(self.num_refused, 0)
 
     async def _scrape(self, found: Mapping[str, Address]) -> Mapping[str, EngineSample | None]:
         if self.is_blind:
@@ -219,3 +228,24 @@ async def test_what_was_not_done_is_not_remembered_as_done() -> None:
     codes = [report.decision.codes for report in dry.reports[-10:]]
     assert all(Code.DEMAND_DOWN in found for found in codes), "no step down was made to wait after"
     assert not any(Code.INTERVAL_HOLDS in found for found in codes)
+
+
+async def test_a_pool_at_zero_is_woken_by_what_the_gateway_refused() -> None:
+    world = World(FakeCluster(0), replace(QUICK, min_replicas=0, is_told_by_gateway=True))
+    await world.ticks(0.0, 4)
+    assert world.cluster.count == 0
+    await world.ticks(0.1, 1)
+    assert world.cluster.count == 1
+
+
+def test_a_policy_that_counts_on_a_gateway_needs_one() -> None:
+    world = World(FakeCluster(1))
+    with pytest.raises(BadPolicy, match="no gateway is asked"):
+        Reconciler(
+            Rules(replace(QUICK, is_told_by_gateway=True)),
+            world.cluster,
+            sources=Sources(world._scrape),
+            clock=lambda: 0.0,
+            fence=world.leader,
+            report=world.reports.append,
+        )

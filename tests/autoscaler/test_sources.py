@@ -11,7 +11,7 @@ from autoscaler.engine_metrics import EngineSample, engine_sample
 from autoscaler.errors import SourceFailed
 from autoscaler.exposition import parse
 from autoscaler.latency import grown, p95
-from autoscaler.observe import Observer
+from autoscaler.observe import GatewaySample, Observer
 from autoscaler.pool import Phase, PoolState, Replica, VariantState
 from autoscaler.scrape import scrape
 
@@ -177,3 +177,53 @@ def test_when_none_tells_demand_is_unknown_and_not_zero() -> None:
     state = looked((view("a"), {"a": sample(5, 2)}), (view("a"), {"a": None}))
     assert state.demand is None
     assert state.num_unknown == 1
+
+
+def phased(**phases: Phase) -> ClusterView:
+    pods = tuple(Replica(name, phase) for name, phase in phases.items())
+    return ClusterView((VariantState("v", len(pods), pods),))
+
+
+def test_a_missed_scrape_does_not_double_the_demand() -> None:
+    both = view("a", "b")
+    state = looked(
+        (both, {"a": sample(0, 0), "b": sample(0, 0)}),
+        (both, {"a": sample(10, 0), "b": None}),
+        (both, {"a": sample(20, 0), "b": sample(20, 0)}),
+    )
+    assert state.demand is not None
+    assert state.demand.num_arrived == pytest.approx(20)
+    assert [load.tokens_per_s for load in state.loads] == [100.0, 100.0]
+
+
+def test_where_all_have_stopped_serving_demand_is_unknown_and_not_zero() -> None:
+    starting = phased(a=Phase.STARTING)
+    assert looked((view("a"), {"a": sample(5, 2)}), (starting, {"a": None})).demand is None
+    told = looked((view("a"), {"a": sample(5, 2)}), (starting, {"a": sample(9, 2)}))
+    assert told.demand is None
+    assert told.loads == []
+
+
+def test_only_those_that_serve_are_counted_and_scaled() -> None:
+    seen = phased(a=Phase.READY, b=Phase.READY, c=Phase.STUCK, d=Phase.DRAINING)
+    state = looked(
+        (seen, {"a": sample(0, 2), "c": sample(0, 0), "d": sample(0, 3)}),
+        (seen, {"a": sample(10, 2), "b": None, "c": sample(99, 9), "d": sample(1, 2)}),
+    )
+    assert state.demand is not None
+    assert state.demand.num_arrived == pytest.approx(20)  # a's ten, as many for b, none of d
+    assert state.demand.num_in_flight == 6  # of three that serve; two told four
+
+
+def test_the_gateway_counts_who_asks_of_a_pool_at_zero() -> None:
+    asleep, observer = ClusterView((VariantState("v", 0, ()),)), Observer()
+    assert observer.look(asleep, {}, 0.0, GatewaySample(7, 0)).demand is None
+    state = observer.look(asleep, {}, 10.0, GatewaySample(9, 1))
+    assert state.demand is not None
+    assert (state.demand.num_arrived, state.demand.num_in_flight) == (2.0, 1)
+    assert state.num_queued == 1
+    assert observer.look(asleep, {}, 20.0, None).demand is None
+    missed = observer.look(asleep, {}, 30.0, GatewaySample(13, 0)).demand
+    assert missed is not None
+    assert missed.num_arrived == 2.0  # four in twenty seconds
+    assert observer.look(asleep, {}, 40.0, GatewaySample(1, 0)).demand is None, "it began anew"

@@ -11,7 +11,7 @@ import pytest
 from autoscaler.cluster import Address
 from autoscaler.engine_metrics import EngineSample
 from autoscaler.errors import ClusterRefused
-from autoscaler.reconciler import Reconciler, Report, Rules
+from autoscaler.reconciler import Reconciler, Report, Rules, Sources
 from autoscaler.scrape import scrape
 from pandal.autoscaling import Alone, is_ready, local_policy
 from pandal.child import ChildSpec
@@ -84,7 +84,7 @@ class Fleet:
         self.reconciler = Reconciler(
             Rules(local_policy(1, 3), drain_deadline_s=0.0),
             self.cluster,
-            scrape=self.scrape,
+            sources=Sources(self.scrape),
             clock=lambda: self.now_s,
             fence=Alone(),
             report=self.ticks.append,
