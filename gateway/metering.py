@@ -1,12 +1,11 @@
 """From what a request consumed to the event that bills it."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import msgspec
 
 from contracts.errors import UNDECODABLE
-from contracts.usage import Outcome, UsageEvent, UsageSource
+from contracts.usage import Outcome, Tokens, UsageEvent, UsageSource
 from gateway.api.context import RequestContext
 from gateway.clock import Clock
 
@@ -42,12 +41,12 @@ class Meter:
 
 
 class _PromptDetails(msgspec.Struct):
-    cached_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    cached_tokens: Tokens | None = None
 
 
 class _ReportedUsage(msgspec.Struct):
-    prompt_tokens: Annotated[int, msgspec.Meta(ge=0)]
-    completion_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    prompt_tokens: Tokens
+    completion_tokens: Tokens = 0
     prompt_tokens_details: _PromptDetails | None = None
 
 

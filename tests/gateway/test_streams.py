@@ -126,6 +126,30 @@ async def test_a_large_event_passes(tenant: Tenant, upstream: Upstream) -> None:
     assert tenant.only_event().output_text_tokens == 9
 
 
+@pytest.mark.parametrize("is_stream", [True, False], ids=["streamed", "whole"])
+async def test_a_count_that_no_request_can_have_is_not_believed(
+    tenant: Tenant, upstream: Upstream, is_stream: bool
+) -> None:
+    """It would fit neither the quota's arithmetic nor the ledger's columns, and block both."""
+    usage = b'{"prompt_tokens":2,"completion_tokens":99999999999999999999999}'
+    choice = b'[{"index":0,"delta":{"content":"word"},"message":{"content":"word"}}]'
+    document = b'{"choices":%b,"usage":%b}' % (choice, usage)
+
+    async def behave(generation: Generation) -> None:
+        if not is_stream:
+            await generation.answer(200, document)
+            return
+        await generation.start_stream()
+        await generation.chunk(b"data: %b\n\ndata: [DONE]\n\n" % document)
+        await generation.send(b"0\r\n\r\n")
+
+    upstream.behaviour = behave
+    assert (await tenant.chat(chat(stream=is_stream))).status == 200
+    event = tenant.only_event()
+    assert event.usage_source is UsageSource.COUNTED
+    assert event.output_text_tokens < 100
+
+
 async def test_a_replica_that_reports_no_usage_is_counted(
     tenant: Tenant, upstream: Upstream
 ) -> None:
