@@ -29,5 +29,9 @@ class Unreachable(PandalError):
     """A server did not answer as HTTP, or not in time."""
 
 
+class NothingMeasured(PandalError):
+    """A run ended without a request to report."""
+
+
 class FleetFailed(PandalError):
     """The fleet could not be brought up, or did not do its work."""

@@ -1,6 +1,7 @@
 """``pandal bench`` on the command line.  What it runs is imported when it runs."""
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -140,6 +141,7 @@ def bench(
     load = LoadOptions(arrivals, rate, concurrency, burst_size, sending_s, requests, warmup_s, seed)
     client = ClientOptions(model, exact_lengths, timeout_s, max_connections, retry_after_s)
     options = build_options(source, what, load, client, _prices(price_usd), data_dir)
+    _check_writable({"--out": out, "--html": html})
     report = _find(options, goodput_ratio, search_s) if find_goodput else _run(options)
     _write(report, out, html, as_json)
 
@@ -212,6 +214,17 @@ def _write(
         typer.echo(encode_report(report).decode(), nl=False)
     else:
         show(Console(), report)
+
+
+def _check_writable(paths: Mapping[str, Path | None]) -> None:
+    """Before the run: an hour's report must not be lost to a typing error."""
+    for option, path in paths.items():
+        if path is None:
+            continue
+        if path.is_dir():
+            raise BadOption(f"{option}: {path} is a folder")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise BadOption(f"{option}: {path} cannot be written")
 
 
 def _given(lengths: Mapping[str, int | None], settings: Sequence[str] | None) -> dict[str, float]:

@@ -40,7 +40,7 @@ from pandal.bench.summary import (
 )
 from pandal.bench.target import request_head
 from pandal.bench.workload import Workload
-from pandal.errors import Unreachable
+from pandal.errors import NothingMeasured, Unreachable
 
 T = TypeVar("T")
 
@@ -48,9 +48,12 @@ _GC_THRESHOLD: Final = 100_000  # a collection is a pause in every latency it fa
 
 
 def run_bench(options: BenchOptions) -> BenchReport:
-    """Raises BadOption before anything is sent, Unreachable when nobody answered at all."""
+    """Raises BadOption before anything is sent, then Unreachable or NothingMeasured."""
     patience = Patience(options.client.timeout_s, options.client.longest_retry_wait_s)
-    return _in_a_fast_loop(measure(options, build_workload(options.workload), patience))
+    report = _in_a_fast_loop(measure(options, build_workload(options.workload), patience))
+    if not report.requests.intended_s:
+        raise NothingMeasured("no request was due in the time that is measured")
+    return report
 
 
 def find_goodput(

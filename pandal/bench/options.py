@@ -115,6 +115,8 @@ DEFAULTS: Final[Mapping[WorkloadKind, Mapping[str, float]]] = {
     WorkloadKind.TRACE: {"speed": 1.0},
 }
 _NOT_COUNTS: Final = {"sigma", "pause_s", "zipf", "speed"}
+_MOST: Final = 1_000_000  # of anything that is planned, kept or sent: more does not fit a machine
+_LONGEST_S: Final = 7 * 86_400
 
 
 def parse_setting(text: str) -> tuple[str, float]:
@@ -135,8 +137,9 @@ def workload_parameters(options: WorkloadOptions) -> dict[str, float]:
             raise BadOption(f"--workload {options.kind} has no {name!r}; it has {known}")
         lowest = 0 if name in _NOT_COUNTS else 1
         is_whole = name in _NOT_COUNTS or value % 1 == 0
-        if not (lowest <= value < math.inf and is_whole):
-            raise BadOption(f"{name}: expected a whole number from {lowest}, got {value:g}")
+        if not (lowest <= value <= _MOST and is_whole):
+            kind = "a number" if name in _NOT_COUNTS else "a whole number"
+            raise BadOption(f"{name}: expected {kind} from {lowest} to {_MOST:,}, got {value:g}")
     return {**defaults, **options.given}
 
 
@@ -171,10 +174,11 @@ def build_arrivals(
 
 def check_client(client: ClientOptions) -> None:
     """Raises BadOption."""
-    if client.timeout_s <= 0 or client.max_connections < 1 or client.longest_retry_wait_s < 0:
+    _check_within("--timeout-s", client.timeout_s, _LONGEST_S)
+    _check_within("--max-connections", client.max_connections, _MOST)
+    if not 0 <= client.longest_retry_wait_s <= _LONGEST_S:
         raise BadOption(
-            "--timeout-s and --max-connections must be above 0, --retry-after-s not below; got "
-            f"{client.timeout_s:g}, {client.max_connections} and {client.longest_retry_wait_s:g}"
+            f"--retry-after-s: expected 0 to {_LONGEST_S:,}, got {client.longest_retry_wait_s:g}"
         )
 
 
@@ -190,14 +194,31 @@ def check_load(load: LoadOptions) -> None:
         "--requests": load.num_requests,
     }
     for option, value in positive.items():
-        if value is not None and not 0 < value < math.inf:
-            raise BadOption(f"{option}: expected more than 0, got {value}")
+        if value is not None:
+            _check_within(option, value, _MOST)
     if not load.duration_s > 0:
         raise BadOption(f"--duration-s: expected more than 0, got {load.duration_s}")
     if load.duration_s == math.inf and load.num_requests is None and not is_timed:
         raise BadOption("expected --duration-s or --requests")
     if not 0 <= load.warmup_s < load.duration_s:
         raise BadOption(f"--warmup-s: expected 0 to --duration-s, got {load.warmup_s}")
+    _check_num_planned(load)
+
+
+def _check_num_planned(load: LoadOptions) -> None:
+    """An open loop is planned whole before it begins."""
+    if load.rate_per_s is None or load.num_requests is not None:
+        return
+    num_planned = load.rate_per_s * load.duration_s
+    if num_planned > _MOST:
+        raise BadOption(
+            f"--rate x --duration-s: expected at most {_MOST:,} requests, got {num_planned:.3g}"
+        )
+
+
+def _check_within(option: str, value: float, most: float) -> None:
+    if not 0 < value <= most:  # also refuses nan
+        raise BadOption(f"{option}: expected more than 0, at most {most:,}, got {value}")
 
 
 def _single(name: str, parameters: Mapping[str, float]) -> Workload:

@@ -63,8 +63,8 @@ class Lengths:
     def draw(self, rng: random.Random) -> int:
         if self.sigma == 0:
             return self.median_tokens
-        length = self.median_tokens * math.exp(rng.gauss(0, self.sigma))
-        return max(1, min(round(length), self.median_tokens * _LONGEST_FACTOR))
+        factor = math.exp(min(rng.gauss(0, self.sigma), math.log(_LONGEST_FACTOR)))
+        return max(1, min(round(self.median_tokens * factor), self.median_tokens * _LONGEST_FACTOR))
 
 
 class Zipf:

@@ -3,6 +3,7 @@
 import tomllib
 from importlib import resources
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -10,15 +11,18 @@ from contracts.errors import UNDECODABLE
 from pandal.errors import BadOption
 from pandal.planner.precision import Precision
 
+# Finite, and far from where floats overflow: TOML knows nan and inf.
+Rate = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+
 
 class Accelerator(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
-    memory_gb: float
-    bandwidth_gb_per_s: float
-    bf16_tflop_per_s: float
+    memory_gb: Rate
+    bandwidth_gb_per_s: Rate
+    bf16_tflop_per_s: Rate
     source: str
-    link_gb_per_s: float = 64.0  # both directions; PCIe 4.0 x16
-    fp8_tflop_per_s: float | None = None  # None: 8-bit weights are widened, at bf16's speed
+    link_gb_per_s: Rate = 64.0  # both directions; PCIe 4.0 x16
+    fp8_tflop_per_s: Rate | None = None  # None: 8-bit weights are widened, at bf16's speed
 
     @property
     def memory_bytes(self) -> float:
@@ -57,7 +61,7 @@ def find_accelerator(name_or_path: str) -> Accelerator:
         )
     try:
         return _accelerator(path.stem, tomllib.loads(path.read_text()))
-    except (*UNDECODABLE, tomllib.TOMLDecodeError) as exc:
+    except (*UNDECODABLE, tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise BadOption(f"--gpu: {path}: {exc}") from exc
 
 

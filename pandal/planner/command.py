@@ -22,6 +22,7 @@ DEFAULT_OUTPUT_TOKENS = 300.0
 
 _REPLICA, _LOAD, _ENGINE, _MONEY = "A replica", "The load", "What an engine reaches", "Prices"
 _ANSWER = "The plan"
+_MOST = 10**12  # of anything: beyond, floats overflow somewhere on the way
 
 
 def _option(
@@ -34,6 +35,8 @@ def _option(
     metavar: str | None = None,
 ) -> Any:
     """``default``: words for it, where the value is no help.  Any: it is metadata for typer."""
+    if least is not None and most is None:
+        most = _MOST
     return typer.Option(
         *names,
         help=help_,

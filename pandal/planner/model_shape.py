@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -20,22 +21,24 @@ from pandal.planner.precision import Precision
 
 _FAMILIES = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3"})
 
+Size = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+
 
 class Config(msgspec.Struct, frozen=True):
     """The members of config.json that decide a size."""
 
     model_type: str
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    vocab_size: int
-    num_key_value_heads: int | None = None  # None: as many as attention heads
-    head_dim: int | None = None  # None: hidden_size / num_attention_heads
+    hidden_size: Size
+    intermediate_size: Size
+    num_hidden_layers: Size
+    num_attention_heads: Size
+    vocab_size: Size
+    num_key_value_heads: Size | None = None  # None: as many as attention heads
+    head_dim: Size | None = None  # None: hidden_size / num_attention_heads
     tie_word_embeddings: bool = False
-    num_local_experts: int = 1
-    num_experts_per_tok: int = 1
-    max_position_embeddings: int = 4096
+    num_local_experts: Size = 1
+    num_experts_per_tok: Size = 1
+    max_position_embeddings: Size = 4096
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,10 @@ def _read_config(path: Path) -> Config:
             f"--model: {path}: expected a model_type of {', '.join(sorted(_FAMILIES))}, "
             f"got {config.model_type!r}"
         )
+    if config.head_dim is None and config.num_attention_heads > config.hidden_size:
+        raise BadOption(f"--model: {path}: more attention heads than the hidden size has values")
+    if config.num_experts_per_tok > config.num_local_experts:
+        raise BadOption(f"--model: {path}: a token passes through more experts than there are")
     return config
 
 

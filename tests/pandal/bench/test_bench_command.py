@@ -194,6 +194,14 @@ def test_two_reports_compare(start_server: StartServer, tmp_path: Path) -> None:
         (("--rate", "1", "--api-key-file", "/nonexistent/key"), "/nonexistent/key"),
         (("--concurrency", "1", "--find-goodput"), "--rate"),
         (("--rate", "1", "--warmup-s", "30"), "--warmup-s"),
+        (("--rate", "1e300"), "--rate"),
+        (("--rate", "1", "--duration-s", "1e9"), "--duration-s"),
+        (("--concurrency", "99999999999"), "--concurrency"),
+        (("--rate", "1", "--requests", "999999999999"), "--requests"),
+        (("--rate", "1", "--prompt-tokens", "999999999999"), "prompt_tokens"),
+        (("--rate", "1", "--timeout-s", "nan"), "--timeout-s"),
+        (("--rate", "1", "--retry-after-s", "nan"), "--retry-after-s"),
+        (("--rate", "1", "--out", "/nonexistent/report.json"), "--out"),
     ],
     ids=str,
 )
@@ -211,3 +219,10 @@ def test_nobody_there_is_one_line() -> None:
     assert result.returncode == 1
     assert "http://127.0.0.1:9" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_run_without_a_request_is_no_success(start_server: StartServer) -> None:
+    burst = ("--arrivals", "bursts", "--burst-size", "1000000", "--rate", "1", "--duration-s", "1")
+    result = run_bench("--url", start_server(0.0, 0.0).url, *SHORT, *burst)
+    assert result.returncode == 1
+    assert "no request was due" in result.stderr

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from pandal.errors import BadOption
+from pandal.planner.accelerator import find_accelerator
+from pandal.planner.model_shape import find_model
 from tests.pandal.command_line import pandal
 
 FLEET = (
@@ -150,3 +153,56 @@ def test_the_planner_needs_no_torch() -> None:
     )
     result = pandal("plan", *FLEET, "--json", prepare=prepare)
     assert result.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--requests-per-s", "inf"), ("--requests-per-s", "5", "--headroom", "1e308")],
+)
+def test_numbers_beyond_all_use_are_refused(options: tuple[str, ...]) -> None:
+    result = pandal("plan", "--model", "Llama-3.1-8B", "--gpu", "H100", *options)
+    assert result.returncode == 2
+    assert f"'{options[-2]}'" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_attention_heads": 0},
+        {"num_attention_heads": 5000},
+        {"num_hidden_layers": -3},
+        {"num_experts_per_tok": 9},
+        {"vocab_size": 10**30},
+    ],
+    ids=str,
+)
+def test_a_model_that_cannot_be_is_refused(tmp_path: Path, wrong: dict[str, int]) -> None:
+    config = {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "vocab_size": 128256,
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config | wrong))
+    with pytest.raises(BadOption, match=r"--model: .*config\.json: "):
+        find_model(str(path))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"\xff",
+        b'memory_gb = nan\nbandwidth_gb_per_s = 1\nbf16_tflop_per_s = 1\nsource = ""',
+        b'memory_gb = 80\nbandwidth_gb_per_s = 0\nbf16_tflop_per_s = 1\nsource = ""',
+        b'memory_gb = inf\nbandwidth_gb_per_s = 1\nbf16_tflop_per_s = 1\nsource = ""',
+    ],
+)
+def test_a_gpu_that_cannot_be_is_refused(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "gpu.toml"
+    path.write_bytes(text)
+    with pytest.raises(BadOption, match=r"--gpu: .*gpu\.toml: "):
+        find_accelerator(str(path))
