@@ -26,11 +26,12 @@ class PrefixAffinityScorer:
         return [1.0 if endpoint.name == chosen else 0.0 for endpoint in endpoints]
 
     def _choose(self, key: bytes, endpoints: Sequence[Endpoint]) -> str:
-        in_flight = {endpoint.name: endpoint.num_in_flight for endpoint in endpoints}
-        names = self._ring.successors(key, in_flight)
+        present = [endpoint.name for endpoint in endpoints]
+        names = self._ring.successors(key, present)
         home = names[0]
-        if in_flight[home] < _FREE_IN_FLIGHT:
+        if endpoints[present.index(home)].num_in_flight < _FREE_IN_FLIGHT:
             return home
+        in_flight = {endpoint.name: endpoint.num_in_flight for endpoint in endpoints}
         share = math.ceil(_LOAD_FACTOR * (sum(in_flight.values()) + 1) / len(in_flight))
         bound = max(_FREE_IN_FLIGHT, share)
         if in_flight[home] < bound:
