@@ -1,6 +1,6 @@
 """A replica with steps launched ahead beside one without: same model, same prompts, in turn.
 
-    python benchmarks/async_scheduling.py [--rounds 3] [--tokens 48] [--streams 1 16 32]
+    python -m benchmarks.async_scheduling [--rounds 3] [--tokens 48] [--streams 1 16 32]
 
 Both replicas are up all the time and take turns; the one that waits does nothing.  The order
 changes from round to round.  Quote medians and ratios: machines drift.
@@ -8,54 +8,14 @@ changes from round to round.  Quote medians and ratios: machines drift.
 
 import argparse
 import asyncio
-import os
-import socket
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 
+from benchmarks.replica_process import replica
 from benchmarks.sse_client import Timed, stream_completion
 
 MODEL = "SmolLM2-135M-Instruct"
-START_PATIENCE_S = 120.0
 WAYS = ("off", "on")
-
-
-@contextmanager
-def replica(way: str, directory: Path) -> Iterator[str]:
-    """Its URL, once it is ready."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    environment = os.environ | {"REPLICA_PORT": str(port), "REPLICA_IS_ASYNC_SCHEDULING": way}
-    with (directory / f"{way}.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "replica"], env=environment, stdout=log, stderr=log
-        )
-    try:
-        wait_ready(f"http://127.0.0.1:{port}", process)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
-
-
-def wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline_s = time.monotonic() + START_PATIENCE_S
-    while time.monotonic() < deadline_s and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{url}/ready", timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
-    raise RuntimeError("the replica did not become ready")
 
 
 async def one_turn(url: str, way: str, round_: int, num_streams: int, tokens: int) -> list[Timed]:
@@ -77,12 +37,14 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 32])
     options = parser.parse_args()
     results: dict[tuple[int, str], list[list[Timed]]] = {}
-    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
-        urls = {way: stack.enter_context(replica(way, Path(directory))) for way in WAYS}
+    with ExitStack() as stack:
+        servers = {
+            way: stack.enter_context(replica(is_async_scheduling=way == "on")) for way in WAYS
+        }
         for round_ in range(options.rounds + 1):  # the first one warms up
             for way in WAYS if round_ % 2 else reversed(WAYS):
                 for num_streams in options.streams:
-                    turn = one_turn(urls[way], way, round_, num_streams, options.tokens)
+                    turn = one_turn(servers[way].url, way, round_, num_streams, options.tokens)
                     streams = asyncio.run(turn)
                     if round_:
                         results.setdefault((num_streams, way), []).append(streams)

@@ -16,19 +16,15 @@ Lengths are exponential with a cap (most answers are short, few are long), or un
 
 import argparse
 import asyncio
-import http.client
 import os
 import platform
 import random
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
+from benchmarks.replica_process import replica
 from pandal.bench.answer import Answer, Outcome
 from pandal.bench.client import Client
 from pandal.bench.schedule import RequestStyle, body_of
@@ -39,7 +35,6 @@ from pandal.bench.workload import Message, Turn
 MODEL = "SmolLM2-135M-Instruct"
 PROMPT_TOKENS = 24
 LONGEST_FACTOR = 8  # of the mean
-START_PATIENCE_S = 240.0
 TIMEOUT_S = 600.0
 PUBLISHED = """
 Published ratios, and what they compare:
@@ -146,45 +141,6 @@ async def measure(target: Target, way: Way, asked: Sequence[Asked], batch: int) 
     )
 
 
-@contextmanager
-def replica(batch: int, port: int) -> Iterator[Target]:
-    settings = {
-        "REPLICA_PORT": str(port),
-        "REPLICA_MODEL": MODEL,
-        "REPLICA_MAX_NUM_SEQS": str(batch),
-        "REPLICA_MAX_NUM_WAITING": "1024",
-        "REPLICA_IS_PREFIX_CACHING": "false",
-    }
-    with tempfile.TemporaryFile() as log:
-        command = [sys.executable, "-m", "replica"]
-        process = subprocess.Popen(command, env={**os.environ, **settings}, stderr=log)
-        try:
-            wait_until_ready(process, port)
-            yield parse_target(f"http://127.0.0.1:{port}")
-        finally:
-            process.terminate()
-            process.wait(timeout=30)
-
-
-def wait_until_ready(process: "subprocess.Popen[bytes]", port: int) -> None:
-    give_up_s = time.monotonic() + START_PATIENCE_S
-    while not is_ready(port):
-        if process.poll() is not None or time.monotonic() > give_up_s:
-            raise RuntimeError("the replica did not become ready")
-        time.sleep(0.2)
-
-
-def is_ready(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", "/ready")
-        return connection.getresponse().status == 200
-    except ConnectionRefusedError:
-        return False
-    finally:
-        connection.close()
-
-
 def print_table(rows: dict[str, list[Measured]], asked: Sequence[Asked], batch: int) -> None:
     lengths = [one.num_tokens for one in asked]
     num_static = sum(len(b) * max(one.num_tokens for one in b) for b in batches(asked, batch))
@@ -215,10 +171,11 @@ def main() -> None:
     parser.add_argument("--mean-tokens", type=int, default=32)
     parser.add_argument("--lengths", choices=LENGTHS, default="exponential")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--port", type=int, default=18090)
     chosen = parser.parse_args()
     rows: dict[str, list[Measured]] = {way: [] for way in WAYS}
-    with replica(chosen.batch, chosen.port) as target:
+    settings = {"model": MODEL, "max_num_seqs": chosen.batch, "max_num_waiting": 1024}
+    with replica(**settings, is_prefix_caching=False) as server:
+        target = parse_target(server.url)
         for round_ in range(chosen.rounds):
             for name, way in WAYS.items():
                 asked = requests_of(chosen, round_, name)

@@ -15,14 +15,10 @@ import argparse
 import asyncio
 import functools
 import json
-import os
 import random
 import shlex
-import signal
-import socket
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,6 +29,7 @@ from typing import Final
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from benchmarks.replica_process import REPLICA, Server, started
 from benchmarks.sse_client import Timed, stream_completion
 from replica.model.tokenizer_loader import load_tokenizer
 
@@ -55,15 +52,14 @@ class Workload:
 
 
 @dataclass(slots=True)
-class Server:
+class Contestant:
     name: str
-    process: "subprocess.Popen[bytes]"
-    url: str
+    server: Server
     startup_s: float
 
     def peak_bytes(self) -> int:
         """Of all its processes; pages they share count in each."""
-        return sum(_peak_bytes(pid) for pid in _family(self.process.pid))
+        return sum(_peak_bytes(pid) for pid in _family(self.server.process.pid))
 
 
 def make_workload(model: Path) -> Workload:
@@ -84,27 +80,12 @@ def make_workload(model: Path) -> Workload:
 
 
 @contextmanager
-def running(name: str, command: Sequence[str], environment: dict[str, str]) -> Iterator[Server]:
+def running(name: str, command: Sequence[str], environment: dict[str, str]) -> Iterator[Contestant]:
     """command: with {port} where the server's port belongs."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    filled = [part.replace("{port}", str(port)) for part in command]
-    values = {key: value.replace("{port}", str(port)) for key, value in environment.items()}
     started_s = time.perf_counter()
-    process = subprocess.Popen(
-        filled,
-        env={**os.environ, **values},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        asyncio.run(_first_answer(url, process, started_s))
-        yield Server(name, process, url, time.perf_counter() - started_s)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
+    with started(command, environment, subprocess.DEVNULL) as server:
+        asyncio.run(_first_answer(server.url, server.process, started_s))
+        yield Contestant(name, server, time.perf_counter() - started_s)
 
 
 async def _first_answer(url: str, process: "subprocess.Popen[bytes]", started_s: float) -> None:
@@ -184,17 +165,17 @@ def our_server(
         "REPLICA_KV_CACHE_BYTES": str(kv_cache_bytes),
         "REPLICA_LOG_LEVEL": "error",
     }
-    return f"ours {pair}", [sys.executable, "-m", "replica"], environment
+    return f"ours {pair}", list(REPLICA), environment
 
 
-def print_table(servers: Sequence[Server], rounds: dict[str, list[dict[str, float]]]) -> None:
+def print_table(servers: Sequence[Contestant], rounds: dict[str, list[dict[str, float]]]) -> None:
     columns = list(rounds[servers[0].name][0])
     print("| server | start s | peak MiB | " + " | ".join(columns) + " |")
     print("|---" * (3 + len(columns)) + "|")
-    for server in servers:
-        medians = [statistics.median(r[c] for r in rounds[server.name]) for c in columns]
+    for one in servers:
+        medians = [statistics.median(r[c] for r in rounds[one.name]) for c in columns]
         cells = " | ".join(f"{median:.4g}" for median in medians)
-        print(f"| {server.name} | {server.startup_s:.1f} | {server.peak_bytes() >> 20} | {cells} |")
+        print(f"| {one.name} | {one.startup_s:.1f} | {one.peak_bytes() >> 20} | {cells} |")
 
 
 def main() -> None:
@@ -214,11 +195,11 @@ def main() -> None:
         commands.append((name, shlex.split(command), {}))
     with ExitStack() as stack:
         servers = [stack.enter_context(running(*command)) for command in commands]
-        rounds: dict[str, list[dict[str, float]]] = {server.name: [] for server in servers}
+        rounds: dict[str, list[dict[str, float]]] = {one.name: [] for one in servers}
         for number in range(arguments.rounds):
-            for server in servers:
-                rounds[server.name].append(
-                    asyncio.run(one_round(server.url, workload, 1000 + number))
+            for one in servers:
+                rounds[one.name].append(
+                    asyncio.run(one_round(one.server.url, workload, 1000 + number))
                 )
         print_table(servers, rounds)
 

@@ -12,21 +12,18 @@ import json
 import os
 import platform
 import random
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from benchmarks.replica_process import replica
 from tests.replica.tiny_hf import save_tiny_model
 
-START_PATIENCE_S = 120.0
 STEP_PATIENCE_S = 120.0
 LONG_CONTEXT = 32_768
 
@@ -54,23 +51,6 @@ def percentile(values: Sequence[float], ratio: float) -> float:
     return sorted(values)[min(len(values) - 1, int(ratio * len(values)))]
 
 
-@contextmanager
-def replica(model: str, budget_tokens: int, directory: Path) -> Iterator[int]:
-    """The port it serves on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    settings = {"PORT": port, "MODEL": model, "MAX_NUM_BATCHED_TOKENS": budget_tokens}
-    environment = os.environ | {f"REPLICA_{k}": str(v) for k, v in settings.items()}
-    with (directory / f"{budget_tokens}.log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", "replica"], env=environment, stderr=log)
-    try:
-        yield port
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
-
-
 @asynccontextmanager
 async def asked(
     port: int, method: str, path: str, body: bytes = b""
@@ -82,18 +62,6 @@ async def asked(
         yield reader
     finally:
         writer.close()
-
-
-async def wait_ready(port: int) -> None:
-    async with asyncio.timeout(START_PATIENCE_S):
-        while True:
-            try:
-                async with asked(port, "GET", "/ready") as reader:
-                    if b" 200 " in await reader.readline():
-                        return
-            except OSError:
-                pass  # not listening yet
-            await asyncio.sleep(0.1)
 
 
 async def run_stream(port: int, index: int, arrivals_s: list[float], begun: asyncio.Event) -> None:
@@ -121,7 +89,6 @@ async def paste(port: int, num_tokens: int) -> tuple[float, float]:
 
 
 async def measure(port: int, budget_tokens: int, load: Load) -> Row:
-    await wait_ready(port)
     arrivals_s: list[list[float]] = [[] for _ in range(load.num_streams)]
     begun = [asyncio.Event() for _ in arrivals_s]
     streams = [
@@ -194,8 +161,8 @@ def main() -> None:
         print("|---|---|---|---|---|", flush=True)
         rows = []
         for budget_tokens in options.budgets:
-            with replica(model, budget_tokens, Path(name)) as port:
-                rows.append(asyncio.run(measure(port, budget_tokens, load)))
+            with replica(model=model, max_num_batched_tokens=budget_tokens) as server:
+                rows.append(asyncio.run(measure(server.port, budget_tokens, load)))
             print_row(rows[-1], load)
     for target_ms in options.targets_ms if len(rows) > 1 else ():
         budget = budget_for(target_ms, rows)

@@ -12,16 +12,14 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from benchmarks.replica_process import replica
 from pandal.planner.accelerator import Accelerator
 from pandal.planner.bench_point import read_point
 from pandal.planner.model_shape import find_model
@@ -31,7 +29,6 @@ from pandal.planner.replica_speed import Speed, decode, prefill_flop, speed_by_t
 from pandal.planner.roofline import Hardware
 
 MODEL = "SmolLM2-135M-Instruct"
-START_PATIENCE_S = 120.0
 READ_BYTES = 256 * 2**20
 MATRIX_SIZE = 1024
 NUM_TRIES = 5
@@ -57,34 +54,6 @@ def data_sheet() -> Accelerator:
         bf16_tflop_per_s=2 * MATRIX_SIZE**3 / best_s(lambda: left @ right) / 1e12,
         source="torch: sum of 256 MiB, product of two 1024 x 1024 float32 matrices",
     )
-
-
-@contextmanager
-def replica(port: int, folder: Path) -> Iterator[str]:
-    environment = os.environ | {"REPLICA_PORT": str(port), "REPLICA_MODEL": MODEL}
-    with (folder / "replica.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "replica"], env=environment, stdout=log, stderr=log
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        give_up_s = time.monotonic() + START_PATIENCE_S
-        while not is_ready(url):
-            if process.poll() is not None or time.monotonic() > give_up_s:
-                raise RuntimeError((folder / "replica.log").read_text())
-            time.sleep(0.1)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(timeout=20)
-
-
-def is_ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/ready", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
 
 
 def measured(
@@ -168,7 +137,6 @@ def print_rows(title: str, serving: Serving, points: dict[int, MeasuredPoint]) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, default=18090)
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=3)
@@ -180,8 +148,10 @@ def main() -> None:
         end="",
     )
     print(f"{gpu.bandwidth_gb_per_s:.1f} GB/s, {gpu.bf16_tflop_per_s * 1e3:.0f} GFLOP/s in float32")
-    with tempfile.TemporaryDirectory() as name, replica(options.port, Path(name)) as url:
-        points = {n: measured(url, n, options, Path(name) / f"{n}.json") for n in options.sequences}
+    with tempfile.TemporaryDirectory() as name, replica(model=MODEL) as server:
+        points = {
+            n: measured(server.url, n, options, Path(name) / f"{n}.json") for n in options.sequences
+        }
     print_rows("by the data sheet", serving_on(gpu), points)
     first = next(iter(points.values()))
     print_rows("fitted to the first row", fitted(serving_on(gpu), first), points)
