@@ -103,6 +103,7 @@ class Reporting:
             stats=self._scheduler.stats(),
             num_batched_tokens=sum(each.num_tokens for each in chunks),
             block_changes=self._scheduler.take_block_changes(),
+            preempted=self._scheduler.take_preempted(),
         )
         told = decode_from_engine(encode_frame(report)[LENGTH_PREFIX_BYTES:])
         assert isinstance(told, StepReport)

@@ -13,7 +13,7 @@ import msgspec
 from replica.engine.block_manager import blocks_for
 from replica.engine.kv_operations import KvOperation
 from replica.engine.messages import SamplingParams
-from replica.engine.step import SampledToken, ScheduledChunk
+from replica.engine.step import NOT_FINITE, SampledToken, ScheduledChunk
 
 _UNKNOWN_TOKEN = 0  # stands where a carried one will be put
 
@@ -99,6 +99,18 @@ def with_carried_tokens(batch: FlatBatch, decided: Sequence[SampledToken | None]
         assert token is not None, "a token was carried over from a segment that decided none"
         token_ids[carried.row] = token.token_id
     return replace(batch, token_ids=token_ids, carried_tokens=())
+
+
+def results_of(
+    batch: FlatBatch, is_finite_row: Sequence[bool], tokens: Mapping[int, SampledToken]
+) -> list[SampledToken | None]:
+    """What each segment decided, if all its rows are finite.  ``tokens``: by sampled row."""
+    results: list[SampledToken | None] = []
+    for segment in batch.segments:
+        end = segment.first_row + segment.num_tokens
+        is_finite = all(is_finite_row[segment.first_row : end])
+        results.append(tokens.get(end - 1) if is_finite else NOT_FINITE)
+    return results
 
 
 def _sampled_row(chunk: ScheduledChunk, row: int) -> SampledRow:

@@ -7,10 +7,10 @@ import numpy as np
 from kernels.decoder_step.batch import StepBatch
 from kernels.decoder_step.op import DecoderStep, StepResult
 from kernels.paged_attention.plan import Segment
-from replica.engine.batch import FlatBatch, SampledRow
+from replica.engine.batch import FlatBatch, SampledRow, results_of
 from replica.engine.kv_blocks import KvBlocks
-from replica.engine.sampler import NOT_FINITE, Logits, is_greedy, sample
-from replica.engine.step import SampledToken
+from replica.engine.sampler import Logits, is_greedy, sample
+from replica.engine.step import NOT_FINITE, SampledToken
 
 
 class CompiledRunner:
@@ -38,13 +38,7 @@ class CompiledRunner:
             )
         )
         tokens = self._sample_rows(result, batch.sampled_rows)
-        is_finite_row = result.is_finite.tolist()
-        results: list[SampledToken | None] = []
-        for segment in batch.segments:
-            last_row = segment.first_row + segment.num_tokens - 1
-            is_finite = all(is_finite_row[segment.first_row : last_row + 1])
-            results.append(tokens.get(last_row) if is_finite else NOT_FINITE)
-        return results
+        return results_of(batch, result.is_finite.tolist(), tokens)
 
     def _sample_rows(
         self, result: StepResult, sampled_rows: Sequence[SampledRow]

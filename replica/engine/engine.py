@@ -314,6 +314,10 @@ class Engine:
         self.block_mirror.apply(report.block_changes)
         if report.num_batched_tokens:
             self.telemetry.iteration_tokens.observe(report.num_batched_tokens)
+        for preempted in report.preempted:
+            request = self._by_sequence[preempted.sequence_id].request
+            extra = {"reason": preempted.kind, "num_blocks": preempted.num_blocks}
+            logger.info("preempted", extra=extra | {"request_id": request.request_id})
         now_s = self._monotonic_s()
         for delta in report.deltas:
             choice = self._by_sequence[delta.sequence_id]

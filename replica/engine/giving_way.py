@@ -1,18 +1,8 @@
 """What becomes of what a preempted sequence had computed: kept in host memory or computed anew."""
 
-from dataclasses import dataclass
-
 from replica.engine.block_manager import BlockManager, blocks_for
-from replica.engine.messages import Preemption
+from replica.engine.messages import Preempted, Preemption
 from replica.engine.sequence import SavedKv, Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class Preempted:
-    """One decision to take a running sequence's blocks away."""
-
-    kind: Preemption
-    num_blocks: int
 
 
 class GivingWay:
@@ -33,7 +23,7 @@ class GivingWay:
         copies = self._blocks.host.save(sequence.block_table[:num_blocks])
         sequence.saved = SavedKv(copies, num_tokens) if copies else None
         kind = Preemption.RECOMPUTE if sequence.saved is None else Preemption.SWAP
-        self._latest.append(Preempted(kind, len(sequence.block_table)))
+        self._latest.append(Preempted(sequence.sequence_id, kind, len(sequence.block_table)))
         self.num_preemptions += 1
         self.num_swaps += kind is Preemption.SWAP
 

@@ -6,7 +6,6 @@ sequence that turns out to have ended is dropped.
 """
 
 import heapq
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -35,8 +34,6 @@ from replica.engine.sequence import Prompt, Standing
 from replica.engine.sequence import Sequence as EngineSequence
 from replica.engine.step import SampledToken, ScheduledChunk
 from replica.engine.step_meter import StepMeter
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +114,12 @@ class EngineLoop:
             stats=self._stats(),
             num_batched_tokens=num_batched_tokens,
             block_changes=block_changes,
+            preempted=self._scheduler.take_preempted(),
         )
 
     def _launch(self, now_s: float) -> bool:
         """False: nothing can be done, or not before a step in flight has retired."""
         chunks = self._scheduler.schedule(now_s)
-        self._log_preemptions()
         if not chunks:
             return False
         before = self._in_flight[-1].chunks if self._in_flight else ()
@@ -165,11 +162,6 @@ class EngineLoop:
             num_audits=self._audit.num_audits,
             num_audit_faults=self._audit.num_faults,
         )
-
-    def _log_preemptions(self) -> None:
-        for preempted in self._scheduler.take_preempted():
-            extra = {"reason": preempted.kind, "num_blocks": preempted.num_blocks}
-            logger.info("preempted", extra=extra)
 
     def _take(self, message: ToEngine) -> Iterable[Delta]:
         match message:

@@ -203,6 +203,14 @@ class BlocksCleared(msgspec.Struct, frozen=True, array_like=True, tag="cleared")
 BlockChange = BlockStored | BlockRemoved | BlocksCleared
 
 
+class Preempted(msgspec.Struct, frozen=True, array_like=True):
+    """A running sequence's blocks were taken away."""
+
+    sequence_id: int
+    kind: Preemption
+    num_blocks: int
+
+
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="step"):
     """Sent after every step and every abort.  ``stats`` already count what ``deltas`` report."""
 
@@ -210,6 +218,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
     stats: EngineStats
     num_batched_tokens: int
     block_changes: list[BlockChange]  # of the prefix cache, in order
+    preempted: list[Preempted]  # before anything in ``deltas``
 
 
 ToEngine = EngineConfig | Submit | Abort | ClearCache

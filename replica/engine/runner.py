@@ -4,11 +4,11 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from replica.engine.batch import FlatBatch, SampledRow
+from replica.engine.batch import FlatBatch, SampledRow, results_of
 from replica.engine.kv_blocks import PLAIN, KvBlocks, KvOptions
 from replica.engine.paged_attention import KvCache, PagedAttention
-from replica.engine.sampler import NOT_FINITE, sample
-from replica.engine.step import SampledToken
+from replica.engine.sampler import sample
+from replica.engine.step import NOT_FINITE, SampledToken
 from replica.model.llama import LlamaModel
 
 
@@ -41,12 +41,7 @@ class TorchRunner:
         )
         is_finite_row = torch.isfinite(hidden.sum(-1)).tolist()
         tokens = self._sample_rows(hidden, batch.sampled_rows)
-        results: list[SampledToken | None] = []
-        for segment in batch.segments:
-            last_row = segment.first_row + segment.num_tokens - 1
-            is_finite = all(is_finite_row[segment.first_row : last_row + 1])
-            results.append(tokens.get(last_row) if is_finite else NOT_FINITE)
-        return results
+        return results_of(batch, is_finite_row, tokens)
 
     def _sample_rows(
         self, hidden: torch.Tensor, sampled_rows: Sequence[SampledRow]

@@ -84,9 +84,11 @@ class RunningSet:
         """Raises AssertionError."""
         in_order = sorted(self._sequences, key=self._ranking.rank)
         assert self._sequences == in_order, "the running ones are out of order"
-        assert all(s.is_running for s in self._sequences)
-        assert Counter(s.standing.tenant for s in self._sequences) == self._num_by_tenant
-        assert Counter(s.standing.priority for s in self._sequences) == self._num_by_priority
+        assert all(s.is_running for s in self._sequences), "one of the running ones does not run"
+        by_tenant = Counter(s.standing.tenant for s in self._sequences)
+        assert by_tenant == self._num_by_tenant, "a tenant's running ones are miscounted"
+        by_priority = Counter(s.standing.priority for s in self._sequences)
+        assert by_priority == self._num_by_priority, "a priority's running ones are miscounted"
 
 
 _Key = TypeVar("_Key")

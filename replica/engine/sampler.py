@@ -7,18 +7,15 @@ seed gives the same tokens alone, in any batch, and after a preemption.
 
 import hashlib
 import struct
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from replica.engine.messages import SamplingParams
-from replica.engine.step import SampledToken
 
 Logits = npt.NDArray[np.float32]
 Probabilities = npt.NDArray[np.float64]
 
-NOT_FINITE: Final = SampledToken(token_id=0, is_finite=False)
 _FIRST_CANDIDATES = (
     1024  # a nucleus is nearly always smaller; sorting 49,152 logits takes milliseconds
 )

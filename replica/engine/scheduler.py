@@ -17,9 +17,9 @@ from typing import Final
 from replica.engine.block_manager import BlockManager
 from replica.engine.block_tables import BlockTables
 from replica.engine.fair_share import ServedTokens
-from replica.engine.giving_way import GivingWay, Preempted
+from replica.engine.giving_way import GivingWay
 from replica.engine.kv_operations import KvOperation
-from replica.engine.messages import BlockChange, EngineStats, FinishReason
+from replica.engine.messages import BlockChange, EngineStats, FinishReason, Preempted
 from replica.engine.output_forecast import OutputForecast
 from replica.engine.running_set import RunningSet
 from replica.engine.sequence import Sequence
@@ -222,8 +222,9 @@ class Scheduler:
         self._tables.check_invariants(running, waiting)
         self._waiting.check_invariants()
         self._running.check_invariants()
-        assert set(self._by_id.values()) == {*running, *waiting}
-        assert len(self._running) <= self._limits.max_num_seqs
+        live = set(self._by_id.values())
+        assert live == {*running, *waiting}, "a live sequence neither runs nor waits, or a dead one"
+        assert len(running) <= self._limits.max_num_seqs, f"{len(running)} sequences run"
 
     def _admit(self, step: StepPlan, now_s: float) -> None:
         num_held_back = 0

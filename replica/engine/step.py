@@ -4,6 +4,8 @@ Structs, not dataclasses: there is one per sequence and step, and these are made
 and never looked at by the garbage collector.
 """
 
+from typing import Final
+
 import msgspec
 
 from replica.engine.sequence import Sequence
@@ -38,6 +40,9 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
 class SampledToken(msgspec.Struct, frozen=True, gc=False):
     token_id: int
     is_finite: bool  # False: the numbers behind it were not, and the sequence must fail
+
+
+NOT_FINITE: Final = SampledToken(token_id=0, is_finite=False)
 
 
 class StepPlan:

@@ -128,5 +128,7 @@ class WaitingQueue:
         for queue in self._by_tenant.values():
             assert queue, "an empty queue is kept"
             assert queue == sorted(queue, key=self._ranking.rank), "a queue is out of order"
-        assert self._num_sequences == sum(map(len, self._by_tenant.values()))
-        assert self.num_queued_tokens == sum(s.num_queued_tokens for s in self)
+        num_sequences = sum(map(len, self._by_tenant.values()))
+        assert self._num_sequences == num_sequences, "the waiting ones are miscounted"
+        num_tokens = sum(sequence.num_queued_tokens for sequence in self)
+        assert self.num_queued_tokens == num_tokens, "queued tokens are miscounted"

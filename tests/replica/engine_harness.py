@@ -86,11 +86,9 @@ class EngineHarness:
         **fields: Any,
     ) -> int:
         """The next step takes it in."""
-        sequence_id = len(self.outcomes) + 1
-        self.outcomes[sequence_id] = Outcome()
-        self._enqueued.append(
+        return self.enqueue_as_it_is(
             Submit(
-                sequence_id=sequence_id,
+                sequence_id=len(self.outcomes) + 1,
                 prompt_token_ids=list(prompt),
                 params=params,
                 cache_salt=cache_salt,
@@ -98,7 +96,13 @@ class EngineHarness:
                 **fields,
             )
         )
-        return sequence_id
+
+    def enqueue_as_it_is(self, submit: Submit) -> int:
+        """Its id is one more than the last one's."""
+        assert submit.sequence_id == len(self.outcomes) + 1
+        self.outcomes[submit.sequence_id] = Outcome()
+        self._enqueued.append(submit)
+        return submit.sequence_id
 
     def submit_together(
         self, prompts: Iterable[Sequence[int]], params: SamplingParams

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.replica.hash_model import VOCAB_SIZE
 from tests.replica.workload import (
     Abortion,
+    Clearing,
     Operation,
     Overlap,
     Preemption,
@@ -24,7 +25,7 @@ from tests.replica.workload import (
 )
 
 SAVED = Path(__file__).parent / "workloads"
-NUM_WORKLOADS = 2_000
+NUM_WORKLOADS = 300
 
 prompts = st.builds(
     lambda shared, own: [1 + i % 7 for i in range(shared)] + own,
@@ -40,9 +41,15 @@ operations: st.SearchStrategy[Operation] = st.one_of(
         ignore_eos=st.booleans(),
         cache_salt=st.sampled_from(["", "s", "t"]),
         priority=st.integers(-1, 2),
+        num_choices=st.sampled_from([1, 1, 1, 2, 3]),
+        min_tokens=st.integers(0, 12),
+        stop=st.lists(st.text("abcdefgh", min_size=1, max_size=2), max_size=2).map(tuple),
+        time_left_s=st.one_of(st.none(), st.floats(-0.1, 2.0)),
+        num_resumed_tokens=st.sampled_from([0, 0, 1, 5, 30]),
     ),
     st.builds(Abortion, sequence_id=sequence_ids),
     st.builds(Preemption, sequence_id=sequence_ids),
+    st.builds(Clearing),
     st.builds(Steps, num_steps=st.integers(1, 6)),
 )
 workloads = st.builds(

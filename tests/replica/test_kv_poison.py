@@ -10,7 +10,7 @@ from replica.engine.batch import FlatBatch, SampledRow, Segment
 from replica.engine.kv_blocks import KvOptions
 from replica.engine.kv_operations import Vacate
 from replica.engine.launcher import ModelRunner
-from replica.engine.messages import CpuBackend, FinishReason, SamplingParams
+from replica.engine.messages import CpuBackend, FinishReason, KvCacheDtype, SamplingParams
 from replica.engine.scheduler import SchedulerLimits
 from replica.model.loader import open_model
 from replica.settings import Settings
@@ -21,15 +21,24 @@ from tests.replica.tiny_llama import VOCAB_SIZE, write_gguf
 BLOCK_SIZE = 16
 NUM_BLOCKS = 9  # two sequences of 60 tokens: every block is reused many times
 PARAMS = SamplingParams(max_tokens=25, temperature=0.0, ignore_eos=True)
-on_both_backends = pytest.mark.parametrize(
-    "backend", [CpuBackend.TORCH, CpuBackend.COMPILED], ids=str
+with_all_kinds_of_kv = pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        (CpuBackend.TORCH, KvCacheDtype.FLOAT32),
+        *((CpuBackend.COMPILED, dtype) for dtype in KvCacheDtype),
+    ],
+    ids=str,
 )
 PROMPTS = [[1 + (7 * i + j) % 60 for j in range(3 + 5 * i)] for i in range(8)]
 
 
-def runner_of(backend: CpuBackend, folder: Path, *, is_poisoned: bool) -> ModelRunner:
+def runner_of(
+    backend: CpuBackend, dtype: KvCacheDtype, folder: Path, *, is_poisoned: bool
+) -> ModelRunner:
     write_gguf(folder / "tiny.gguf", FILES["bfloat16"][0])
-    config = Settings(cpu_backend=backend, block_size=BLOCK_SIZE, num_threads=1).engine_config()
+    config = Settings(
+        cpu_backend=backend, kv_cache_dtype=dtype, block_size=BLOCK_SIZE, num_threads=1
+    ).engine_config()
     chosen = choose_backend(config, open_model(folder / "tiny.gguf"), [])
     options = KvOptions(is_poisoned=is_poisoned)
     return chosen.load(NUM_BLOCKS, lambda ratio, detail: None, options)
@@ -49,14 +58,14 @@ def answers(engine: EngineHarness) -> list[str]:
 
 
 @pytest.mark.parametrize("is_prefix_caching", [True, False], ids=["cached", "not cached"])
-@on_both_backends
+@with_all_kinds_of_kv
 def test_poison_changes_no_answer(
-    backend: CpuBackend, is_prefix_caching: bool, tmp_path: Path
+    backend: CpuBackend, dtype: KvCacheDtype, is_prefix_caching: bool, tmp_path: Path
 ) -> None:
     """Never-written lanes, unused ends of blocks and freed blocks are all NaN here."""
     plain, poisoned = (
         engine_of(
-            runner_of(backend, tmp_path, is_poisoned=is_poisoned),
+            runner_of(backend, dtype, tmp_path, is_poisoned=is_poisoned),
             is_prefix_caching=is_prefix_caching,
         )
         for is_poisoned in (False, True)
@@ -66,9 +75,11 @@ def test_poison_changes_no_answer(
     assert answers(poisoned) == answers(plain)
 
 
-@on_both_backends
-def test_stale_read_fails_its_request(backend: CpuBackend, tmp_path: Path) -> None:
-    runner = runner_of(backend, tmp_path, is_poisoned=True)
+@with_all_kinds_of_kv
+def test_stale_read_fails_its_request(
+    backend: CpuBackend, dtype: KvCacheDtype, tmp_path: Path
+) -> None:
+    runner = runner_of(backend, dtype, tmp_path, is_poisoned=True)
     params = SamplingParams(max_tokens=1, temperature=0.0)
     segment = Segment(first_row=0, num_tokens=18, start=0, block_table=(3, 5))
     prompt = FlatBatch([1] * 18, range(18), [*range(48, 64), 80, 81], [segment], [])

@@ -1,18 +1,21 @@
 """What a preempted sequence had computed comes back from host memory, bit for bit."""
 
+import json
 from itertools import count
 from pathlib import Path
 
 import pytest
 
+from contracts.names import HEADER_REQUEST_ID
 from replica.engine.backend import choose_backend
 from replica.engine.kv_blocks import KvOptions
-from replica.engine.messages import CpuBackend, SamplingParams
+from replica.engine.messages import CpuBackend, KvCacheDtype, Preempted, Preemption, SamplingParams
 from replica.engine.scheduler import SchedulerLimits
 from replica.model.loader import open_model
 from replica.settings import Settings
 from tests.replica.engine_harness import EngineHarness
 from tests.replica.hash_model import EOS, TOKEN_BYTES, HashModel, reference_completion
+from tests.replica.replica_process import ReplicaProcess
 from tests.replica.test_backend import FILES
 from tests.replica.tiny_llama import VOCAB_SIZE, write_gguf
 from tests.replica.workload import check_counters, text_of
@@ -38,8 +41,7 @@ def engine_of(
     )
 
 
-def test_what_was_computed_is_not_computed_again(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+def test_what_was_computed_is_not_computed_again() -> None:
     engine = engine_of(num_blocks=64, num_host_blocks=8)
     prompt = list(range(1, 20))
     sequence_id = engine.submit(prompt, PARAMS)
@@ -52,8 +54,7 @@ def test_what_was_computed_is_not_computed_again(caplog: pytest.LogCaptureFixtur
     engine.run()
     assert engine.outcomes[sequence_id].text == text_of(reference_completion(prompt, PARAMS))
     assert (engine.stats.num_preemptions, engine.stats.num_swaps) == (1, 1)
-    (line,) = (record for record in caplog.records if record.message == "preempted")
-    assert (line.reason, line.num_blocks) == ("swap", 6)
+    assert report.preempted == [Preempted(sequence_id, Preemption.SWAP, num_blocks=6)]
     check_counters(engine)
 
 
@@ -116,13 +117,20 @@ def test_what_there_are_copies_of_is_neither_queued_nor_looked_up() -> None:
     check_counters(engine)
 
 
-@pytest.mark.parametrize("backend", [CpuBackend.TORCH, CpuBackend.COMPILED], ids=str)
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        (CpuBackend.TORCH, KvCacheDtype.FLOAT32),
+        *((CpuBackend.COMPILED, dtype) for dtype in KvCacheDtype),
+    ],
+    ids=str,
+)
 def test_a_swapped_sequence_goes_on_as_if_nothing_had_happened(
-    backend: CpuBackend, tmp_path: Path
+    backend: CpuBackend, dtype: KvCacheDtype, tmp_path: Path
 ) -> None:
     """At a high temperature: logits with other bits would draw other tokens, sooner or later."""
     write_gguf(tmp_path / "tiny.gguf", FILES["bfloat16"][0])
-    config = Settings(cpu_backend=backend, num_threads=1).engine_config()
+    config = Settings(cpu_backend=backend, num_threads=1, kv_cache_dtype=dtype).engine_config()
     chosen = choose_backend(config, open_model(tmp_path / "tiny.gguf"), [])
     options = KvOptions(num_host_blocks=24, is_poisoned=True)
     runner = chosen.load(NUM_BLOCKS, lambda ratio, detail: None, options)
@@ -147,3 +155,20 @@ def test_a_swapped_sequence_goes_on_as_if_nothing_had_happened(
     assert engine.stats.num_swaps > 5
     for swapped, undisturbed in zip(ids, alone, strict=True):
         assert engine.outcomes[swapped].text == engine.outcomes[undisturbed].text
+
+
+def test_the_log_says_whose_blocks_were_taken(
+    replica_settings: dict[str, object], tmp_path: Path
+) -> None:
+    """Four answers of 100 tokens, and room for 160."""
+    settings = replica_settings | {"max_model_len": 128, "block_size": 16}
+    settings |= {"kv_cache_bytes": 11 * 16 * 2 * 30 * 3 * 64 * 4}
+    body = {"prompt": "One", "max_tokens": 100, "n": 4, "ignore_eos": True}
+    with ReplicaProcess(tmp_path / "log", **settings) as replica:
+        replica.wait_ready()
+        answer = replica.post("/v1/completions", body, {HEADER_REQUEST_ID: "whose"})
+        assert answer.json["usage"]["completion_tokens"] == 400
+        lines = [json.loads(line) for line in replica.log.splitlines()]
+    preempted = [line for line in lines if line["message"] == "preempted"]
+    assert preempted
+    assert {(line["request_id"], line["reason"]) for line in preempted} == {("whose", "recompute")}

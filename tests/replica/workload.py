@@ -7,9 +7,11 @@ from typing import Final
 import msgspec
 
 from contracts.prefix import block_hash
+from replica.engine.detokenizer import Detokenizer
 from replica.engine.launcher import InlineLauncher
 from replica.engine.messages import FinishReason, SamplingParams
 from replica.engine.scheduler import SchedulerLimits
+from replica.engine.submission import Work, submissions
 from tests.replica.engine_harness import EngineHarness
 from tests.replica.hash_model import EOS, TOKEN_BYTES, HashModel, reference_completion
 from tests.replica.launchers import EarlyLauncher, LateLauncher
@@ -23,6 +25,11 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     ignore_eos: bool
     cache_salt: str
     priority: int = 0
+    num_choices: int = 1
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    time_left_s: float | None = None
+    num_resumed_tokens: int = 0  # at most; never all there are
 
 
 class Abortion(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
@@ -33,11 +40,15 @@ class Preemption(msgspec.Struct, frozen=True, kw_only=True, tag="preempt"):
     sequence_id: int
 
 
+class Clearing(msgspec.Struct, frozen=True, kw_only=True, tag="clear"):
+    """Of the prefix cache."""
+
+
 class Steps(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     num_steps: int
 
 
-Operation = Submission | Abortion | Preemption | Steps
+Operation = Submission | Abortion | Preemption | Clearing | Steps
 
 
 class Overlap(enum.StrEnum):
@@ -76,25 +87,24 @@ def text_of(token_ids: list[int]) -> str:
 def run(workload: Workload) -> EngineHarness:
     """Raises AssertionError unless every answer is what the model alone would give."""
     engine = _engine(workload)
-    submissions: dict[int, Submission] = {}
+    submitted: list[tuple[list[int], Submission]] = []
     for operation in workload.operations:
         match operation:
             case Submission():
-                params = _params(operation)
-                sequence_id = engine.submit(
-                    operation.prompt, params, operation.cache_salt, operation.priority
-                )
-                submissions[sequence_id] = operation
+                submitted.append((_submit(engine, operation), operation))
             case Abortion(sequence_id=sequence_id):
                 engine.abort(sequence_id)
             case Preemption(sequence_id=sequence_id):
                 engine.preempt(sequence_id)
+            case Clearing():
+                engine.clear_cache()
             case Steps(num_steps=num_steps):
                 for _ in range(num_steps):
                     engine.step()
     engine.run()
-    for sequence_id, submission in submissions.items():
-        _check(engine, sequence_id, submission)
+    for ids, submission in submitted:
+        for sequence_id in ids:
+            _check(engine, sequence_id, submission, is_prompt_counted=sequence_id == ids[0])
     check_counters(engine)
     return engine
 
@@ -133,17 +143,76 @@ def _same_hash_for_all(parent: bytes, token_ids: Sequence[int]) -> bytes:
     return bytes(16)
 
 
+def _submit(engine: EngineHarness, submission: Submission) -> list[int]:
+    """The choices' ids, first one first.  Takes a step."""
+    work = Work(
+        submission.prompt,
+        _params(submission),
+        submission.num_choices,
+        submission.cache_salt,
+        submission.priority,
+        resume_token_ids=_resumed(submission),
+    )
+    submits = submissions(work, len(engine.outcomes) + 1, submission.time_left_s)
+    ids = [engine.enqueue_as_it_is(submit) for submit in submits]
+    engine.step()
+    return ids
+
+
 def _params(submission: Submission) -> SamplingParams:
-    return SamplingParams(max_tokens=submission.max_tokens, ignore_eos=submission.ignore_eos)
+    return SamplingParams(
+        max_tokens=submission.max_tokens,
+        ignore_eos=submission.ignore_eos,
+        min_tokens=min(submission.min_tokens, submission.max_tokens),
+        stop=submission.stop,
+    )
 
 
-def _check(engine: EngineHarness, sequence_id: int, submission: Submission) -> None:
+def _resumed(submission: Submission) -> list[int]:
+    """The beginning of the answer, as if another engine had given it."""
+    tokens, _ = reference_answer(submission.prompt, _params(submission))
+    return tokens[: min(submission.num_resumed_tokens, len(tokens) - 1)]
+
+
+def reference_answer(prompt: list[int], params: SamplingParams) -> tuple[list[int], str]:
+    """The tokens and the text, up to a stop string that lies behind ``min_tokens``."""
+    tokens = reference_completion(prompt, params)
+    fixed = text_of(tokens[: params.min_tokens])
+    for end in range(params.min_tokens + 1, len(tokens) + 1):
+        text = text_of(tokens[params.min_tokens : end])  # no token is more than one character
+        starts = [start for stop in params.stop if (start := text.find(stop)) >= 0]
+        if starts:
+            return tokens[:end], fixed + text[: min(starts)]
+    return tokens, text_of(tokens)
+
+
+def _check(
+    engine: EngineHarness, sequence_id: int, submission: Submission, *, is_prompt_counted: bool
+) -> None:
     outcome = engine.outcomes[sequence_id]
-    expected = reference_completion(submission.prompt, _params(submission))
+    tokens, text = reference_answer(submission.prompt, _params(submission))
+    resumed = _resumed(submission)
     assert outcome.usage is not None
-    if outcome.finish_reason is FinishReason.ABORT:
-        expected = expected[: outcome.num_tokens]
+    assert outcome.usage.completion_tokens == outcome.num_tokens
+    num_tokens = len(resumed) + outcome.num_tokens
+    told = _told(submission, resumed) + outcome.text
+    if outcome.finish_reason in (FinishReason.ABORT, FinishReason.DEADLINE):
+        longest_stop = max(map(len, submission.stop), default=1)
+        assert text_of(tokens[:num_tokens]).startswith(told)
+        assert num_tokens <= len(tokens)
+        # What may become a stop string is held back, and then never told.
+        assert len(told) > len(text_of(tokens[:num_tokens])) - longest_stop
     else:
-        assert outcome.usage.prompt_tokens == len(submission.prompt)
-    assert outcome.text == text_of(expected)
-    assert outcome.usage.completion_tokens == outcome.num_tokens == len(expected)
+        assert (told, num_tokens) == (text, len(tokens))
+        num_read = len(submission.prompt) + len(resumed)
+        assert outcome.usage.prompt_tokens == (num_read if is_prompt_counted else 0)
+
+
+def _told(submission: Submission, resumed: list[int]) -> str:
+    """What the engine that was resumed from had told: all but what may become a stop string."""
+    detokenizer = Detokenizer(TOKEN_BYTES, submission.stop)
+    min_tokens = _params(submission).min_tokens
+    return "".join(
+        detokenizer.push(token_id, may_stop=index >= min_tokens, is_last=False).text
+        for index, token_id in enumerate(resumed)
+    )
