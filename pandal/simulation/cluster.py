@@ -31,7 +31,6 @@ class Pod:
         self.released_to: int | None = None
         self.is_terminating = False
         self.is_gone = False
-        self.work_seen_tokens = 0.0  # at the last look
 
     @property
     def is_serving(self) -> bool:

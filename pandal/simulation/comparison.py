@@ -101,6 +101,7 @@ def policy_for(case: Case) -> PoolPolicy:
         name="simulated",
         variants=(variant,),
         max_replicas=case.setting.num_gpus,
+        is_told_by_gateway=True,
         ttft_slo_s=case.setting.ttft_slo_s,
     )
 

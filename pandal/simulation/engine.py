@@ -30,11 +30,6 @@ class EngineModel:
         decode_s = output_tokens * self.step_s(self.num_slots) / self.num_slots
         return 1.0 / (decode_s + prompt_tokens / self.prefill_tokens_per_s)
 
-    def work_tokens(self, arrival: Arrival) -> float:
-        """Generated tokens, and the prompt's by what they cost beside generated ones."""
-        rate = self.num_slots / self.step_s(self.num_slots)
-        return arrival.output_tokens + arrival.prompt_tokens * rate / self.prefill_tokens_per_s
-
     @property
     def tokens_per_s(self) -> float:
         return self.num_slots / self.step_s(self.num_slots)
@@ -49,7 +44,8 @@ class Engine:
         self._now_s = 0.0
         self._num_started = 0
         self.context_tokens = 0  # reserved for the requests' ends
-        self.work_tokens = 0.0  # done since the beginning
+        self._generated_tokens = 0.0  # since the beginning
+        self._prompt_tokens = 0.0
         self.version = 0  # of the next end: an older one is not to happen
 
     @property
@@ -99,9 +95,10 @@ class Engine:
         self.version += 1
         return killed
 
-    def work_done_tokens(self, now_s: float) -> float:
+    def tokens_done(self, now_s: float) -> tuple[float, float]:
+        """Generated ones and prompts', since the beginning."""
         self._advance(now_s)
-        return self.work_tokens
+        return self._generated_tokens, self._prompt_tokens
 
     def _advance(self, now_s: float) -> None:
         elapsed = now_s - self._now_s
@@ -114,4 +111,5 @@ class Engine:
         self._pause_s -= paused
         tokens = (elapsed - paused) / self._model.step_s(num_running)
         self._virtual_tokens += tokens
-        self.work_tokens += tokens * num_running + paused * self._model.tokens_per_s
+        self._generated_tokens += tokens * num_running
+        self._prompt_tokens += paused * self._model.prefill_tokens_per_s

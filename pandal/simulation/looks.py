@@ -1,89 +1,79 @@
-"""What an autoscaler sees of the simulated fleet: the same as of a real one."""
+"""What an autoscaler sees of the simulated fleet: what the product's own observer makes of it.
 
-from collections import deque
+Pods tell their engines' counters and the gateway its own, as real ones do; rates, demand and
+percentiles come from ``autoscaler.observe``.
+"""
+
+from bisect import bisect_left
+from itertools import accumulate
 from typing import Final
 
-from autoscaler.pool import (
-    Demand,
-    EngineLoad,
-    Phase,
-    PoolState,
-    Replica,
-    TimeToFirstToken,
-    VariantState,
-)
-from pandal.simulation.arrivals import Arrival
+from autoscaler.cluster import ClusterView
+from autoscaler.engine_metrics import EngineSample
+from autoscaler.observe import GatewaySample, Observer
+from autoscaler.pool import Phase, PoolState, Replica, VariantState
+from contracts.metrics import LATENCY_BUCKETS_S
 from pandal.simulation.cluster import Pod, SimulatedCluster
-from pandal.simulation.engine import EngineModel
 
-TTFT_WINDOW_S: Final = 60.0
+_BOUNDS_S: Final = (*LATENCY_BUCKETS_S, float("inf"))
+_NUM_COLD_STARTS: Final = 20  # the last ones
 
 
-class Meter:
-    """The gateway's counters between two looks."""
+class Counters:
+    """Of the gateway and of every pod that has told: since the beginning."""
 
-    def __init__(self, model: EngineModel) -> None:
-        self._model = model
+    def __init__(self) -> None:
         self.num_arrived = 0
-        self.looked_at_s = 0.0
-        self._num_finished = 0
-        self._work_tokens = 0.0
-        self._first_tokens: deque[tuple[float, float]] = deque()
+        self._num_finished: dict[str, int] = {}
+        self._first_tokens: dict[str, list[int]] = {}  # per bucket, not cumulative
 
-    def first_token(self, now_s: float, ttft_s: float) -> None:
-        self._first_tokens.append((now_s, ttft_s))
+    def first_token(self, pod: Pod, ttft_s: float) -> None:
+        """As the engine measures it: what waited at the gateway is not in it."""
+        counts = self._first_tokens.setdefault(pod.name, [0] * len(_BOUNDS_S))
+        counts[bisect_left(_BOUNDS_S, ttft_s)] += 1
 
-    def finished(self, arrival: Arrival) -> None:
-        self._num_finished += 1
-        self._work_tokens += self._model.work_tokens(arrival)
+    def finished(self, pod: Pod) -> None:
+        self._num_finished[pod.name] = self._num_finished.get(pod.name, 0) + 1
 
-    def demand(self, now_s: float, num_in_flight: int) -> Demand:
-        """Since the last look; which this one is for the next."""
-        length = self._work_tokens / self._num_finished if self._num_finished else None
-        seen = Demand(now_s - self.looked_at_s, self.num_arrived, num_in_flight, length)
-        self.num_arrived = self._num_finished = 0
-        self._work_tokens, self.looked_at_s = 0.0, now_s
-        return seen
-
-    def ttft(self, now_s: float) -> TimeToFirstToken | None:
-        found = self._first_tokens
-        while found and found[0][0] < now_s - TTFT_WINDOW_S:
-            found.popleft()
-        values = sorted(ttft_s for _, ttft_s in found)
-        if not values:
-            return None
-        return TimeToFirstToken(values[int(0.95 * (len(values) - 1))], len(values))
+    def sample(self, pod: Pod, now_s: float) -> EngineSample:
+        generated, prompt = pod.engine.tokens_done(now_s)
+        counts = self._first_tokens.get(pod.name, [0] * len(_BOUNDS_S))
+        return EngineSample(
+            num_running=pod.engine.num_running,
+            num_waiting=0,
+            kv_cache_usage=pod.engine.kv_cache_usage,
+            prompt_tokens=prompt,
+            generation_tokens=generated,
+            num_finished=self._num_finished.get(pod.name, 0),
+            ttft=dict(zip(_BOUNDS_S, accumulate(counts), strict=True)),
+        )
 
 
-def look(
-    cluster: SimulatedCluster,
-    meter: Meter,
-    variant: str,
-    now_s: float,
-    *,
-    num_queued: int,
-    is_blind: bool,
-) -> PoolState:
-    interval_s = now_s - meter.looked_at_s
-    replicas = tuple(_replica(pod, now_s, interval_s, is_blind) for pod in cluster.pods)
-    found = VariantState(
-        variant, cluster.ordered, replicas, cold_starts_s=tuple(cluster.cold_starts_s[-20:])
-    )
-    running = sum(pod.engine.num_running for pod in cluster.pods)
-    demand = meter.demand(now_s, running + num_queued)
-    if is_blind:
-        return PoolState(now_s, (found,), None)
-    return PoolState(now_s, (found,), demand, num_queued, meter.ttft(now_s))
+class Looks:
+    """One after another, as one autoscaler's period says."""
+
+    def __init__(self, cluster: SimulatedCluster, counters: Counters, variant: str) -> None:
+        self._cluster = cluster
+        self._counters = counters
+        self._variant = variant
+        self._observer = Observer()
+
+    def look(self, now_s: float, *, num_queued: int, is_blind: bool) -> PoolState:
+        cluster = self._cluster
+        found = VariantState(
+            self._variant,
+            cluster.ordered,
+            tuple(_replica(pod) for pod in cluster.pods),
+            cold_starts_s=tuple(cluster.cold_starts_s[-_NUM_COLD_STARTS:]),
+        )
+        asked = () if is_blind else [pod for pod in cluster.live if pod.is_ready]
+        samples = {pod.name: self._counters.sample(pod, now_s) for pod in asked}
+        gateway = None if is_blind else GatewaySample(self._counters.num_arrived, num_queued)
+        return self._observer.look(ClusterView((found,)), samples, now_s, gateway)
 
 
-def _replica(pod: Pod, now_s: float, interval_s: float, is_blind: bool) -> Replica:
-    work = pod.engine.work_done_tokens(now_s)
-    done, pod.work_seen_tokens = work - pod.work_seen_tokens, work
-    load = None
-    if pod.is_ready and not is_blind:
-        engine = pod.engine
-        load = EngineLoad(engine.num_running, 0, engine.kv_cache_usage, done / interval_s)
-    return Replica(pod.name, _phase(pod), load, pod.cordoned_at_s, pod.released_to)
+def _replica(pod: Pod) -> Replica:
+    return Replica(pod.name, _phase(pod), None, pod.cordoned_at_s, pod.released_to)
 
 
 def _phase(pod: Pod) -> Phase:

@@ -16,7 +16,7 @@ from autoscaler.pool import PoolState
 from pandal.simulation.arrivals import Arrival
 from pandal.simulation.cluster import ColdStart, Pod, SimulatedCluster
 from pandal.simulation.engine import EngineModel
-from pandal.simulation.looks import Meter, look
+from pandal.simulation.looks import Counters, Looks
 from pandal.simulation.outcome import Outcome, Tally
 
 VARIANT = "gpu"
@@ -91,7 +91,8 @@ class Simulation:
         self._queue: deque[Arrival] = deque()
         self._events: list[tuple[float, int, _Event]] = []
         self._num_events = 0
-        self._meter = Meter(setting.model)
+        self._counters = Counters()
+        self._looks = Looks(self._cluster, self._counters, VARIANT)
         self._tally = Tally(setting.ttft_slo_s)
         self._known_pods: set[str] = set()
 
@@ -137,7 +138,7 @@ class Simulation:
                 self._fail(event, now_s)
 
     def _arrive(self, arrival: Arrival) -> None:
-        self._meter.num_arrived += 1
+        self._counters.num_arrived += 1
         if self._queue or not self._start(arrival, arrival.at_s):
             self._queue.append(arrival)
 
@@ -149,9 +150,9 @@ class Simulation:
         pod = min(serving, key=_num_running)
         if not pod.engine.has_room(arrival):
             return False
-        ttft_s = now_s - arrival.at_s + pod.engine.start(arrival, now_s)
-        self._tally.first_token(ttft_s)
-        self._meter.first_token(now_s, ttft_s)
+        ttft_s = pod.engine.start(arrival, now_s)
+        self._counters.first_token(pod, ttft_s)
+        self._tally.first_token(now_s - arrival.at_s + ttft_s)
         self._expect_end(pod)
         return True
 
@@ -165,7 +166,8 @@ class Simulation:
             self._at(end_s, _End(pod, pod.engine.version))
 
     def _end_one(self, pod: Pod, now_s: float) -> None:
-        self._meter.finished(pod.engine.end_one(now_s))
+        pod.engine.end_one(now_s)
+        self._counters.finished(pod)
         self._serve_queue(now_s)
         self._expect_end(pod)
         if pod.is_terminating and pod.engine.num_running == 0:
@@ -174,14 +176,7 @@ class Simulation:
     def _tick(self, now_s: float) -> None:
         blind = self._setting.blind_s
         is_blind = blind is not None and blind[0] <= now_s < blind[1]
-        state = look(
-            self._cluster,
-            self._meter,
-            VARIANT,
-            now_s,
-            num_queued=len(self._queue),
-            is_blind=is_blind,
-        )
+        state = self._looks.look(now_s, num_queued=len(self._queue), is_blind=is_blind)
         before = self._cluster.ordered
         for action in self._autoscaler.tick(state):
             self._apply(action, now_s)

@@ -56,7 +56,7 @@ def test_two_sequences_share_steps_and_a_prefill_stops_both() -> None:
     assert engine.next_end_s() == pytest.approx(1.0 + 0.1 + 10 * 0.10)
     assert engine.end_one(2.1).output_tokens == 20
     assert engine.next_end_s() == pytest.approx(2.1 + 40 * 0.09)
-    assert engine.work_done_tokens(2.1) == pytest.approx(30 + 0.2 * MODEL.tokens_per_s)
+    assert engine.tokens_done(2.1) == pytest.approx((30, 200))
 
 
 def test_a_full_batch_waits_and_memory_counts_too() -> None:
@@ -104,7 +104,9 @@ def test_blindness_is_unknown_and_not_zero() -> None:
     Simulation(setting(Arrival(1.0, 10, 500), blind_s=(50.0, 100.0)), script).run()
     assert script.seen[5].demand is None
     assert all(r.load is None for r in script.seen[5].replicas)
-    assert script.seen[0].demand is not None
+    assert script.seen[0].demand is None, "a rate needs two looks"
+    assert script.seen[1].demand is not None
+    assert script.seen[-1].demand is not None
 
 
 def test_the_same_seed_gives_the_same_figures() -> None:
