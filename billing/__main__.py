@@ -17,7 +17,7 @@ from billing.ledger import Ledger
 from billing.settings import PREFIX, Settings, unread_variables
 from billing.spool_source import SpoolSource
 from contracts.environment import BadSettings, read_settings
-from contracts.logs import configure_logging
+from contracts.logs import configure_logging, log_bad_settings
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def main() -> int:
     try:
         settings = read_settings(Settings, PREFIX, unread_variables())
     except BadSettings as exc:
-        exc.log("billing")
+        log_bad_settings("billing", exc.faults)
         return 2
     configure_logging("billing", settings.log_level)
     # It reports each attempt at a broker that is gone, many a second; kafka_source tells the fact.

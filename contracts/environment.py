@@ -6,11 +6,8 @@ not count: settings are read that way.
 """
 
 import difflib
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
-
-from contracts.logs import configure_logging
 
 Settings = TypeVar("Settings")
 
@@ -21,12 +18,6 @@ class BadSettings(Exception):
     def __init__(self, faults: Mapping[str, str]) -> None:
         super().__init__(", ".join(faults))
         self.faults = faults
-
-    def log(self, service: str) -> None:
-        """No traceback: whoever wrote a setting needs its name and nothing of ours."""
-        configure_logging(service, "info")
-        for name, fault in self.faults.items():
-            logging.getLogger(service).critical("bad setting", extra={"path": name, "error": fault})
 
 
 def read_settings(read: Callable[[], Settings], prefix: str, unread: Mapping[str, str]) -> Settings:

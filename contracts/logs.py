@@ -1,6 +1,7 @@
 """One JSON line per event: constant message, declared fields, and nothing a client typed."""
 
 import logging
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
@@ -46,3 +47,13 @@ def configure_logging(service: str, level: str, handler: logging.Handler | None 
     handler = logging.StreamHandler() if handler is None else handler
     handler.setFormatter(JsonFormatter(service))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def log_bad_settings(service: str, faults: Mapping[str, str]) -> None:
+    """``faults``: by variable.  For a service that cannot start, and so has set up no log.
+
+    No traceback: whoever wrote a setting needs its name and nothing of ours.
+    """
+    configure_logging(service, "info")
+    for name, fault in faults.items():
+        logging.getLogger(service).critical("bad setting", extra={"path": name, "error": fault})

@@ -10,7 +10,7 @@ import sys
 import uvloop
 
 from contracts.environment import BadSettings, read_settings
-from contracts.logs import configure_logging
+from contracts.logs import configure_logging, log_bad_settings
 from gateway.app import create_app
 from gateway.line_writer import LineWriter
 from gateway.protocol import ConnectionLimits
@@ -27,7 +27,7 @@ def main() -> int:
     try:
         settings = read_settings(Settings, PREFIX, unread_variables())
     except BadSettings as exc:
-        exc.log("gateway")
+        log_bad_settings("gateway", exc.faults)
         return 2
     log = LineWriter(_STDERR)
     configure_logging("gateway", settings.log_level, log)

@@ -6,7 +6,7 @@ import sys
 import uvloop
 
 from contracts.environment import BadSettings, read_settings
-from contracts.logs import configure_logging
+from contracts.logs import configure_logging, log_bad_settings
 from replica.serve import serve
 from replica.settings import PREFIX, Settings, unread_variables
 
@@ -17,7 +17,7 @@ def main() -> int:
     try:
         settings = read_settings(Settings, PREFIX, unread_variables())
     except BadSettings as exc:
-        exc.log("replica")
+        log_bad_settings("replica", exc.faults)
         return 2
     configure_logging("replica", settings.log_level)
     return uvloop.run(serve(settings))

@@ -11,6 +11,7 @@ from kernels.linear.formats import GROUP_SIZE, TILE_COLUMNS, WeightFormat, nibbl
 Array = npt.NDArray[Any]
 
 _CACHE_LINE_BYTES: Final = 64
+_MAX_Q8_0_SCALE: Final = float(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class PackedWeight:
 def pack(weight: npt.NDArray[np.float32], weight_format: WeightFormat) -> PackedWeight:
     """weight: [out_features, in_features]; rounded as the format needs.
 
-    Raises ValueError for formats that nothing is rounded to here.
+    Raises ValueError for formats that nothing is rounded to here, and for weights that none of
+    theirs is near: not a number, infinite, or too large.
     """
     match weight_format:
         case WeightFormat.FLOAT32:
@@ -147,8 +149,11 @@ def _round_up(value: int, multiple: int) -> int:
 
 
 def _to_bfloat16(weight: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """To the nearest, ties to even; finite values only."""
+    """To the nearest, ties to even."""
     bits = np.ascontiguousarray(weight, np.float32).view(np.uint32)
+    # Before rounding: a carry would turn some of those that are no number into zero.
+    if not np.isfinite(weight).all():
+        raise ValueError("weights that are not finite cannot be rounded to bfloat16")
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
@@ -156,6 +161,8 @@ def _to_q8_0(weight: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
     """Blocks: the largest of each group becomes 127."""
     groups = np.asarray(weight, np.float32).reshape(len(weight), -1, GROUP_SIZE)
     scales = np.abs(groups).max(-1, keepdims=True) / np.float32(127)
+    if not (scales <= _MAX_Q8_0_SCALE).all():  # nor is it of what is no number
+        raise ValueError("weights that are not finite, or too large, cannot be rounded to q8_0")
     inverse = np.divide(1.0, scales, out=np.zeros_like(scales), where=scales > 0)
     codes = np.rint(groups * inverse).astype(np.int8)
     blocks = np.concatenate([scales.astype(np.float16).view(np.int8), codes], axis=-1)

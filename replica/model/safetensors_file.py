@@ -35,41 +35,42 @@ class _Entry(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsFile:
-    """Open for as long as the object, or a view from it, lives."""
+    """Its header has been read.  It is mapped for as long as a view of it lives, and no longer:
 
-    name: str
+    pages of a mapping count as the process's own.
+    """
+
+    path: Path
     entries: Mapping[str, _Entry]
-    data: memoryview
+    start_bytes: int  # of the first tensor
 
     def dtype(self, name: str) -> str:
         """In the format's own words.  Raises ModelInvalid for a missing tensor."""
         return self._entry(name).dtype
 
     def view(self, name: str) -> npt.NDArray[Any]:
-        """Read-only; of a dtype in ``DTYPES``.  Raises ModelInvalid."""
+        """Read-only; of a dtype in ``DTYPES``.  Raises ModelInvalid or OSError."""
         entry = self._entry(name)
         dtype = DTYPES[entry.dtype]
         start, end = entry.data_offsets
         size_bytes = math.prod(entry.shape) * np.dtype(dtype).itemsize
         if min(entry.shape, default=0) < 0 or start < 0 or end - start != size_bytes:
-            raise ModelInvalid(f"{self.name}: tensor {name!r} does not fit its place")
-        if end > len(self.data):
-            raise ModelInvalid(f"{self.name}: tensor {name!r} lies beyond the end of the file")
-        return np.frombuffer(self.data[start:end], dtype).reshape(entry.shape)
+            raise ModelInvalid(f"{self.path.name}: tensor {name!r} does not fit its place")
+        tensors = _mapped(self.path)[self.start_bytes :]
+        if end > len(tensors):
+            raise ModelInvalid(f"{self.path.name}: tensor {name!r} lies beyond the end of the file")
+        return np.frombuffer(tensors[start:end], dtype).reshape(entry.shape)
 
     def _entry(self, name: str) -> _Entry:
         entry = self.entries.get(name)
         if entry is None:
-            raise ModelInvalid(f"{self.name}: tensor {name!r} is missing")
+            raise ModelInvalid(f"{self.path.name}: tensor {name!r} is missing")
         return entry
 
 
 def open_safetensors(path: Path) -> SafetensorsFile:
     """Raises ModelInvalid, or OSError for a file that cannot be read."""
-    with path.open("rb") as file:
-        if path.stat().st_size <= _LENGTH_BYTES:
-            raise ModelInvalid(f"{path.name}: the file is cut off")
-        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    content = _mapped(path)
     start = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
     if start > len(content):
         raise ModelInvalid(f"{path.name}: the file is cut off, or not safetensors")
@@ -82,4 +83,12 @@ def open_safetensors(path: Path) -> SafetensorsFile:
         }
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise ModelInvalid(f"{path.name}: its header cannot be read: {exc}") from exc
-    return SafetensorsFile(path.name, entries, content[start:])
+    return SafetensorsFile(path, entries, start)
+
+
+def _mapped(path: Path) -> memoryview:
+    """Until nothing refers to it any more."""
+    with path.open("rb") as file:
+        if path.stat().st_size <= _LENGTH_BYTES:
+            raise ModelInvalid(f"{path.name}: the file is cut off")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

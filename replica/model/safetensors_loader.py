@@ -26,6 +26,7 @@ class SafetensorsDirectory:
     def __init__(self, directory: Path) -> None:
         """Raises ModelNotFound or ModelInvalid."""
         self._directory = directory
+        self._opened_by_name: dict[str, SafetensorsFile] = {}
         self._file_by_name = self._read_index()
 
     def names(self) -> Collection[str]:
@@ -58,10 +59,15 @@ class SafetensorsDirectory:
         return self._opened(file_name)
 
     def _opened(self, file_name: str) -> SafetensorsFile:
-        try:
-            return open_safetensors(self._directory / file_name)
-        except OSError as exc:
-            raise ModelInvalid(f"{file_name}: {exc}") from exc
+        """Each header is read once: it is as long as there are tensors."""
+        file = self._opened_by_name.get(file_name)
+        if file is None:
+            try:
+                file = open_safetensors(self._directory / file_name)
+            except OSError as exc:
+                raise ModelInvalid(f"{file_name}: {exc}") from exc
+            self._opened_by_name[file_name] = file
+        return file
 
     def _read_index(self) -> dict[str, str]:
         index_path = self._directory / _INDEX

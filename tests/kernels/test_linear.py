@@ -8,7 +8,7 @@ import torch
 
 from kernels.linear.formats import INTEGER_FORMATS, ActivationFormat, WeightFormat
 from kernels.linear.op import linear
-from kernels.linear.packing import PackedWeight, pack_bfloat16, pack_float32, pack_gguf
+from kernels.linear.packing import PackedWeight, pack, pack_bfloat16, pack_float32, pack_gguf
 from kernels.linear.reference import linear_reference, unpack
 from kernels.threads.team import ThreadTeam
 from kernels.vector_ir.levels import FeatureLevel
@@ -167,3 +167,18 @@ def test_int8_activations_need_integer_weights(team: ThreadTeam) -> None:
     packed, _ = make_weight(WeightFormat.BFLOAT16, 32, 64)
     with pytest.raises(ValueError, match="expected integer weights, got bfloat16"):
         linear(make_rows(2, 64), packed, team, None, ActivationFormat.INT8)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf], ids=str)
+@pytest.mark.parametrize("weight_format", [WeightFormat.BFLOAT16, WeightFormat.Q8_0], ids=str)
+def test_what_is_no_number_is_not_rounded_to_one(weight_format: WeightFormat, value: float) -> None:
+    weight = np.ones((3, 64), np.float32)
+    pack(weight, weight_format)
+    weight[1, 40] = value
+    with pytest.raises(ValueError, match="not finite"):
+        pack(weight, weight_format)
+
+
+def test_a_weight_without_a_scale_of_q8_0_is_refused() -> None:
+    with pytest.raises(ValueError, match="too large"):
+        pack(np.full((1, 32), 1e8, np.float32), WeightFormat.Q8_0)

@@ -3,17 +3,21 @@
 import re
 import subprocess
 import sys
-from dataclasses import replace
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from contracts.replica_api import Phase, ReplicaState
 from kernels.linear.formats import INTEGER_FORMATS, WeightFormat
 from kernels.linear.reference import unpack
+from kernels.paged_attention.formats import KvFormat
 from replica.engine.backend import choose_backend
+from replica.engine.cores import num_usable_cores
 from replica.engine.kv_blocks import KvOptions
 from replica.engine.launcher import InlineLauncher, ThreadLauncher
 from replica.engine.messages import CpuBackend, KvCacheDtype, Precision, SamplingParams
@@ -21,6 +25,7 @@ from replica.engine.scheduler import SchedulerLimits
 from replica.errors import ModelInvalid, ModelUnsupported
 from replica.model.loader import OpenedModel, open_model
 from replica.model.packed_weights import PackedModel
+from replica.model.tensor_source import TensorSource
 from replica.settings import Settings
 from tests.replica.engine_harness import EngineHarness, NewLauncher
 from tests.replica.replica_process import ReplicaProcess
@@ -168,6 +173,50 @@ def test_torch_runs_what_is_not_compiled_and_says_why(
 def test_torch_is_used_when_asked_for(tiny: OpenedModel) -> None:
     config = Settings(cpu_backend=CpuBackend.TORCH).engine_config()
     assert "torch" in choose_backend(config, tiny, []).description
+
+
+def test_torch_takes_the_cores_that_quotas_leave(tiny: OpenedModel) -> None:
+    for asked, expected in ((1, 1), (None, num_usable_cores())):
+        config = Settings(cpu_backend=CpuBackend.TORCH, num_threads=asked).engine_config()
+        assert f"torch, {expected} threads" in choose_backend(config, tiny, []).description
+
+
+@pytest.mark.parametrize("dtype", list(KvCacheDtype), ids=str)
+@pytest.mark.parametrize("head_dim", [1, 64, 96])
+def test_planned_are_the_bytes_that_the_kernels_take(dtype: KvCacheDtype, head_dim: int) -> None:
+    assert dtype.bytes_per_head(head_dim) == KvFormat(dtype).head_bytes(head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class OneIsNoNumber:
+    """A TensorSource."""
+
+    source: TensorSource
+
+    def names(self) -> Collection[str]:
+        return self.source.names()
+
+    def load(self, name: str) -> npt.NDArray[np.float32]:
+        tensor = self.source.load(name)
+        if name == "model.layers.0.mlp.down_proj.weight":
+            tensor[0, 0] = np.nan
+        return tensor
+
+    def stored_format(self, name: str) -> str:
+        return self.source.stored_format(name)
+
+    def load_stored(self, name: str) -> npt.NDArray[np.generic]:
+        return self.source.load_stored(name)
+
+
+@pytest.mark.parametrize("precision", [Precision.INT8, Precision.BFLOAT16])
+def test_weights_that_cannot_be_rounded_are_blamed_on_their_file(
+    tiny: OpenedModel, precision: Precision
+) -> None:
+    damaged = replace(tiny, source=OneIsNoNumber(tiny.source))
+    backend = choose_backend(Settings(precision=precision).engine_config(), damaged, [])
+    with pytest.raises(ModelInvalid, match=r"tiny\.gguf: .*not finite"):
+        backend.load(NUM_BLOCKS, lambda ratio, detail: None)
 
 
 def test_misshapen_tensors_are_refused_by_name(tmp_path: Path) -> None:

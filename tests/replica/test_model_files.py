@@ -5,6 +5,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig as HfLlamaConfig
@@ -17,6 +18,7 @@ from replica.model.config import config_from_gguf, config_from_hf
 from replica.model.gguf_file import GgufFile
 from replica.model.llama import LlamaModel
 from replica.model.loader import open_model
+from replica.model.safetensors_loader import SafetensorsDirectory
 
 GGUF = {
     "general.architecture": "llama",
@@ -227,3 +229,16 @@ def test_cut_off_weights_are_noticed_on_opening(model_path: Path, tmp_path: Path
         path.write_bytes(whole.read(90_000_000))
     with pytest.raises(ModelInvalid, match="beyond the end"):
         open_model(path)
+
+
+def test_a_header_is_read_once(tiny: tuple[LlamaForCausalLM, Path], tmp_path: Path) -> None:
+    """However many tensors it tells of."""
+    source, target = tiny[1] / "model.safetensors", tmp_path / "model.safetensors"
+    target.write_bytes(source.read_bytes())
+    before, directory = SafetensorsDirectory(tiny[1]), SafetensorsDirectory(tmp_path)
+    length = int.from_bytes(source.read_bytes()[:8], "little")
+    with target.open("r+b") as file:
+        file.seek(8)
+        file.write(b"?" * length)
+    for name in directory.names():
+        np.testing.assert_array_equal(directory.load(name), before.load(name))
