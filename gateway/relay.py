@@ -30,6 +30,7 @@ _GENERATED_TEXT = re.compile(
     rb'"(?:content|text|reasoning_content|reasoning|arguments)"\s*:\s*"[^"]'
 )
 _AT_ONCE_S = 5.0  # a replica that takes no work says so first; a later 503 may follow some
+_UNHURRIED_ABORT_S = 30.0  # with the client gone only its reservation waits; a step may take long
 _DRAIN_S = 0.1  # an answer that ended a moment before the abort is on its way already
 _MAX_ERROR_BYTES = 64 * 1024
 _ANSWER_BYTES_PER_TOKEN = 4  # of a document whose replica reports no usage
@@ -282,7 +283,10 @@ class Relay:
     async def _ask_final_usage(self, attempt: _Attempt) -> None:
         """Asks twice: the first abort may overtake the request that it is to end."""
         clock = self._fleet.clock
-        deadline_s = clock.monotonic_s() + self._fleet.limits.abort_timeout_s
+        timeout_s = self._fleet.limits.abort_timeout_s
+        if self._exchange.disconnected:
+            timeout_s = max(timeout_s, _UNHURRIED_ABORT_S)
+        deadline_s = clock.monotonic_s() + timeout_s
         aborted = await self._abort(attempt, deadline_s)
         if aborted is None:
             await self._drain(attempt.response)

@@ -137,3 +137,21 @@ async def test_a_client_that_leaves_with_requests_in_its_pipeline_gets_only_the_
     await leave_after(tenant, request * 3, lambda: bool(upstream.generations))
     assert tenant.only_event().outcome is Outcome.CLIENT_DISCONNECTED
     assert len(upstream.generations) == 1
+
+
+async def test_an_engine_in_a_long_step_is_waited_for(
+    start_gateway: Callable[..., Gateway], make_tenant: Callable[..., Tenant], upstream: Upstream
+) -> None:
+    """Nobody waits for this answer any more: better a late count than a guess."""
+    tenant = make_tenant(on=start_gateway(GATEWAY_ABORT_TIMEOUT_S="0.2"))
+    await tenant.accepted()
+    upstream.abort_pause_s = 1.0  # longer than a client would be kept waiting
+    upstream.behaviour = words(500, pause_s=0.02)
+
+    def is_time() -> bool:
+        return any(g.completion_tokens >= 4 for g in upstream.generations)
+
+    await leave_after(tenant, request_bytes(chat(stream=True), tenant.key), is_time)
+    event = tenant.only_event()
+    assert event.usage_source is UsageSource.ENGINE
+    assert event.output_text_tokens == upstream.generations[0].completion_tokens
