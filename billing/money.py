@@ -64,3 +64,9 @@ def cents_half_even(usd: Decimal) -> Decimal:
 def plain(usd: Decimal) -> str:
     """Never in scientific notation."""
     return format(usd, "f")
+
+
+def trimmed(usd: Decimal) -> str:
+    """``plain`` without the zeros that say nothing: for one amount by itself."""
+    text = plain(usd)
+    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -8,13 +8,12 @@ from typing import Final, NoReturn
 from autoscaler.cluster import Address
 from autoscaler.engine_metrics import EngineSample
 from autoscaler.errors import SourceFailed, SourceRefused
-from autoscaler.explain import sentence
-from autoscaler.plan import SetCount
 from autoscaler.policy import PoolPolicy, Variant
 from autoscaler.reconciler import Reconciler, Report, Rules, Sources
 from autoscaler.scrape import get, scrape
 from pandal.local_cluster import VARIANT, LocalCluster
 from pandal.plan import FleetPlan, OwnReplica
+from pandal.scaling_news import ScalingNews
 from pandal.screen import Screen
 from pandal.supervisor import Supervisor
 
@@ -67,13 +66,19 @@ async def run_autoscaler(
     )
     # A replica drains by itself after its count is lowered: nothing is waited for before.
     rules = Rules(local_policy(num_begin, most), drain_deadline_s=0.0)
+    news = ScalingNews(rules.policy)
+
+    def show(report: Report) -> None:
+        for line in news.lines(report):
+            screen.line(line)
+
     reconciler = Reconciler(
         rules,
         cluster,
         sources=Sources(_scrape),
         clock=time.time,
         fence=Alone(),
-        report=lambda report: _show(screen, report),
+        report=show,
     )
     await reconciler.run(PERIOD_S, asyncio.sleep)
 
@@ -91,10 +96,3 @@ async def is_ready(address: Address) -> bool | None:
 
 async def _scrape(found: Mapping[str, Address]) -> Mapping[str, EngineSample | None]:
     return await scrape(found, timeout_s=_ANSWER_TIMEOUT_S)
-
-
-def _show(screen: Screen, report: Report) -> None:
-    for action in report.done:
-        if isinstance(action, SetCount):
-            why = sentence(report.decision.reasons[0])
-            screen.line(f"replicas: {action.seen} -> {action.wanted} ({why})")

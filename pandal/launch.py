@@ -29,7 +29,8 @@ from pandal.fleet_record import FleetRecord, clear_leftovers, remove_fleet_state
 from pandal.keys import ensure_demo_key
 from pandal.plan import FleetPlan, UpOptions
 from pandal.private_file import exclusive
-from pandal.readiness import gateway_ready, replicas_ready
+from pandal.readiness import gateway_ready, is_replica_ready, replicas_ready
+from pandal.replica_news import ReplicaNews
 from pandal.report import show_demo_answer, show_ledger_line, show_snippets
 from pandal.screen import Screen
 from pandal.settings import inherited_environment
@@ -93,7 +94,12 @@ class Launch:
             if interrupted_by is not None:
                 return 128 + interrupted_by
             if not self._plan.is_once:
-                await _first(self._supervisor.watch(), stop_requests.wait(), self._autoscale())
+                await _first(
+                    self._supervisor.watch(),
+                    stop_requests.wait(),
+                    self._autoscale(),
+                    self._tell_news(),
+                )
             return 0
         finally:
             await self._stop()
@@ -142,8 +148,8 @@ class Launch:
         answer = await asyncio.to_thread(ask, self._plan.gateway, api_key, show=self._screen.stream)
         show_demo_answer(self._screen, answer)
         await show_ledger_line(self._screen, self._plan.data_dir.ledger_url, answer)
-        show_snippets(self._screen, self._plan, api_key)
         if not self._plan.is_once:
+            show_snippets(self._screen, self._plan, api_key)
             self._screen.line(f"serving on {self._plan.gateway.url} - Ctrl-C stops", "green")
 
     async def _autoscale(self) -> NoReturn:
@@ -159,10 +165,21 @@ class Launch:
             ),
         )
 
+    async def _tell_news(self) -> NoReturn:
+        news = ReplicaNews(
+            self._plan.own_replicas,
+            self._supervisor,
+            is_ready=is_replica_ready,
+            monotonic_s=time.monotonic,
+            tell=self._screen.line,
+        )
+        await news.run()
+
     async def _stop(self) -> None:
         """Each before what it needs: the gateway settles, billing books, then the rest goes."""
         replicas = [replica.name for replica in self._plan.own_replicas]
-        self._screen.line("stopping: gateway, billing, replicas, Valkey")
+        parts = (GATEWAY, BILLING, *(["replicas"] if replicas else []), "Valkey")
+        self._screen.line(f"stopping: {', '.join(parts)}")
         stop, hurry = self._supervisor.stop, self._hurry
         await stop([GATEWAY], patience_s=GATEWAY_STOP_PATIENCE_S, hurry=hurry)
         if self._plan.kafka_bootstrap is None and not hurry.is_set():

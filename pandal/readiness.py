@@ -67,6 +67,12 @@ async def replicas_ready(
         await asyncio.sleep(_POLL_INTERVAL_S)
 
 
+async def is_replica_ready(replica: OwnReplica) -> bool:
+    """One that computes on all cores may answer late: not now, then."""
+    answer = await _poll(replica.address)
+    return answer is not None and answer.status == 200
+
+
 async def gateway_ready(gateway: Address) -> None:
     """Raises FleetFailed, with the gateway's own reasons, when it takes too long."""
     answer: Answer | None = None

@@ -6,27 +6,33 @@ that a log file stays readable.
 
 import os
 import sys
+import time
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Protocol, TextIO
 
 import typer
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.progress import (
     BarColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TaskID,
     TaskProgressColumn,
     TextColumn,
-    TimeElapsedColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 from contracts.replica_api import Phase
 
 _PLAIN_STEP_RATIO = 0.25  # a plain log gets a line per quarter
+_BAR_WIDTH = 16  # of 80 columns more than a third are left for the message
+
+MonotonicSeconds = Callable[[], float]
 
 
 class SteadyConsole(Console):
@@ -88,12 +94,16 @@ class Screen:
             self._is_mid_line = not printable.endswith("\n")
 
     @contextmanager
-    def progress(self) -> Iterator[ProgressView]:
+    def progress(self, monotonic_s: MonotonicSeconds = time.monotonic) -> Iterator[ProgressView]:
+        """What is shown on a terminal goes when it ends; a line for each that is ready stays."""
         if self._out.is_terminal and not self._out.is_dumb_terminal:
-            with _bars(self._out) as bars:
-                yield BarProgress(bars)
+            with _bars(self._out, monotonic_s) as bars:
+                yield BarProgress(self, bars)
         else:
-            yield PlainProgress(self)
+            yield PlainProgress(self, monotonic_s)
+
+    def ready(self, name: str, after_s: float) -> None:
+        self.line(f"{name}  ready  {after_s:.0f} s")
 
     def _end_open_line(self) -> None:
         if self._is_mid_line:
@@ -102,27 +112,54 @@ class Screen:
 
 
 class BarProgress:
-    def __init__(self, bars: Progress) -> None:
+    def __init__(self, screen: Screen, bars: Progress) -> None:
+        self._screen = screen
         self._bars = bars
         self._tasks: dict[str, TaskID] = {}
 
     def show(self, name: str, phase: Phase, ratio: float, detail: str) -> None:
         if name not in self._tasks:
             self._tasks[name] = self._bars.add_task("", total=1.0, name=name, detail="")
-        self._bars.update(self._tasks[name], description=phase, completed=ratio, detail=detail)
+        task_id = self._tasks[name]
+        self._bars.update(task_id, description=phase, completed=ratio, detail=detail)
+        if phase is Phase.READY:
+            task = next(task for task in self._bars.tasks if task.id == task_id)
+            self._bars.update(task_id, visible=False)
+            self._screen.ready(name, _elapsed_s(task))
 
 
 class PlainProgress:
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, screen: Screen, monotonic_s: MonotonicSeconds) -> None:
         self._screen = screen
+        self._monotonic_s = monotonic_s
+        self._begun_monotonic_s: dict[str, float] = {}
         self._shown: dict[str, tuple[Phase, int]] = {}
 
     def show(self, name: str, phase: Phase, ratio: float, detail: str) -> None:
+        now_s = self._monotonic_s()
+        begun_s = self._begun_monotonic_s.setdefault(name, now_s)
         step = (phase, int(ratio / _PLAIN_STEP_RATIO))
-        if self._shown.get(name) != step:
-            self._shown[name] = step
-            note = f" ({detail})" if detail else ""
-            self._screen.line(f"{name}: {phase} {ratio:.0%}{note}")
+        if self._shown.get(name) == step:
+            return
+        self._shown[name] = step
+        if phase is Phase.READY:
+            self._screen.ready(name, now_s - begun_s)
+            return
+        note = f" ({detail})" if detail else ""
+        self._screen.line(f"{name}: {phase} {ratio:.0%}{note}")
+
+
+class _Clock(ProgressColumn):
+    """Rich's own stands still once a phase is complete, and the next may take minutes."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{_elapsed_s(task):.0f} s", "progress.elapsed")
+
+
+def _elapsed_s(task: Task) -> float:
+    return 0.0 if task.elapsed is None else task.elapsed
 
 
 def _print(console: Console, text: Text, end: str = "\n") -> None:
@@ -131,13 +168,26 @@ def _print(console: Console, text: Text, end: str = "\n") -> None:
         console.print(text, end=end, soft_wrap=True)
 
 
-def _bars(console: Console) -> Progress:
+def _bars(console: Console, monotonic_s: MonotonicSeconds) -> Progress:
+    """Where the terminal is narrow the message is cut, and never the name of whose it is."""
     return Progress(
-        TextColumn("{task.fields[name]}"),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[detail]}", style="dim", markup=False),
+        TextColumn("{task.fields[name]}", table_column=_whole(9)),
+        TextColumn("{task.description}", table_column=_whole(11)),
+        BarColumn(_BAR_WIDTH),
+        TaskProgressColumn(table_column=_whole(4)),
+        _Clock(table_column=_whole(5, justify="right")),
+        TextColumn(
+            "{task.fields[detail]}",
+            style="dim",
+            markup=False,
+            table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1),
+        ),
         console=console,
+        get_time=monotonic_s,
+        transient=True,
+        expand=True,
     )
+
+
+def _whole(min_width: int, justify: JustifyMethod = "left") -> Column:
+    return Column(no_wrap=True, min_width=min_width, justify=justify)

@@ -19,6 +19,7 @@ from billing.money import (
     cents_half_even,
     pico_usd_from_usd,
     plain,
+    trimmed,
     usd_from_pico_usd,
 )
 from billing.posting import rate_batch
@@ -238,3 +239,11 @@ def test_an_amount_finer_than_the_ledger_holds_is_refused_not_rounded() -> None:
 )
 def test_the_one_rounding_is_half_even(usd: str, cents: str) -> None:
     assert plain(cents_half_even(Decimal(usd))) == cents
+
+
+@pytest.mark.parametrize(
+    ("usd", "text"),
+    [("0.000002720000", "0.00000272"), ("10.000", "10"), ("0.000", "0"), ("100", "100")],
+)
+def test_an_amount_by_itself_has_no_zeros_that_say_nothing(usd: str, text: str) -> None:
+    assert trimmed(Decimal(usd)) == text

@@ -1,6 +1,7 @@
 """The autoscaler's loop over real processes: up with demand, down without cutting a stream."""
 
 import asyncio
+import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -19,6 +20,7 @@ from pandal.errors import BadOption
 from pandal.installation import check_options
 from pandal.local_cluster import VARIANT, LocalCluster
 from pandal.plan import OwnReplica, UpOptions
+from pandal.scaling_news import ScalingNews
 from pandal.supervisor import Supervisor
 from tests.support.ports import free_port
 
@@ -71,6 +73,8 @@ class Fleet:
         self.places = [OwnReplica(f"replica-{i}", free_port()) for i in range(3)]
         self.now_s = 1_800_000_000.0
         self.ticks: list[Report] = []
+        self.lines: list[str] = []
+        self.news = ScalingNews(local_policy(1, 3))
         self.streams: list[Stream] = []
         self.start(self.places[0])
         self.cluster = LocalCluster(
@@ -87,8 +91,12 @@ class Fleet:
             sources=Sources(self.scrape),
             clock=lambda: self.now_s,
             fence=Alone(),
-            report=self.ticks.append,
+            report=self.note,
         )
+
+    def note(self, report: Report) -> None:
+        self.ticks.append(report)
+        self.lines.extend(self.news.lines(report))
 
     def start(self, replica: OwnReplica) -> None:
         self.supervisor.start(
@@ -153,6 +161,7 @@ async def test_one_to_three_to_one_while_a_long_stream_lives(reports, tmp_path: 
         await fleet.tick()
         streams = [await fleet.open(fleet.places[0]) for _ in range(40)]
         await fleet.tick_until(3, most_ticks=10)
+        assert fleet.lines[0].startswith("replicas 1 -> ")
         await fleet.until_ready(3)
         long = [await fleet.open(place) for place in fleet.places]
         for stream in streams:
@@ -165,6 +174,10 @@ async def test_one_to_three_to_one_while_a_long_stream_lives(reports, tmp_path: 
         for stream in long:
             await stream.close()
         await until_true(lambda: fleet.runs(1))
+        down = [line for line in fleet.lines if "3 -> 2" in line or "2 -> 1" in line]
+        assert len(down) == 2
+        for line in down:
+            assert re.search(r"at most \d+ tokens/s needed for \d+ s; replica-\d drains$", line)
         _ = [await fleet.open((await fleet.ready())[0]) for _ in range(40)]
         await fleet.tick_until(3, most_ticks=10)
         await fleet.until_ready(3)

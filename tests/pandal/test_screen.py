@@ -2,17 +2,18 @@ import io
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from contracts.replica_api import Phase
 from pandal.screen import Screen, SteadyConsole
 
 
 class Streams:
-    def __init__(self, *, is_terminal: bool) -> None:
+    def __init__(self, *, is_terminal: bool, width: int = 40) -> None:
         self.out, self.err = io.StringIO(), io.StringIO()
         self.screen = Screen(
-            Console(file=self.out, force_terminal=is_terminal, width=40),
-            Console(file=self.err, force_terminal=is_terminal, width=40),
+            Console(file=self.out, force_terminal=is_terminal, width=width),
+            Console(file=self.err, force_terminal=is_terminal, width=width),
         )
 
 
@@ -54,21 +55,65 @@ def test_a_closed_terminal_is_no_error() -> None:
     screen.problem("gateway died")
 
 
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def shown(file: io.StringIO) -> str:
+    """Without the colours."""
+    return Text.from_ansi(file.getvalue().replace("\r", "\n")).plain
+
+
 def test_progress_without_a_terminal_is_a_few_plain_lines(plain: Streams) -> None:
-    with plain.screen.progress() as view:
+    clock = Clock()
+    with plain.screen.progress(clock) as view:
         for percent in range(101):
             view.show("replica-0", Phase.LOADING, percent / 100, "")
-        view.show("replica-0", Phase.READY, 1.0, "")
+        clock.now_s += 8
+        view.show("replica-0", Phase.READY, 1.0, "compiled kernels, 2 threads: avx2")
     lines = plain.out.getvalue().splitlines()
     assert lines[0] == "replica-0: loading 0%"
-    assert lines[-1] == "replica-0: ready 100%"
+    assert lines[-1] == "replica-0  ready  8 s"
     assert len(lines) == 6
     assert "\x1b" not in plain.out.getvalue()
 
 
 def test_progress_on_a_terminal_is_a_bar() -> None:
-    streams = Streams(is_terminal=True)
+    streams = Streams(is_terminal=True, width=80)
     with streams.screen.progress() as view:
         view.show("replica-0", Phase.LOADING, 0.5, "SmolLM2 [1/2]")
     assert "━" in streams.out.getvalue()
     assert "50%" in streams.out.getvalue()
+
+
+def test_a_long_message_is_cut_and_the_name_is_not() -> None:
+    streams, clock = Streams(is_terminal=True, width=60), Clock()
+    with streams.screen.progress(clock) as view:
+        for name in ("replica-0", "replica-1"):
+            view.show(name, Phase.LOADING, 0.5, "keys and values as float32, " * 5)
+    lines = shown(streams.out).splitlines()
+    for name in ("replica-0", "replica-1"):
+        assert any(line.startswith(f"{name} loading") and "…" in line for line in lines)
+
+
+def test_the_clock_goes_on_after_the_download_is_whole() -> None:
+    streams, clock = Streams(is_terminal=True, width=80), Clock()
+    with streams.screen.progress(clock) as view:
+        view.show("replica-0", Phase.DOWNLOADING, 1.0, "")
+        clock.now_s += 95
+        view.show("replica-0", Phase.LOADING, 0.94, "compiling")
+    assert "95 s" in shown(streams.out)
+
+
+def test_what_is_ready_leaves_one_line() -> None:
+    streams, clock = Streams(is_terminal=True, width=80), Clock()
+    with streams.screen.progress(clock) as view:
+        view.show("replica-0", Phase.LOADING, 0.5, "")
+        clock.now_s += 8
+        view.show("replica-0", Phase.READY, 1.0, "compiled kernels, 2 threads: avx2")
+    assert "replica-0  ready  8 s\n" in shown(streams.out)
+    assert "avx2" not in shown(streams.out)
