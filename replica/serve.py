@@ -22,8 +22,12 @@ from replica.settings import Settings
 
 _MAX_CHOICES = 16  # of one request, and no more than can run at once
 _KEEP_ALIVE_S = 75  # longer than a gateway's pool keeps a connection idle
-_ENGINE_END_TIMEOUT_S = 5
-_CLOSE_TIMEOUT_S = 2  # at least, for answers on their way when all else is over
+# After the time to drain, and together under what Kubernetes' 30 s leave of the usual 20:
+_ABORT_TIMEOUT_S = 3.0  # for the engine to count what it is made to stop: a step or two
+_ENGINE_END_TIMEOUT_S = 2.0
+_CLOSE_TIMEOUT_S = 2.0  # at least, for answers on their way when all else is over
+_CANCEL_TIMEOUT_S = 1.0  # for the server, which would log each answer that it ends as a defect
+ENDING_S = _ABORT_TIMEOUT_S + _ENGINE_END_TIMEOUT_S + _CLOSE_TIMEOUT_S + _CANCEL_TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +69,7 @@ async def serve(settings: Settings) -> int:
             patience.end_reading()
             if stop.done():
                 logger.info("draining", extra={"signal": stop.result()})
-                exit_code = await _drain(engine, running, settings.drain_timeout_s)
+                exit_code = await _drain(engine, running, give_up_at_s)
             else:
                 exit_code = await _linger(engine, running, settings.failure_linger_s)
             _close(server, patience, give_up_at_s - time.monotonic())
@@ -114,8 +118,11 @@ async def _logged(flow: Awaitable[None]) -> None:
         logger.exception("replica task failed")
 
 
-async def _drain(engine: Engine, running: asyncio.Task[None], timeout_s: float) -> int:
-    draining = asyncio.create_task(engine.drain(timeout_s), name="drain")
+async def _drain(engine: Engine, running: asyncio.Task[None], give_up_at_s: float) -> int:
+    draining = asyncio.create_task(
+        engine.drain(give_up_at_s - time.monotonic(), abort_timeout_s=_ABORT_TIMEOUT_S),
+        name="drain",
+    )
     await asyncio.wait({draining, running}, return_when=asyncio.FIRST_COMPLETED)
     if running.done():
         draining.cancel()
@@ -123,7 +130,8 @@ async def _drain(engine: Engine, running: asyncio.Task[None], timeout_s: float) 
     is_drained = await draining
     engine.stop()
     # A process that is still starting has no ear yet: cancelling ends it, too.
-    await asyncio.wait({running}, timeout=_ENGINE_END_TIMEOUT_S)
+    end_at_s = give_up_at_s + _ABORT_TIMEOUT_S + _ENGINE_END_TIMEOUT_S
+    await asyncio.wait({running}, timeout=end_at_s - time.monotonic())
     running.cancel()
     return 0 if is_drained else 1
 
@@ -139,11 +147,11 @@ async def _linger(engine: Engine, running: asyncio.Task[None], linger_s: float) 
 def _close(server: _Server, patience: Patience, left_s: float) -> None:
     """Answers on their way are sent, for as long as draining may take.
 
-    The server's own patience is a second longer: it cancels, and logs each of them as a defect.
+    The server's own patience is longer.
     """
     left_s = max(left_s, _CLOSE_TIMEOUT_S)
     asyncio.get_running_loop().call_later(left_s, patience.end_writing)
-    server.config.timeout_graceful_shutdown = math.ceil(left_s) + 1
+    server.config.timeout_graceful_shutdown = math.ceil(left_s + _CANCEL_TIMEOUT_S)
     server.should_exit = True
 
 

@@ -50,6 +50,7 @@ from replica.model.tokenizer_loader import load_tokenizer
 from replica.telemetry import Telemetry
 
 _STOP_TIMEOUT_S: Final = 5.0
+_KILL_TIMEOUT_S: Final = 2.0
 _ABORT_TIMEOUT_S: Final = 5.0  # a step takes a second or two; a gateway waits for four
 _TOMBSTONE_S: Final = 30.0  # longer than any request is on its way
 
@@ -227,10 +228,10 @@ class Engine:
             raise UnknownRequest(f"no request {request_id!r} is known here")
         return usage
 
-    async def drain(self, timeout_s: float) -> bool:
+    async def drain(self, timeout_s: float, *, abort_timeout_s: float) -> bool:
         """Take nothing new; let what was submitted finish, for so long; abort the rest.
 
-        False: the engine did not even answer the aborts.
+        False: the engine did not even answer the aborts in time.
         """
         self._enter(Phase.DRAINING, 0.0, "")
         try:
@@ -241,7 +242,7 @@ class Engine:
             for choice in self._by_sequence.values():
                 self.request_abort(choice.request)
             with suppress(TimeoutError):
-                async with asyncio.timeout(_STOP_TIMEOUT_S):
+                async with asyncio.timeout(abort_timeout_s):
                     await self._wait_until_idle()
         return not self._by_sequence
 
@@ -360,7 +361,7 @@ class Engine:
             if process.returncode is None:
                 process.kill()
             with suppress(TimeoutError):  # a process deep in the kernel ends when it comes back
-                async with asyncio.timeout(_STOP_TIMEOUT_S):
+                async with asyncio.timeout(_KILL_TIMEOUT_S):
                     await process.wait()
             exit_code = process.returncode
             logger.info("engine ended", extra={"exit_code": exit_code, "pid": process.pid})

@@ -76,5 +76,18 @@ def test_an_engine_that_goes_on_is_ready_again(
         assert replica.process.wait() == 0
 
 
+def test_a_hung_engine_does_not_keep_a_replica_that_is_to_end(
+    replica_settings: dict[str, object], tmp_path: Path
+) -> None:
+    settings = replica_settings | {"drain_timeout_s": 0.2}
+    with ReplicaProcess(tmp_path / "log", **settings) as replica:
+        replica.wait_ready()
+        with asked(replica) as answers:
+            os.kill(replica.engine_pid, signal.SIGSTOP)
+            replica.terminate()
+        assert answers[0].json["error"]["code"] == "engine_died"
+        assert replica.process.wait() == 1
+
+
 def test_an_idle_engine_is_not_hung(replica: ReplicaProcess) -> None:
     assert replica.get("/health").json["phase"] == "ready"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from replica.settings import default_cache_dir
+from replica.serve import ENDING_S
+from replica.settings import Settings, default_cache_dir
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,10 @@ def test_a_bad_variable_is_named(name: str, value: str, error: str) -> None:
     assert done.returncode == 2
     assert line["path"] == name
     assert error in line["error"]
+
+
+def test_a_replica_ends_within_kubernetes_usual_grace() -> None:
+    assert Settings().drain_timeout_s + ENDING_S < 30
 
 
 def test_default_cache_follows_the_desktop_specification(
