@@ -2,6 +2,8 @@
 
 import math
 import os
+import signal
+import sys
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -25,12 +27,19 @@ from pandal.bench.options import (
 from pandal.bench.tenants import Slo
 from pandal.errors import BadOption
 from pandal.installation import require_extras
+from pandal.screen import say
 
 if TYPE_CHECKING:
+    from pandal.bench.live import LiveView
     from pandal.bench.report import BenchReport, GoodputProbe, GoodputReport
 
 bench_app = typer.Typer()
 
+_HELP: Final = """Load a server, and report what its clients see.
+
+Without --url it loads the local fleet that runs, and its tenant "demo" pays: the 60,000 tokens
+per minute of that tenant bound the run.  `pandal keys create` makes tenants with more.
+"""
 _DEFAULT_DURATION_S: Final = 30.0
 _PRECISION_RATIO: Final = 0.1  # closer than this, two runs differ by chance
 _NUM_PROBES: Final = 12
@@ -93,7 +102,7 @@ HtmlFile = Annotated[Path | None, _option(_OUT, "Write a page with plots.")]
 AsJson = Annotated[bool, _option(_OUT, "Print JSON instead of tables.", "--json")]
 
 
-@bench_app.callback(invoke_without_command=True)
+@bench_app.callback(invoke_without_command=True, help=_HELP)
 def bench(
     context: typer.Context,
     url: Url = None,
@@ -143,7 +152,7 @@ def bench(
     options = build_options(source, what, load, client, _prices(price_usd), data_dir)
     _check_writable({"--out": out, "--html": html})
     report = _find(options, goodput_ratio, search_s) if find_goodput else _run(options)
-    _write(report, out, html, as_json)
+    raise typer.Exit(_written(report, out, html, as_json))
 
 
 @bench_app.command("compare")
@@ -169,7 +178,7 @@ def compare(
 def _run(options: BenchOptions) -> "BenchReport":
     from pandal.bench.experiment import run_bench
 
-    return run_bench(options)
+    return run_bench(options, _live())
 
 
 def _find(options: BenchOptions, goodput_ratio: float, search_s: float) -> "GoodputReport":
@@ -187,7 +196,13 @@ def _find(options: BenchOptions, goodput_ratio: float, search_s: float) -> "Good
         num_probes=_NUM_PROBES,
         search_s=search_s,
     )
-    return find_goodput(options, bounds, _show_probe)
+    return find_goodput(options, bounds, _show_probe, _live())
+
+
+def _live() -> "LiveView":
+    from pandal.bench.live import LiveView
+
+    return LiveView(lambda text: say(text, sys.stderr), sys.stderr)
 
 
 def _show_probe(probe: "GoodputProbe") -> None:
@@ -199,9 +214,10 @@ def _show_probe(probe: "GoodputProbe") -> None:
     typer.echo(f"{probe_rate(probe)}: {probe.good_ratio:.1%} good, {verdict}", err=True)
 
 
-def _write(
+def _written(
     report: "BenchReport | GoodputReport", out: Path | None, html: Path | None, as_json: bool
-) -> None:
+) -> int:
+    """The exit code."""
     from pandal.bench.html import report_page
     from pandal.bench.report import encode_report
     from pandal.bench.table import show
@@ -214,6 +230,7 @@ def _write(
         typer.echo(encode_report(report).decode(), nl=False)
     else:
         show(Console(), report)
+    return 128 + signal.SIGINT if report.is_interrupted else 0
 
 
 def _check_writable(paths: Mapping[str, Path | None]) -> None:

@@ -14,11 +14,14 @@ from itertools import chain, islice
 from math import ceil, isfinite
 from typing import Any, Final, TypeVar
 
+import msgspec
 import uvloop
 
 from pandal.bench.client import Client
 from pandal.bench.goodput import SearchBounds, search
 from pandal.bench.health import HealthMeter
+from pandal.bench.interruption import until_interrupted
+from pandal.bench.live import LiveView
 from pandal.bench.options import (
     ArrivalKind,
     BenchOptions,
@@ -38,6 +41,7 @@ from pandal.bench.summary import (
     tenant_sections,
     total_section,
 )
+from pandal.bench.table import heading
 from pandal.bench.target import request_head
 from pandal.bench.workload import Workload
 from pandal.errors import NothingMeasured, Unreachable
@@ -47,30 +51,32 @@ T = TypeVar("T")
 _GC_THRESHOLD: Final = 100_000  # a collection is a pause in every latency it falls on
 
 
-def run_bench(options: BenchOptions) -> BenchReport:
+def run_bench(options: BenchOptions, live: LiveView) -> BenchReport:
     """Raises BadOption before anything is sent, then Unreachable or NothingMeasured."""
     patience = Patience(options.client.timeout_s, options.client.longest_retry_wait_s)
-    report = _in_a_fast_loop(measure(options, build_workload(options.workload), patience))
-    if not report.requests.intended_s:
+    report = _in_a_fast_loop(measure(options, build_workload(options.workload), patience, live))
+    if not report.requests.intended_s and not report.is_interrupted:
         raise NothingMeasured("no request was due in the time that is measured")
     return report
 
 
 def find_goodput(
-    options: BenchOptions, bounds: SearchBounds, show: Callable[[GoodputProbe], None]
+    options: BenchOptions,
+    bounds: SearchBounds,
+    show: Callable[[GoodputProbe], None],
+    live: LiveView,
 ) -> GoodputReport:
     """Each probe is a run of its own at another rate.  Raises as ``run_bench`` does."""
     workload = build_workload(options.workload)
 
     async def probe(number: int, rate_per_s: float) -> BenchReport:
-        return await _probe(options, workload, number, rate_per_s)
+        probed, patience = _probe(options, number, rate_per_s)
+        return await measure(probed, workload, patience, live)
 
     return _in_a_fast_loop(search(bounds, probe, show))
 
 
-async def _probe(
-    options: BenchOptions, workload: Workload, number: int, rate_per_s: float
-) -> BenchReport:
+def _probe(options: BenchOptions, number: int, rate_per_s: float) -> tuple[BenchOptions, Patience]:
     """Other prompts than in any probe before: those may be in the prefix cache by now."""
     load = replace(options.load, rate_per_s=rate_per_s, seed=options.load.seed + number)
     patience = Patience(
@@ -78,11 +84,14 @@ async def _probe(
         longest_retry_wait_s=0.0,
         hopeless_end_at_s=load.duration_s,
     )
-    return await measure(replace(options, load=load), workload, patience)
+    return replace(options, load=load), patience
 
 
-async def measure(options: BenchOptions, workload: Workload, patience: Patience) -> BenchReport:
+async def measure(
+    options: BenchOptions, workload: Workload, patience: Patience, live: LiveView
+) -> BenchReport:
     """One run.  What it will send is made before it starts, and is not its generator's load."""
+    live.begin(heading(options.target.url, options.client.model, _load_section(options)))
     client = Client(options.target, time.perf_counter, options.client.max_connections)
     style = RequestStyle(options.client.model, options.client.is_exact_length)
     run = Run(client, _heads(options), style, patience)
@@ -91,12 +100,12 @@ async def measure(options: BenchOptions, workload: Workload, patience: Patience)
     with _few_pauses():
         meter = HealthMeter()
         try:
-            await drive()
+            is_cut = await until_interrupted(drive(), live.watch(run, options.load.duration_s))
         finally:
             health = await meter.stop()
             client.close()
     records = measured(run.records, options.load.warmup_s)
-    if records and all(record.status is None for record in records):
+    if not is_cut and records and all(record.status is None for record in records):
         raise Unreachable(f"{options.target.url}: none of {len(records)} requests was answered")
     generator = generator_section(
         records,
@@ -104,7 +113,8 @@ async def measure(options: BenchOptions, workload: Workload, patience: Patience)
         num_waits_for_a_connection=client.num_waits_for_a_connection,
         num_resent=client.num_resent,
     )
-    return _report(options, started_at, records, generator)
+    report = _report(options, started_at, records, generator)
+    return msgspec.structs.replace(report, is_interrupted=is_cut)
 
 
 def _prepared(

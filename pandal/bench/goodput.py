@@ -31,10 +31,11 @@ async def search(
 ) -> GoodputReport:
     """``measure`` gets the probe's number, for its seed, and its rate."""
     give_up_s = clock_s() + bounds.search_s
-    bracket = _Bracket(bounds)
+    bracket, is_interrupted = _Bracket(bounds), False
     while not bracket.is_closed and clock_s() < give_up_s:
         report = await measure(len(bracket.probes), bracket.next_rate_per_s())
-        if report.total.num_requests == 0:
+        is_interrupted = report.is_interrupted
+        if is_interrupted or report.total.num_requests == 0:
             break  # so slow a rate that nothing was due in a run: there is nothing to tell
         show(bracket.add(report))
     return GoodputReport(
@@ -44,6 +45,7 @@ async def search(
         probes=bracket.probes,
         best=bracket.best,
         lowest_generator_limit_per_s=bracket.generator_limit_per_s,
+        is_interrupted=is_interrupted,
     )
 
 

@@ -47,9 +47,9 @@ svg text.right { text-anchor: end; } svg text.legend { text-anchor: start; }
 
 def report_page(report: BenchReport | GoodputReport) -> str:
     if isinstance(report, BenchReport):
-        return _page(heading(report), _run(report))
+        return _page(_title(report), _run(report))
     best = [] if report.best is None else _run(report.best)
-    title = "Goodput search" if report.best is None else heading(report.best)
+    title = "Goodput search" if report.best is None else _title(report.best)
     return _page(title, [f"<p><b>{escape(search_line(report))}</b></p>", _probes(report), *best])
 
 
@@ -148,3 +148,7 @@ def _probes(report: GoodputReport) -> str:
     axes = Axes("Good requests by rate", "requests/s asked for", "share within SLO")
     series = [Series("measured", points, "a"), Series("measured", points, "a", is_line=False)]
     return f'<div class="plots">{plot(axes, series)}</div>'
+
+
+def _title(report: BenchReport) -> str:
+    return heading(report.url, report.model, report.load)

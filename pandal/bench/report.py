@@ -166,6 +166,7 @@ class BenchReport(
     tenants: list[Section]
     generator: Generator
     requests: RequestColumns
+    is_interrupted: bool = False  # by its user: what was in flight then is not in it
 
 
 class GoodputProbe(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,6 +189,7 @@ class GoodputReport(
     probes: list[GoodputProbe]
     best: BenchReport | None  # the run at the highest rate
     lowest_generator_limit_per_s: float | None = None  # not sustained, and the generator's fault
+    is_interrupted: bool = False  # by its user, before the search ended
 
 
 def encode_report(report: BenchReport | GoodputReport) -> bytes:

@@ -61,6 +61,7 @@ class Run:
         self._clock_s = clock_s
         self._started_s = clock_s()
         self.records: list[RequestRecord] = []
+        self.num_sent = 0  # a refused one that asks again counts once
 
     @property
     def elapsed_s(self) -> float:
@@ -105,6 +106,7 @@ class Run:
         self, session: Session, index: int, turn: Turn, intended_s: float
     ) -> RequestRecord:
         send_lag_s = self.elapsed_s - intended_s
+        self.num_sent += 1
         head, body = self._heads[session.tenant.name], body_of(turn, self._style)
 
         async def ask() -> Answer:

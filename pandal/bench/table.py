@@ -10,6 +10,7 @@ from pandal.bench.report import (
     Generator,
     GoodputProbe,
     GoodputReport,
+    Load,
     Quantiles,
     Section,
 )
@@ -24,21 +25,23 @@ def show(console: Console, report: BenchReport | GoodputReport) -> None:
 
 
 def _show_run(console: Console, report: BenchReport) -> None:
-    console.print(heading(report), markup=False, highlight=False)
+    text = heading(report.url, report.model, report.load)
+    console.print(text, markup=False, highlight=False)
+    if report.is_interrupted:
+        console.print("INTERRUPTED: what was in flight is not in the figures", markup=False)
     sections = [report.total] if len(report.tenants) == 1 else [report.total, *report.tenants]
     console.print(_latency_table(sections), _figures_table(sections))
     console.print(generator_line(report.generator), markup=False, highlight=False)
 
 
-def heading(report: BenchReport) -> str:
-    load = report.load
+def heading(url: str, model: str, load: Load) -> str:
     pace = (
         f"{load.concurrency} at a time"
         if load.concurrency is not None
         else f"{load.arrivals} arrivals"
         + ("" if load.rate_per_s is None else f" at {load.rate_per_s:g}/s")
     )
-    return f"{report.model} at {report.url}: {load.workload} workload, {pace}, seed {load.seed}"
+    return f"{model} at {url}: {load.workload} workload, {pace}, seed {load.seed}"
 
 
 def search_line(report: GoodputReport) -> str:
@@ -73,12 +76,12 @@ def _limits(report: GoodputReport) -> str:
 
 def generator_line(generator: Generator) -> str:
     figures = (
-        f"{generator.chunks_per_s:.0f} chunks/s, processor {generator.cpu_ratio:.0%} busy "
+        f"{num(generator.chunks_per_s, 'chunk')}/s, processor {generator.cpu_ratio:.0%} busy "
         f"({generator.busiest_cpu_ratio:.0%} in the busiest second), "
         f"loop {generator.loop_lag_p99_s * 1e3:.1f} ms late (p99)"
     )
     if generator.num_resent:
-        figures += f", {generator.num_resent} requests sent again on a new connection"
+        figures += f", {num(generator.num_resent, 'request')} sent again on a new connection"
     if generator.is_bottleneck:
         return f"THE GENERATOR WAS A BOTTLENECK: {'; '.join(generator.reasons)}.  {figures}"
     return f"The generator kept up: {figures}"
@@ -91,7 +94,8 @@ def figures_of(section: Section) -> dict[str, str]:
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in section.outcomes.items())
     offered = flow.offered_requests_per_s
     figures = {
-        "requests": f"{section.num_requests} ({outcomes})"
+        "requests": str(section.num_requests)
+        + (f" ({outcomes})" if outcomes else "")
         + ("" if offered is None else f", {offered:.2f}/s offered"),
         "throughput": f"{flow.requests_per_s:.2f} requests/s, "
         f"{flow.output_tokens_per_s:.1f} output tokens/s, "
@@ -102,12 +106,18 @@ def figures_of(section: Section) -> dict[str, str]:
     if tokens.prefix_hit_ratio is not None:
         figures["prefix hits"] = f"{tokens.prefix_hit_ratio:.1%} of prompt tokens"
     if tokens.num_without_usage:
-        figures["uncounted"] = f"{tokens.num_without_usage} requests without usage: chunks counted"
+        uncounted = num(tokens.num_without_usage, "request")
+        figures["uncounted"] = f"{uncounted} without usage: chunks counted"
     if section.refusals.num_refused:
         figures["refusals"] = _refusals(section)
     if section.cost is not None:
         figures["cost"] = _cost(section)
     return figures
+
+
+def num(count: float, noun: str) -> str:
+    text = f"{count:.0f}"
+    return f"{text} {noun}" if text == "1" else f"{text} {noun}s"
 
 
 def milliseconds(seconds: float) -> str:

@@ -5,6 +5,9 @@ a wait that the server makes is in the figure it belongs to.
 """
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -226,3 +229,29 @@ def test_a_run_without_a_request_is_no_success(start_server: StartServer) -> Non
     result = run_bench("--url", start_server(0.0, 0.0).url, *SHORT, *burst)
     assert result.returncode == 1
     assert "no request was due" in result.stderr
+
+
+def test_it_says_what_it_does_before_and_while_it_does(start_server: StartServer) -> None:
+    server = start_server(6.0, 0.0)
+    result = run_bench("--url", server.url, *SHORT, "--rate", "50", "--requests", "2")
+    first, *others = result.stderr.splitlines()
+    assert first.startswith(f"loading default at {server.url}/v1/chat/completions: fixed workload")
+    assert "2 sent, 0 done, 2 in flight" in others
+
+
+def test_ctrl_c_reports_what_was_measured_so_far(start_server: StartServer, tmp_path: Path) -> None:
+    server, out = start_server(0.01, 0.0), tmp_path / "report.json"
+    arguments = ("--url", server.url, *SHORT, "--rate", "50", "--duration-s", "600")
+    command = (sys.executable, "-m", "pandal", "bench", *arguments, "--out", str(out))
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stderr is not None
+        assert "loading" in process.stderr.readline()
+        assert "in flight" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        printed, _ = process.communicate(timeout=30)
+        assert process.returncode == 130
+    assert "INTERRUPTED" in printed
+    found = json.loads(out.read_bytes())
+    assert found["is_interrupted"]
+    assert found["total"]["outcomes"].keys() == {"completed"}

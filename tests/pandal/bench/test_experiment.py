@@ -1,11 +1,13 @@
 """What of a run is the generator's load, and what was done before it."""
 
 import asyncio
+import io
 from dataclasses import dataclass, field
 
 import pytest
 
 from pandal.bench.experiment import measure
+from pandal.bench.live import LiveView
 from pandal.bench.options import (
     ArrivalKind,
     BenchOptions,
@@ -19,6 +21,8 @@ from pandal.bench.target import parse_target
 from pandal.bench.workload import Conversation, Message, Turn
 from tests.pandal.bench.conftest import StartServer
 from tests.pandal.bench.reports import TENANT
+
+SILENT = LiveView(lambda text: None, io.StringIO())
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,6 @@ async def test_prompts_are_made_before_the_generator_is_watched(
         prices=None,
     )
     workload = Observed()
-    report = await measure(options, workload, Patience(30.0, 0.0))
+    report = await measure(options, workload, Patience(30.0, 0.0), SILENT)
     assert report.total.outcomes == {"completed": 3}
     assert workload.num_tasks == [1, 1, 1]
