@@ -12,14 +12,14 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from replica.engine.backend import choose_backend
 from replica.engine.kv_blocks import KvOptions
-from replica.engine.launcher import ModelRunner
+from replica.engine.launcher import InlineLauncher, ModelRunner, ThreadLauncher
 from replica.engine.messages import CpuBackend, SamplingParams
 from replica.engine.scheduler import SchedulerLimits
 from replica.model.llama import LlamaModel
 from replica.model.loader import open_model
 from replica.model.tokenizer import Tokenizer
 from replica.settings import Settings
-from tests.replica.engine_harness import EngineHarness
+from tests.replica.engine_harness import EngineHarness, NewLauncher
 
 pytestmark = pytest.mark.timeout(600)  # two minutes of arithmetic, more where cores are shared
 
@@ -117,10 +117,17 @@ def expected(
 GREEDY = SamplingParams(max_tokens=NUM_NEW_TOKENS, temperature=0.0)
 
 
-def engine(runner: ModelRunner, tokenizer: Tokenizer, limits: SchedulerLimits) -> EngineHarness:
+def engine(
+    runner: ModelRunner,
+    tokenizer: Tokenizer,
+    limits: SchedulerLimits,
+    new_launcher: NewLauncher = InlineLauncher,
+) -> EngineHarness:
     # The text is each token's number: comparing it compares tokens.
     names = [b"%d " % i for i in range(tokenizer.vocab_size)]
-    return EngineHarness(runner, names, tokenizer.eos_token_ids, limits, NUM_BLOCKS)
+    return EngineHarness(
+        runner, names, tokenizer.eos_token_ids, limits, NUM_BLOCKS, new_launcher=new_launcher
+    )
 
 
 def generated(engine: EngineHarness, sequence_ids: list[int]) -> list[list[int]]:
@@ -163,6 +170,19 @@ def test_company_and_chunking_change_nothing(
     limits = SchedulerLimits(BLOCK_SIZE, 16, max_num_batched_tokens)
     together = engine(new_runner(), tokenizer, limits)
     assert generated(together, together.submit_together(prompts, GREEDY)) == expected
+
+
+def test_launching_ahead_changes_nothing(
+    new_runner: Callable[[], ModelRunner],
+    tokenizer: Tokenizer,
+    prompts: list[list[int]],
+    expected: list[list[int]],
+) -> None:
+    """In chunks and with a shared prefix, the steps computed by a thread of their own."""
+    limits = SchedulerLimits(BLOCK_SIZE, 4, 24)
+    ahead = engine(new_runner(), tokenizer, limits, ThreadLauncher)
+    ids = ahead.submit_together(prompts[-6:], GREEDY)
+    assert generated(ahead, ids) == expected[-6:]
 
 
 def test_logits_equal_those_of_the_reference(
