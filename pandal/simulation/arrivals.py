@@ -63,7 +63,7 @@ def read_csv(path: Path) -> list[Arrival]:
         raise BadOption(f"--trace: {path}: {exc.strerror}") from exc
     except (KeyError, TypeError, ValueError) as exc:
         raise BadOption(
-            f"--trace: {path}: at_s, prompt_tokens and output_tokens expected ({exc})"
+            f"--trace: {path}: at_s, prompt_tokens and output_tokens expected ({_told(exc)})"
         ) from exc
     if not rows:
         raise BadOption(f"--trace: {path}: no request in it")
@@ -80,3 +80,7 @@ def _parse_row(row: dict[str, str]) -> Arrival:
 def _from_zero(rows: Sequence[Arrival]) -> list[Arrival]:
     first = rows[0].at_s
     return [Arrival(r.at_s - first, r.prompt_tokens, r.output_tokens) for r in rows]
+
+
+def _told(exc: Exception) -> str:
+    return f"no column {exc}" if isinstance(exc, KeyError) else str(exc)

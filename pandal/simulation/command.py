@@ -22,7 +22,11 @@ def simulate(
     seed: Annotated[int, typer.Option(help="Same seed, same figures.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """The autoscaler beside public ones, over a trace, on a virtual clock."""
+    """The autoscaler beside public ones, over a trace, on a virtual clock.
+
+    late: requests whose first token came too late; changes: of the count; flips: changes that went
+    the other way than the one before; killed: streams cut; most: GPUs at once.
+    """
     from pandal.simulation.comparison import compared
     from pandal.simulation.report import show, to_json
     from pandal.simulation.request import SimulationRequest, cases

@@ -18,6 +18,7 @@ MAX_GPUS: Final = 60
 TTFT_SLO_S: Final = 2.0
 DRAIN_DEADLINE_S: Final = 600.0
 MAX_COST_RATIO: Final = 1.1
+_LEAST_GPU_HOURS: Final = 0.05  # less is shown as none: no difference of a trace so short
 _BEGIN_USAGE: Final = 0.7  # of the replicas that are there at the beginning
 _HPA_WAITING: Final = 5.0  # requests per replica
 _CONCURRENCY_RATIO: Final = 0.7  # of the slots; for those that count what runs
@@ -126,7 +127,8 @@ class Comparison:
         found = []
         if ours.num_late > best.num_late:
             found.append(f"{ours.num_late} late, {best.autoscaler} {best.num_late}")
-        if ours.gpu_hours > MAX_COST_RATIO * best.gpu_hours:
+        surplus = ours.gpu_hours - MAX_COST_RATIO * best.gpu_hours
+        if surplus >= _LEAST_GPU_HOURS:
             found.append(f"{ours.gpu_hours:.1f} GPU-hours, {best.autoscaler} {best.gpu_hours:.1f}")
         if ours.num_killed > 0:
             found.append(f"{ours.num_killed} streams killed")
