@@ -99,13 +99,23 @@ def show_comparison(console: Console, comparison: Comparison) -> None:
         table.add_column(name, justify="right" if name else "left")
     for row in comparison.differences:
         change = "" if row.a == 0 else f"{row.difference / row.a:+.1%}"
-        interval = f"{row.low:+.4g} to {row.high:+.4g}"
+        interval = f"{_signed(row.low)} to {_signed(row.high)}"
         name = f"{row.metric}, {row.unit}"
-        figures = (f"{row.a:.4g}", f"{row.b:.4g}", f"{row.difference:+.4g}", interval, change)
+        figures = (_figure(row.a), _figure(row.b), _signed(row.difference), interval, change)
         table.add_row(name, *figures, row.verdict)
     console.print(table)
     if not comparison.is_same_load:
         console.print("The two runs offered different loads: the differences may be theirs.")
+
+
+def _figure(value: float) -> str:
+    """Four digits, and never in scientific notation."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}" if abs(value) >= 1e-4 else "0"
+
+
+def _signed(value: float) -> str:
+    text = _figure(value)
+    return text if text.startswith("-") or text == "0" else f"+{text}"
 
 
 def _difference(

@@ -1,6 +1,7 @@
 """A report for a terminal."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +15,8 @@ from pandal.bench.report import (
     Quantiles,
     Section,
 )
+
+_NUM_FOR_P99: Final = 100
 
 
 def show(console: Console, report: BenchReport | GoodputReport) -> None:
@@ -31,6 +34,8 @@ def _show_run(console: Console, report: BenchReport) -> None:
         console.print("INTERRUPTED: what was in flight is not in the figures", markup=False)
     sections = [report.total] if len(report.tenants) == 1 else [report.total, *report.tenants]
     console.print(_latency_table(sections), _figures_table(sections))
+    if (few := few_line(report.total)) is not None:
+        console.print(few, markup=False, highlight=False)
     console.print(generator_line(report.generator), markup=False, highlight=False)
 
 
@@ -42,6 +47,14 @@ def heading(url: str, model: str, load: Load) -> str:
         + ("" if load.rate_per_s is None else f" at {load.rate_per_s:g}/s")
     )
     return f"{model} at {url}: {load.workload} workload, {pace}, seed {load.seed}"
+
+
+def few_line(section: Section) -> str | None:
+    """A p99 of fewer than a hundred is the slowest one or two of them."""
+    found = section.latency.e2e_s
+    if found is None or found.num >= _NUM_FOR_P99:
+        return None
+    return f"Only {num(found.num, 'request')} completed: too few for a p99"
 
 
 def search_line(report: GoodputReport) -> str:

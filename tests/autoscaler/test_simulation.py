@@ -134,7 +134,7 @@ def test_a_trace_is_read_and_begins_at_zero(tmp_path: Path) -> None:
     trace.write_text("at_s,prompt_tokens,output_tokens\n102.5,10,20\n100,1,2\n")
     assert read_csv(trace) == [Arrival(0.0, 1, 2), Arrival(2.5, 10, 20)]
     trace.write_text("at,prompt\n1,2\n")
-    with pytest.raises(BadOption, match="--trace: .*no column .at_s."):
+    with pytest.raises(BadOption, match=r"--trace: .*no column .at_s."):
         read_csv(trace)
 
 

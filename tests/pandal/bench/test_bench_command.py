@@ -237,6 +237,7 @@ def test_it_says_what_it_does_before_and_while_it_does(start_server: StartServer
     first, *others = result.stderr.splitlines()
     assert first.startswith(f"loading default at {server.url}/v1/chat/completions: fixed workload")
     assert "2 sent, 0 done, 2 in flight" in others
+    assert "Only 2 requests completed: too few for a p99" in result.stdout
 
 
 def test_ctrl_c_reports_what_was_measured_so_far(start_server: StartServer, tmp_path: Path) -> None:
