@@ -1,4 +1,4 @@
-"""``GET /v1/models``: what the caller may name as ``model``."""
+"""``GET /v1/models`` and ``/v1/models/{id}``: what the caller may name as ``model``."""
 
 from fastapi import APIRouter, Request
 
@@ -10,12 +10,22 @@ from gateway.routing.pool import ReplicaPool
 def models_router(authenticator: Authenticator, pool: ReplicaPool) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/v1/models")
-    async def list_models(request: Request) -> ModelListBody:
+    def check_key(request: Request) -> None:
         authorization = request.headers.get("authorization")
         authenticator.authenticate(
             None if authorization is None else authorization.encode("latin-1")
         )
+
+    @router.get("/v1/models/{model:path}")
+    async def retrieve_model(request: Request, model: str) -> ModelBody:
+        check_key(request)
+        if model not in pool.served_models():
+            raise pool.not_found(model)
+        return ModelBody(id=model)
+
+    @router.get("/v1/models")
+    async def list_models(request: Request) -> ModelListBody:
+        check_key(request)
         return ModelListBody(data=[ModelBody(id=model) for model in pool.served_models()])
 
     return router

@@ -85,7 +85,12 @@ class ReplicaPool:
             return model
         if any(replica.models is None for replica in self._replicas.values()):
             raise NoReplicaAvailable("The replicas have not told yet which models they serve.")
-        raise ModelNotFound(f"The model '{model}' does not exist.")
+        raise self.not_found(model)
+
+    def not_found(self, model: str) -> ModelNotFound:
+        served = ", ".join(self.served_models())
+        known = f" Served now: {served}." if served else ""
+        return ModelNotFound(f"The model '{model}' does not exist.{known}")
 
     def mark_unreachable(self, name: str) -> None:
         """Until the next poll finds it well."""

@@ -14,6 +14,17 @@ async def test_models_are_listed_with_their_aliases(tenant: Tenant) -> None:
     assert [model["id"] for model in reply.document["data"]] == ["default", "model-a"]
 
 
+async def test_one_model_is_told_of_and_what_is_not_served_is_told_with_what_is(
+    tenant: Tenant,
+) -> None:
+    reply = await get(tenant.gateway.port, "/v1/models/model-a", tenant.key)
+    assert (reply.status, reply.document["id"]) == (200, "model-a")
+    reply = await get(tenant.gateway.port, "/v1/models/other/name", tenant.key)
+    assert (reply.status, reply.error["code"]) == (404, "model_not_found")
+    assert reply.error["message"].endswith("Served now: default, model-a.")
+    assert (await get(tenant.gateway.port, "/v1/models/model-a")).status == 401
+
+
 async def test_models_need_a_key(tenant: Tenant) -> None:
     reply = await get(tenant.gateway.port, "/v1/models")
     assert (reply.status, reply.error["code"]) == (401, "invalid_api_key")
