@@ -17,6 +17,7 @@ from pandal.bench.report import (
 )
 
 _NUM_FOR_P99: Final = 100
+_LONG_S: Final = 10.0
 
 
 def show(console: Console, report: BenchReport | GoodputReport) -> None:
@@ -134,7 +135,8 @@ def num(count: float, noun: str) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f}"
+    """From ten seconds on in seconds, with their unit."""
+    return f"{seconds * 1e3:.1f}" if seconds < _LONG_S else f"{seconds:.1f} s"
 
 
 def latency_rows(section: Section) -> list[tuple[str, Quantiles]]:

@@ -16,6 +16,7 @@ from pandal.bench.report import (
     encode_report,
     report_schema,
 )
+from pandal.bench.table import milliseconds
 from pandal.planner.bench_point import read_point
 from tests.pandal.bench.reports import record, report_of, report_of_records
 
@@ -87,3 +88,7 @@ def test_the_planner_reads_it(tmp_path: Path) -> None:
     point = read_point(path)
     assert point.ttft_s == 0.2
     assert (point.prompt_tokens, point.output_tokens) == (20, 11)
+
+
+def test_long_latencies_are_in_seconds() -> None:
+    assert (milliseconds(9.9), milliseconds(34.04)) == ("9900.0", "34.0 s")
