@@ -19,10 +19,7 @@ import msgspec
 
 from contracts.errors import UNDECODABLE, ContractError
 
-MAX_TOKENS = 10**9
-"""Of one request: a thousand times the longest context.  More is a server's defect, and would not
-fit where it is added up."""
-Tokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
+Tokens = Annotated[int, msgspec.Meta(ge=0)]
 UtcDatetime = Annotated[datetime, msgspec.Meta(tz=True)]
 
 

@@ -1,11 +1,12 @@
 """From what a request consumed to the event that bills it."""
 
 from dataclasses import dataclass
+from typing import Annotated, Final
 
 import msgspec
 
 from contracts.errors import UNDECODABLE
-from contracts.usage import Outcome, Tokens, UsageEvent, UsageSource
+from contracts.usage import Outcome, UsageEvent, UsageSource
 from gateway.api.context import RequestContext
 from gateway.clock import Clock
 
@@ -40,13 +41,19 @@ class Meter:
         return Usage(estimated_prompt_tokens, 0, self.num_content_events, UsageSource.COUNTED)
 
 
+# Of one request: a hundred times the longest context.  More is a server's defect, which neither the
+# quota's arithmetic nor the ledger shall meet.
+_MAX_TOKENS: Final = 10**8
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=_MAX_TOKENS)]
+
+
 class _PromptDetails(msgspec.Struct):
-    cached_tokens: Tokens | None = None
+    cached_tokens: _Tokens | None = None
 
 
 class _ReportedUsage(msgspec.Struct):
-    prompt_tokens: Tokens
-    completion_tokens: Tokens = 0
+    prompt_tokens: _Tokens
+    completion_tokens: _Tokens = 0
     prompt_tokens_details: _PromptDetails | None = None
 
 
