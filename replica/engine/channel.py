@@ -42,12 +42,19 @@ class Channel:
         for ever) for the first byte.
         """
         while self._is_readable(timeout_s):
-            chunk = self._socket.recv(_RECEIVE_BYTES)
-            if not chunk:
-                raise ChannelClosed
-            self._buffer += chunk
+            self._buffer += self._receive_some()
             timeout_s = 0.0
         return list(self._frames())
+
+    def _receive_some(self) -> bytes:
+        """Raises ChannelClosed: also when it was closed over something we had sent (a reset)."""
+        try:
+            chunk = self._socket.recv(_RECEIVE_BYTES)
+        except OSError as exc:
+            raise ChannelClosed from exc
+        if not chunk:
+            raise ChannelClosed
+        return chunk
 
     def _is_readable(self, timeout_s: float | None) -> bool:
         readable, _, _ = select.select([self._socket], [], [], timeout_s)

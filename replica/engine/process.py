@@ -35,9 +35,14 @@ def main() -> int:
         (config,) = channel.receive(timeout_s=None)
         assert isinstance(config, EngineConfig)
         configure_logging("replica.engine", config.log_level)
-        _serve(channel, config)
+        return _serve_or_say_why(channel, config)
     except ChannelClosed:
         return 0
+
+
+def _serve_or_say_why(channel: Channel, config: EngineConfig) -> int:
+    try:
+        _serve(channel, config)
     except (ModelError, OSError) as exc:  # OSError: files that cannot be read
         channel.send(LoadFailed(detail=str(exc)))
         return 1
