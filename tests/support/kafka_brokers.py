@@ -59,6 +59,8 @@ class Broker:
         """It keeps its connections and answers nothing."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        # Its threads run on for a moment, long enough for an answer.
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self) -> None:
         assert self._process is not None

@@ -180,6 +180,7 @@ def test_tenants_never_share_a_prefix(fleet: RealFleet) -> None:
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
 def test_several_choices_cost_one_prompt(fleet: RealFleet, is_stream: bool) -> None:
+    fleet.assert_all_counts_agree()  # what was asked before is booked
     before = ledger_account(fleet.process.data_dir, TENANTS)
     asked = {
         "model": "default",
@@ -295,6 +296,8 @@ def test_a_gateway_killed_right_after_an_answer_loses_nothing(fleet: RealFleet) 
         continue
     os.kill(gateway, signal.SIGKILL)
     eventually(lambda: fleet.process.child_pid("gateway") != gateway, "not started again")
+    fleet.assert_all_counts_agree()
+    eventually(fleet.answers, "the gateway never came back")
     fleet.assert_all_counts_agree()
 
 
