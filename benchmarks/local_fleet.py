@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.sse_client import Timed, stream_completion
+from benchmarks.waiting import wait_until
 from replica.model.store import resolve
 from replica.settings import default_cache_dir
 
@@ -52,6 +53,13 @@ class Workload:
         ]
 
 
+def _serves(process: "subprocess.Popen[bytes]", data_dir: Path) -> bool:
+    screen = (data_dir / "screen.log").read_text()
+    if process.poll() is not None:
+        raise RuntimeError(screen)
+    return "serving on" in screen
+
+
 @contextmanager
 def fleet(data_dir: Path, port: int) -> Iterator[tuple[str, str, str]]:
     """(replica URL, gateway URL, key) of a running ``pandal up``."""
@@ -60,11 +68,7 @@ def fleet(data_dir: Path, port: int) -> Iterator[tuple[str, str, str]]:
         [*PANDAL, "up", "--port", str(port), "--data-dir", str(data_dir)], stdout=log, stderr=log
     )
     try:
-        give_up_s = time.monotonic() + START_PATIENCE_S
-        while b"serving on" not in (data_dir / "screen.log").read_bytes():
-            if process.poll() is not None or time.monotonic() > give_up_s:
-                raise RuntimeError((data_dir / "screen.log").read_text())
-            time.sleep(0.1)
+        wait_until(lambda: _serves(process, data_dir), "the fleet to serve", START_PATIENCE_S)
         state = json.loads((data_dir / "fleet.json").read_bytes())
         key = create_key(data_dir)
         replica_url = next(iter(state["replica_urls"].values()))

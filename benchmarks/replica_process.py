@@ -6,12 +6,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
 
+from benchmarks.waiting import wait_until
 from replica.settings import Settings
 
 START_PATIENCE_S = 240.0
@@ -70,12 +70,13 @@ def _free_port() -> int:
 
 
 def _wait_ready(server: Server, log: IO[bytes]) -> None:
-    give_up_s = time.monotonic() + START_PATIENCE_S
-    while not _is_ready(server.port):
-        if server.process.poll() is not None or time.monotonic() > give_up_s:
+    def is_ready() -> bool:
+        if server.process.poll() is not None:
             log.seek(0)
-            raise RuntimeError(f"the replica did not become ready: {log.read().decode()}")
-        time.sleep(0.1)
+            raise RuntimeError(f"the server ended before it was ready: {log.read().decode()}")
+        return _is_ready(server.port)
+
+    wait_until(is_ready, "the server to be ready", START_PATIENCE_S)
 
 
 def _is_ready(port: int) -> bool:

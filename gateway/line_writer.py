@@ -9,7 +9,6 @@ import logging
 import os
 import queue
 import threading
-import time
 
 _GATHER_S = 0.05  # a reader of the log does not notice; a busy gateway writes hundreds at once
 _MAX_PENDING_BYTES = 16 * 1024 * 1024
@@ -31,6 +30,7 @@ class LineWriter(logging.Handler):
         self._num_pending_bytes = 0  # of these lines, and of those being written
         self._num_dropped = 0  # since the last notice
         self._is_woken = False  # there is something to write, and the thread will be told
+        self._is_closing = threading.Event()
         self._wakes: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False: the last
         self._thread = threading.Thread(target=self._write_all, name="log-writer", daemon=True)
         self._thread.start()
@@ -56,6 +56,7 @@ class LineWriter(logging.Handler):
                 self._wakes.put(True)
 
     def close(self) -> None:
+        self._is_closing.set()
         self._wakes.put(False)
         self._thread.join(_CLOSE_S)
         super().close()
@@ -64,7 +65,7 @@ class LineWriter(logging.Handler):
 
     def _write_all(self) -> None:
         while self._wakes.get():
-            time.sleep(_GATHER_S)
+            self._is_closing.wait(_GATHER_S)  # more lines come meanwhile: one write for all
             self._write_gathered()
         self._write_gathered()
 

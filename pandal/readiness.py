@@ -1,7 +1,6 @@
 """Waiting until replicas and gateway take work, and a new key is one: by their own word."""
 
 import asyncio
-import time
 from pathlib import Path
 
 import msgspec
@@ -13,6 +12,7 @@ from pandal.errors import FleetFailed, Unreachable
 from pandal.fleet_record import running_fleet
 from pandal.http_client import Address, Answer, get, parse_url
 from pandal.plan import FleetPlan, OwnReplica
+from pandal.polling import poll_until
 from pandal.screen import ProgressView
 
 _POLL_INTERVAL_S = 0.1
@@ -92,12 +92,21 @@ def wait_until_accepted(data_dir: DataDir, api_key: str) -> str:
     fleet = running_fleet(data_dir)
     if fleet is None:
         return "no fleet is running on this data directory; the key is valid at the next start"
-    give_up_monotonic_s = time.monotonic() + KEY_PATIENCE_S
-    while not _is_accepted(fleet.gateway_url, api_key):
-        if time.monotonic() >= give_up_monotonic_s:
-            return f"stored, but {fleet.gateway_url} does not accept the key yet"
-        time.sleep(_POLL_INTERVAL_S)
+    try:
+        asyncio.run(_accepted(fleet.gateway_url, api_key))
+    except TimeoutError:
+        return f"stored, but {fleet.gateway_url} does not accept the key yet"
     return f"accepted by {fleet.gateway_url}"
+
+
+async def _accepted(gateway_url: str, api_key: str) -> None:
+    """Raises TimeoutError."""
+
+    async def is_accepted() -> bool | None:
+        return await asyncio.to_thread(_is_accepted, gateway_url, api_key) or None
+
+    async with asyncio.timeout(KEY_PATIENCE_S):
+        await poll_until(is_accepted, interval_s=_POLL_INTERVAL_S)
 
 
 async def _replica_state(replica: OwnReplica) -> ReplicaState:

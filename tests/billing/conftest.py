@@ -1,6 +1,5 @@
 """A fresh ledger for each test, and brokers that last the whole run."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 
 from billing.ledger import Ledger
 from tests.billing.usage_events import BOOK
-from tests.support.kafka_brokers import Broker, apache_kafka, running, tansu
+from tests.support.kafka_brokers import Broker, apache_kafka, kafka_home, running, tansu
 
 
 @pytest.fixture
@@ -25,13 +24,6 @@ def ledger(ledger_url: str) -> Iterator[Ledger]:
     ledger.close()
 
 
-@pytest.fixture(scope="session")
-def kafka_home() -> Path:
-    if "KAFKA_HOME" not in os.environ:
-        pytest.skip("KAFKA_HOME does not name an Apache Kafka installation")
-    return Path(os.environ["KAFKA_HOME"])
-
-
 @pytest.fixture(scope="session", name="tansu")
 def shared_tansu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     with running(tansu(tmp_path_factory.mktemp("tansu"))) as broker:
@@ -39,8 +31,8 @@ def shared_tansu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 @pytest.fixture(scope="session", name="apache")
-def shared_apache(kafka_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with running(apache_kafka(kafka_home, tmp_path_factory.mktemp("kafka"))) as broker:
+def shared_apache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with running(apache_kafka(kafka_home(), tmp_path_factory.mktemp("kafka"))) as broker:
         yield broker
 
 

@@ -22,6 +22,19 @@ from tests.gateway.upstream_server import Generation, Upstream, words
 from tests.support.waiting import eventually
 
 
+@contextmanager
+def full_disk(gateway: Gateway) -> Iterator[None]:
+    """No file of the gateway's takes another byte."""
+    assert gateway.process is not None
+    pid = gateway.process.pid
+    before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+
+
 @pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "whole"])
 async def test_kill_right_after_an_answer_loses_nothing(
     start_gateway: Callable[..., Gateway],
@@ -116,13 +129,9 @@ async def test_relaxed_answers_do_not_wait_and_are_recorded_all_the_same(
     gateway = start_gateway(GATEWAY_DURABILITY="relaxed")
     tenant = make_tenant(on=gateway)
     await tenant.accepted()
-    assert gateway.process is not None
-    pid = gateway.process.pid
-    before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, before[1]))
-    assert (await tenant.chat(chat(stream=True))).payloads[-1] == "[DONE]"
-    assert tenant.events() == []
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+    with full_disk(gateway):
+        assert (await tenant.chat(chat(stream=True))).payloads[-1] == "[DONE]"
+        assert tenant.events() == []
     assert tenant.only_event().output_text_tokens == 3
 
 
@@ -293,17 +302,14 @@ async def test_while_the_spool_fails_new_requests_are_refused(
     gateway = start_gateway(GATEWAY_SPOOL_HOLD_S="0.2")
     tenant = make_tenant(on=gateway)
     await tenant.accepted()
-    assert gateway.process is not None
-    pid = gateway.process.pid
-    before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, before[1]))
-    held = await tenant.chat(chat())
-    assert (held.status, held.error["code"]) == (503, "metering_unavailable")
-    streamed = await tenant.chat(chat(stream=True))
-    assert (streamed.status, streamed.error["code"]) == (503, "metering_unavailable")
-    assert len(upstream.generations) == 1, "the second was refused before any work"
-    assert "the spool cannot be written" in (await get(gateway.port, "/ready")).document["reasons"]
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+    with full_disk(gateway):
+        held = await tenant.chat(chat())
+        assert (held.status, held.error["code"]) == (503, "metering_unavailable")
+        streamed = await tenant.chat(chat(stream=True))
+        assert (streamed.status, streamed.error["code"]) == (503, "metering_unavailable")
+        assert len(upstream.generations) == 1, "the second was refused before any work"
+        readiness = (await get(gateway.port, "/ready")).document
+        assert "the spool cannot be written" in readiness["reasons"]
     await tenant.accepted()
     assert tenant.only_event().output_text_tokens == 3
     assert (await tenant.chat(chat())).status == 200

@@ -25,7 +25,7 @@ from tests.gateway.processes import Gateway, Policies, Valkey
 from tests.gateway.spooled import usage_event
 from tests.gateway.upstream_server import Upstream
 from tests.gateway.usage_topic import consume, create_topic, speak_init_producer_id_v3
-from tests.support.kafka_brokers import Broker, apache_kafka, tansu
+from tests.support.kafka_brokers import Broker, apache_kafka, kafka_home, tansu
 from tests.support.waiting import eventually
 
 OWN_BOOT = "0000000000bb"
@@ -224,10 +224,7 @@ def test_a_line_longer_than_a_batch_is_read_whole(folder: Path) -> None:
 
 @pytest.fixture
 def kafka(tmp_path: Path) -> Iterator[Broker]:
-    home = os.environ.get("KAFKA_HOME")
-    if home is None:
-        pytest.skip("KAFKA_HOME is not set: no Apache Kafka to test with")
-    broker = apache_kafka(Path(home), tmp_path)
+    broker = apache_kafka(kafka_home(), tmp_path)
     yield broker
     broker.stop()
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
 from kernels.vector_ir.emitter import Emitter, Value
 from kernels.vector_ir.function import compiled_entry, emitted
@@ -156,11 +155,11 @@ def test_nibbles_and_signed_bytes_are_read_from_words(level: FeatureLevel) -> No
 
 
 def test_fused_multiply_add_rounds_once(level: FeatureLevel) -> None:
-    if level is FeatureLevel.PORTABLE:
-        pytest.skip("rounds once only where the target has the instruction")
+    """Portable code rounds the product, too, where the target lacks the instruction."""
     x = np.full(16, 1.0 + 2.0**-12, np.float32)
-    exact = np.float32(2.0**-11 + 2.0**-24)
-    np.testing.assert_array_equal(apply(run_fma, level, x, np.float32), np.full(16, exact))
+    once, twice = 2.0**-11 + 2.0**-24, 2.0**-11
+    results = set(apply(run_fma, level, x, np.float32).tolist())
+    assert results == {once} or (level is FeatureLevel.PORTABLE and results == {twice})
 
 
 def test_lanes_are_summed_in_a_fixed_tree(level: FeatureLevel) -> None:

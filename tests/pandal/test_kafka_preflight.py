@@ -1,7 +1,6 @@
 """Brokers that are not there are told of before anything is started, with Kafka's name."""
 
 import asyncio
-import os
 import socket
 import subprocess
 from pathlib import Path
@@ -14,7 +13,7 @@ from pandal.errors import BadOption
 from pandal.installation import check_bootstrap
 from tests.billing.kafka_topic import create_topic
 from tests.pandal.command_line import assert_refused, pandal
-from tests.support.kafka_brokers import apache_kafka, running, tansu
+from tests.support.kafka_brokers import apache_kafka, kafka_home, running, tansu
 
 DEAD = "127.0.0.1:1"  # privileged, and nobody serves tcpmux
 
@@ -70,11 +69,8 @@ def test_a_server_that_is_no_broker_is_named(
 
 def test_a_missing_topic_is_named(data_dir: DataDir, free_port: int, tmp_path: Path) -> None:
     """Brokers that make a topic when it is first asked for do so here, as they would later."""
-    if "KAFKA_HOME" not in os.environ:
-        pytest.skip("KAFKA_HOME does not name an Apache Kafka installation")
-    home = Path(os.environ["KAFKA_HOME"])
     settings = "auto.create.topics.enable=false"
-    with running(apache_kafka(home, tmp_path, settings=settings)) as broker:
+    with running(apache_kafka(kafka_home(), tmp_path, settings=settings)) as broker:
         result = up(data_dir, free_port, broker.bootstrap)
     assert_refused(result, 1, f"has no topic '{USAGE_TOPIC}'; create it first", data_dir)
 

