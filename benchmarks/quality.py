@@ -1,6 +1,6 @@
 """What each precision costs: perplexity and agreement beside float32 on the dequantized weights.
 
-    python benchmarks/quality.py MODEL.gguf [--pairs exact/float32 fast/bfloat16 ...]
+    python -m benchmarks.quality MODEL.gguf [--pairs exact/float32 fast/bfloat16 ...]
 
 The text is ``quality_text.txt``: prose of this project's documents and docstrings, frozen.  It is
 read in windows of 512 tokens, each from an empty context.  The reference is ``transformers`` in
@@ -18,9 +18,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
+from benchmarks import transformers_peer
 from kernels.decoder_step.batch import StepBatch
 from kernels.decoder_step.model import DecoderWeights, KvCache
 from kernels.decoder_step.op import DecoderStep
@@ -121,18 +120,6 @@ def windows(path: Path, count: int | None) -> Iterator[list[int]]:
         yield token_ids[start : start + WINDOW_TOKENS]
 
 
-def load_reference(path: Path) -> LlamaForCausalLM:
-    """As ``from_pretrained`` would, which asks for another package."""
-    parsed = load_gguf_checkpoint(path, return_tensors=False)
-    model = LlamaForCausalLM(LlamaConfig(**parsed["config"])).float()
-    tensors = load_gguf_checkpoint(
-        path, return_tensors=True, model_to_load=model, torch_dtype=torch.float32
-    )["tensors"]
-    model.load_state_dict(tensors, strict=False)
-    model.tie_weights()
-    return model.eval()
-
-
 def print_table(tallies: dict[str, Tally]) -> None:
     reference = tallies["transformers"].perplexity
     print("| precision/KV | perplexity | ratio | arg-max agrees | largest difference | mean KL |")
@@ -156,7 +143,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     path = arguments.model.resolve()
-    reference_model = load_reference(path)
+    reference_model = transformers_peer.load(path)
     with ThreadTeam(num_usable_cores()) as team, torch.inference_mode():
         steps = Steps(open_model(path), arguments.compile_cache_dir, team)
         by_pair = {pair: steps.make(pair) for pair in arguments.pairs}
