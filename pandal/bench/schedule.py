@@ -56,10 +56,6 @@ class Sessions:
         if unknown := sorted(workload.tenant_names - self._by_name.keys()):
             raise BadOption(f"the trace names tenants that --tenants does not: {unknown}")
 
-    @property
-    def turns_per_session(self) -> int:
-        return self._workload.turns_per_conversation
-
     def session(self, number: int) -> Session:
         conversation = self._workload.conversation(number, self._seed)
         return Session(number, self._tenant(conversation, number), conversation)
