@@ -26,6 +26,7 @@ pytestmark = pytest.mark.timeout(600)  # two minutes of arithmetic, more where c
 NUM_NEW_TOKENS = 6
 NUM_BLOCKS = 600  # enough for every prompt to stay cached under its own salt
 BLOCK_SIZE = 16
+LARGE_STEP_TOKENS = 512
 TOPICS = [
     "The capital of France is", "def fibonacci(n):", "Once upon a time,", "2 + 2 =",
     "Water boils at", "Dear Sir or Madam,", "import numpy as np\n", "The three laws of robotics",
@@ -80,7 +81,12 @@ def prompts(tokenizer: Tokenizer) -> list[list[int]]:
 def new_runner(
     request: pytest.FixtureRequest, model_path: Path, tokenizer: Tokenizer
 ) -> Callable[[], ModelRunner]:
-    settings = Settings(cpu_backend=request.param, block_size=BLOCK_SIZE, max_num_seqs=16)
+    settings = Settings(
+        cpu_backend=request.param,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=16,
+        max_num_batched_tokens=LARGE_STEP_TOKENS,
+    )
     config = settings.engine_config()
     backend = choose_backend(config, open_model(model_path), tokenizer.eos_token_ids)
     assert str(request.param) in backend.description
@@ -90,7 +96,7 @@ def new_runner(
 
 @pytest.fixture(scope="module")
 def alone(new_runner: Callable[[], ModelRunner], tokenizer: Tokenizer) -> EngineHarness:
-    return engine(new_runner(), tokenizer, SchedulerLimits(BLOCK_SIZE, 16, 512))
+    return engine(new_runner(), tokenizer, SchedulerLimits(BLOCK_SIZE, 16, LARGE_STEP_TOKENS))
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +165,9 @@ def test_prefix_hits_change_nothing(
     assert sum(hits) == num_full_blocks * BLOCK_SIZE > 500
 
 
-@pytest.mark.parametrize("max_num_batched_tokens", [24, 512], ids=["small chunks", "large chunks"])
+@pytest.mark.parametrize(
+    "max_num_batched_tokens", [24, LARGE_STEP_TOKENS], ids=["small chunks", "large chunks"]
+)
 def test_company_and_chunking_change_nothing(
     new_runner: Callable[[], ModelRunner],
     tokenizer: Tokenizer,
