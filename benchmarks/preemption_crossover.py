@@ -67,7 +67,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     path = store.resolve(arguments.model, arguments.cache_dir, lambda ratio: None)
-    settings = Settings(cpu_backend=arguments.backend, block_size=BLOCK_SIZE)
+    settings = Settings(
+        cpu_backend=arguments.backend, block_size=BLOCK_SIZE, max_num_batched_tokens=CHUNK_TOKENS
+    )
     opened = open_model(path)
     backend = choose_backend(settings.engine_config(), opened, [])
     options = KvOptions(num_host_blocks=NUM_BLOCKS)

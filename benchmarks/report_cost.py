@@ -156,7 +156,9 @@ def main() -> None:
     parser.add_argument("--backend", type=CpuBackend, default=CpuBackend.COMPILED)
     arguments = parser.parse_args()
     path = store.resolve(arguments.model, arguments.cache_dir, lambda ratio: None)
-    settings = Settings(cpu_backend=arguments.backend, block_size=BLOCK_SIZE)
+    settings = Settings(
+        cpu_backend=arguments.backend, block_size=BLOCK_SIZE, max_num_batched_tokens=PROMPT_TOKENS
+    )
     backend = choose_backend(settings.engine_config(), open_model(path), [])
     runner = backend.load(64, lambda ratio, detail: None)
     prefill_s = median_s(lambda: runner.execute(chunk(0, PROMPT_TOKENS)))
