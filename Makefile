@@ -23,8 +23,9 @@ fmt: $(READY)
 check: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 
+# Two files at a time: most tests wait for processes they have started.
 test: $(READY)
-	$(BIN)/pytest -q -rs $(ARGS)
+	$(BIN)/pytest -q -rs -n 2 --dist loadfile $(ARGS)
 
 run: $(READY)
 	@$(BIN)/pandal up $(ARGS)
