@@ -35,15 +35,48 @@ def spool_source_id(segment: str) -> str:
 
 
 def quota_bucket_key(tenant: TenantId) -> str:
-    """Hash: the token and request buckets."""
+    """Hash: the token and request buckets of all rules, and how many requests are running."""
     return f"{{{tenant}}}:quota:bucket"
 
 
+def quota_budget_key(tenant: TenantId) -> str:
+    """Hash: tokens and money spent, by rule, day and month."""
+    return f"{{{tenant}}}:quota:budget"
+
+
 def quota_reservations_key(tenant: TenantId) -> str:
-    """Sorted set: open reservation ids by the server time (ms) at which they expire."""
+    """Sorted set: open reservation ids by the server time (ms) at which their lease ends."""
     return f"{{{tenant}}}:quota:reservations"
+
+
+def quota_holds_key(tenant: TenantId) -> str:
+    """Hash: by reservation id, what it holds and where it was taken from."""
+    return f"{{{tenant}}}:quota:holds"
+
+
+def quota_swept_key(tenant: TenantId) -> str:
+    """Sorted set: ids that outlived their lease, or were told late, by when they are forgotten."""
+    return f"{{{tenant}}}:quota:swept"
 
 
 def quota_settled_key(tenant: TenantId) -> str:
     """Hash: lifetime totals of settled requests and tokens, for reconciliation with the ledger."""
     return f"{{{tenant}}}:quota:settled"
+
+
+def quota_turns_key(tenant: TenantId) -> str:
+    """Sorted set: refused asks by when (ms) they were told to come back."""
+    return f"{{{tenant}}}:quota:turns"
+
+
+def quota_line_key(tenant: TenantId) -> str:
+    """Hash: what each of those asks wants, and what all wait for, by limit."""
+    return f"{{{tenant}}}:quota:line"
+
+
+def quota_rule_name(key_id: str | None, model: str | None) -> str:
+    """Begins the fields of a rule.  No two rules of a tenant build one; its own is ''."""
+    if key_id is None and model is None:
+        return ""
+    key = "" if key_id is None else f"={key_id}"
+    return f"{len(key)}{key}" + ("" if model is None else f"={model}") + " "

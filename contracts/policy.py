@@ -12,18 +12,16 @@ import msgspec
 
 from contracts.errors import UNDECODABLE, ContractError
 from contracts.names import TenantId, tenant_id
+from contracts.quota import Limit, ModelPrice, QuotaRule
 
-# A bucket counts in 1/60000 of a unit: at the bound its numbers are still exact in a double.
-MAX_LIMIT = 1_000_000_000
-_Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_LIMIT)]
 _HASH_BYTES = 32
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="limits.v1"):
-    tokens_per_minute: _Limit  # also the burst: a full bucket holds one minute
-    requests_per_minute: _Limit
-    default_completion_tokens: _Limit  # for requests that name no max_tokens
-    max_completion_tokens: _Limit  # a request that asks for more is refused with 400
+    tokens_per_minute: Limit  # also the burst: a full bucket holds one minute
+    requests_per_minute: Limit
+    default_completion_tokens: Limit  # for requests that name no max_tokens
+    max_completion_tokens: Limit  # a request that asks for more is refused with 400
 
 
 TIERS: Mapping[str, Limits] = {
@@ -61,9 +59,10 @@ class TenantPolicy(
 
     tenant_id: TenantId
     tier: str
-    tokens_per_minute: _Limit | None = None
-    requests_per_minute: _Limit | None = None
+    tokens_per_minute: Limit | None = None
+    requests_per_minute: Limit | None = None
     keys: tuple[ApiKeyRecord, ...] = ()
+    rules: tuple[QuotaRule, ...] = ()  # one for each pair of key and model, beside the two rates
 
     def limits(self) -> Limits:
         """The tier's limits, narrowed or widened by the tenant's own."""
@@ -86,6 +85,7 @@ class PolicyDocument(
 ):
     version: Annotated[int, msgspec.Meta(ge=0)]  # rises by one with each edit
     tenants: tuple[TenantPolicy, ...] = ()
+    prices: tuple[ModelPrice, ...] = ()  # for budgets in money
 
 
 def hash_api_key(api_key: bytes, pepper: bytes) -> str:
@@ -116,6 +116,13 @@ def decode_policy_document(payload: bytes) -> PolicyDocument:
 def _check(document: PolicyDocument) -> None:
     tenants: set[str] = set()
     hashes: set[str] = set()
+    priced: set[str] = set()
+    for index, price in enumerate(document.prices):
+        if price.model in priced:
+            raise ContractError(
+                f"policy document: $.prices[{index}].model: {price.model!r} stands twice"
+            )
+        priced.add(price.model)
     for index, policy in enumerate(document.tenants):
         where = f"policy document: $.tenants[{index}]"
         try:
@@ -133,3 +140,22 @@ def _check(document: PolicyDocument) -> None:
             if key.key_hash in hashes:
                 raise ContractError(f"{where}.keys: key {key.key_id!r} stands twice")
             hashes.add(key.key_hash)
+        _check_rules(policy, where)
+
+
+def _check_rules(policy: TenantPolicy, where: str) -> None:
+    seen: set[tuple[str | None, str | None]] = set()
+    for index, rule in enumerate(policy.rules):
+        rule_at = f"{where}.rules[{index}]"
+        if (rule.key_id, rule.model) in seen:
+            raise ContractError(f"{rule_at}: key {rule.key_id!r}, model {rule.model!r} stand twice")
+        seen.add((rule.key_id, rule.model))
+        if rule.key_id is None and rule.model is None and _has_rates(rule):
+            raise ContractError(
+                f"{rule_at}: the rates of all requests are the tenant's own: "
+                "set its tokens_per_minute and requests_per_minute"
+            )
+
+
+def _has_rates(rule: QuotaRule) -> bool:
+    return rule.tokens_per_minute is not None or rule.requests_per_minute is not None

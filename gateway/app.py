@@ -10,7 +10,9 @@ from typing import Any
 from fastapi import FastAPI
 
 from gateway.access_log import AccessLog
-from gateway.admission.redis_limiter import RedisLimiter, preload_commands
+from gateway.admission.quota_plan import PlanBook
+from gateway.admission.quota_scripts import preload_commands
+from gateway.admission.redis_limiter import RedisLimiter
 from gateway.admission.resp import RespClient
 from gateway.api.control_plane import control_plane
 from gateway.api.health import health_router
@@ -89,6 +91,7 @@ async def create_app(
         pipeline = Pipeline(
             Stages(
                 authenticator=parts.authenticator,
+                plans=PlanBook(),
                 limiter=parts.limiter,
                 fleet=_fleet(settings, parts.pool, clock),
                 desk=_desk(settings, parts, source),
@@ -115,7 +118,7 @@ def _parts(settings: Settings, boot_id: str) -> _Parts:
         policies=policies,
         authenticator=Authenticator(policies, pepper),
         quota=quota,
-        limiter=RedisLimiter(quota),
+        limiter=RedisLimiter(quota, settings.quota_lease_s),
         pool=_open_pool(settings),
         spool=Spool(
             settings.spool_dir,

@@ -82,20 +82,26 @@ class ModelNotFound(GatewayError):
 
 
 class RateLimited(GatewayError):
-    """Refused by a bucket; ``limit`` is ``"tokens"`` or ``"requests"``, whose numbers these are."""
+    """Refused by a rate; ``limit`` is ``"tokens"``, ``"requests"`` or ``"concurrent_requests"``."""
 
     status = 429
     code = "rate_limit_exceeded"
 
-    def __init__(
-        self, limit: str, *, allowed: int, remaining: int, needed: int, retry_after_ms: int
-    ) -> None:
-        super().__init__(
-            f"Rate limit reached for {limit} per minute: limit {allowed}, "
-            f"used {allowed - remaining}, this request needs {needed}; "
-            f"retry in {whole_seconds(retry_after_ms)} s."
-        )
+    def __init__(self, message: str, *, limit: str, retry_after_ms: int) -> None:
+        super().__init__(message)
         self.limit = limit
+        self.retry_after_ms = retry_after_ms
+
+
+class InsufficientQuota(GatewayError):
+    """Refused by a budget: no use in trying again before its period ends."""
+
+    status = 429
+    type = "insufficient_quota"
+    code = "insufficient_quota"
+
+    def __init__(self, message: str, *, retry_after_ms: int) -> None:
+        super().__init__(message)
         self.retry_after_ms = retry_after_ms
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from contracts.usage import Outcome
 from gateway.access_log import AccessLog, Trace
-from gateway.admission.limiter import Budget, Refusal, Reservation
+from gateway.admission.limiter import Reservation, refused, turn_of
+from gateway.admission.quota_plan import PlanBook, QuotaPlan
 from gateway.admission.redis_limiter import RedisLimiter
 from gateway.api.context import InferenceRequest, RequestContext
 from gateway.api.errors import error_body, error_event, error_status, retry_headers
@@ -26,9 +27,7 @@ from gateway.completion import Flow, in_task
 from gateway.errors import (
     GatewayError,
     Interrupted,
-    InvalidRequest,
     NoReplicaAvailable,
-    RateLimited,
     ShuttingDown,
     SpoolUnavailable,
     UpstreamRefused,
@@ -48,6 +47,7 @@ class Stages:
     """What a request passes through, in order."""
 
     authenticator: Authenticator
+    plans: PlanBook
     limiter: RedisLimiter
     fleet: Fleet
     desk: SettlementDesk
@@ -116,9 +116,11 @@ class Pipeline:
             exchange.operation, exchange.body, grant, stages.fleet.pool.resolve
         )
         trace.request = request
-        self._check_can_be_served(request, grant)
+        plan = stages.plans.plan_for(grant, request.model)
+        self._check_can_be_served(request, plan)
         context = self._context(trace, grant, request)
-        reservation = await self._admit(trace, context)
+        reservation = _reservation(context, plan, exchange.body)
+        await self._admit(trace, reservation)
         settlement = Settlement(stages.desk, context, reservation, trace.meter)
         relay = Relay(stages.fleet, exchange, context, trace.meter, _head(trace))
         end = await self._generate(relay, settlement, trace)
@@ -127,15 +129,9 @@ class Pipeline:
 
     # Admission
 
-    def _check_can_be_served(self, request: InferenceRequest, grant: Grant) -> None:
+    def _check_can_be_served(self, request: InferenceRequest, plan: QuotaPlan) -> None:
         """Before anything is reserved: a request that cannot run should not cost a request."""
-        limit = grant.limits.tokens_per_minute
-        if request.estimated_tokens > limit:  # waiting would never help, so it is not a 429
-            raise InvalidRequest(
-                f"The request may need {request.estimated_tokens} tokens, "
-                f"more than the limit of {limit} tokens per minute ever allows.",
-                code="tokens_limit_exceeded",
-            )
+        plan.check_fits(request.estimated_tokens, _most_nano_usd(plan, request))
         if self._stages.desk.spool.is_failing:
             raise SpoolUnavailable("Usage cannot be recorded now.")
         self._stages.fleet.require_candidate(request)
@@ -150,19 +146,12 @@ class Pipeline:
             started_monotonic_s=trace.started_monotonic_s,
         )
 
-    async def _admit(self, trace: Trace, context: RequestContext) -> Reservation:
-        """Raises RateLimited, QuotaUnavailable."""
-        reservation = Reservation(
-            reservation_id=context.event_id,
-            tenant_id=context.grant.tenant.tenant_id,
-            limits=context.grant.limits,
-            reserved_tokens=context.request.estimated_tokens,
-        )
+    async def _admit(self, trace: Trace, reservation: Reservation) -> None:
+        """Raises RateLimited, InsufficientQuota, QuotaUnavailable."""
         verdict = await self._stages.limiter.reserve(reservation)
         trace.budget = verdict.budget
         if verdict.refusal is not None:
-            raise _rate_limited(verdict.budget, verdict.refusal, reservation)
-        return reservation
+            raise refused(verdict.refusal, reservation)
 
     # The answer
 
@@ -213,14 +202,20 @@ def _shut_down(exchange: Exchange) -> None:
     exchange.interrupt(Outcome.CANCELLED, ShuttingDown("The gateway is shutting down."))
 
 
-def _rate_limited(budget: Budget, refusal: Refusal, reservation: Reservation) -> RateLimited:
-    is_tokens = refusal.limit == "tokens"
-    return RateLimited(
-        refusal.limit,
-        allowed=budget.tokens_limit if is_tokens else budget.requests_limit,
-        remaining=budget.tokens_remaining if is_tokens else budget.requests_remaining,
-        needed=reservation.reserved_tokens if is_tokens else 1,
-        retry_after_ms=refusal.retry_after_ms,
+def _reservation(context: RequestContext, plan: QuotaPlan, body: bytes) -> Reservation:
+    return Reservation(
+        reservation_id=context.event_id,
+        plan=plan,
+        reserved_tokens=context.request.estimated_tokens,
+        reserved_nano_usd=_most_nano_usd(plan, context.request),
+        turn=turn_of(plan.key_number, body),
+    )
+
+
+def _most_nano_usd(plan: QuotaPlan, request: InferenceRequest) -> int:
+    """No cached token counts yet: whether there are any, the replica knows."""
+    return plan.nano_usd(
+        uncached=request.estimated_prompt_tokens, cached=0, output=request.max_completion_tokens
     )
 
 

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from contracts.errors import ContractError
@@ -20,6 +20,7 @@ from contracts.policy import (
     TenantPolicy,
     decode_policy_document,
 )
+from contracts.quota import ModelPrice
 from gateway.worker_thread import WorkerThread
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class Grant:
     key: ApiKeyRecord
     limits: Limits
     salt: bytes  # [32] secret of the tenant: seeds cache salts and prefix affinity
+    prices: Mapping[str, ModelPrice] = field(default_factory=dict)  # by model, for budgets in money
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +46,14 @@ class PolicySnapshot:
 
 def snapshot_of(document: PolicyDocument, pepper: bytes) -> PolicySnapshot:
     grants: dict[str, Grant] = {}
+    prices = {price.model: price for price in document.prices}
     for tenant in document.tenants:
         salt = hashlib.blake2b(
             tenant.tenant_id.encode(), key=pepper, person=_SALT_PERSON, digest_size=32
         ).digest()
         limits = tenant.limits()
         for key in tenant.keys:
-            grants[key.key_hash] = Grant(tenant, key, limits, salt)
+            grants[key.key_hash] = Grant(tenant, key, limits, salt, prices)
     return PolicySnapshot(grants)
 
 

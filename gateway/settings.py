@@ -40,6 +40,7 @@ class Settings(BaseSettings):
     key_pepper: SecretStr  # 16 to 64 bytes; keys the hashes of API keys and the tenants' salts
     quota_url: SecretStr  # unix:///path/quota.sock or redis://[user:password@]host:port[/db]
     quota_call_deadline_s: float = Field(default=0.25, gt=0)  # 100x a healthy call's time
+    quota_lease_s: float = Field(default=120.0, gt=0, le=600)  # then a dead gateway's holds end
     spool_dir: Path  # must outlive the process: events wait here for billing
     spool_segment_bytes: int = Field(default=64 * 1024 * 1024, ge=1)  # minutes of full load
     spool_hold_s: float = Field(default=5.0, gt=0)  # longer than a slow disk, shorter than a client

@@ -65,7 +65,15 @@ class Settlement:
                     desk.source.event(context, self._meter, usage, outcome, seq)
                 )
             )
-            settled = desk.limiter.settle(self._reservation, usage.total_tokens)
+            settled = desk.limiter.settle(
+                self._reservation,
+                used_tokens=usage.total_tokens,
+                used_nano_usd=self._reservation.plan.nano_usd(
+                    uncached=usage.prompt_tokens - usage.cached_prompt_tokens,
+                    cached=usage.cached_prompt_tokens,
+                    output=usage.completion_tokens,
+                ),
+            )
             self.closing = Closing(usage, outcome, committed, settled)
         return self.closing
 

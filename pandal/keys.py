@@ -13,7 +13,6 @@ import msgspec
 from contracts.errors import ContractError
 from contracts.names import TenantId, tenant_id
 from contracts.policy import (
-    MAX_LIMIT,
     TIERS,
     ApiKeyRecord,
     PolicyDocument,
@@ -22,6 +21,7 @@ from contracts.policy import (
     encode_policy_document,
     hash_api_key,
 )
+from contracts.quota import MAX_LIMIT
 from pandal.credentials import Credentials, RandomBytes, load_or_create_credentials, new_api_key
 from pandal.datadir import DataDir
 from pandal.errors import BadOption, StateUnreadable

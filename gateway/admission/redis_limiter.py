@@ -2,85 +2,74 @@
 
 Fails closed: without the store nobody is admitted.  A settlement is never lost while the process
 lives: it waits for the store to come back, and being idempotent it may safely be sent twice.
+
+A reservation is leased, and the lease renewed for as long as its request runs: what a killed
+gateway held comes back when the lease ends.
 """
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import Final
 
 import hiredis
 import msgspec
 
-from contracts.names import (
-    TenantId,
-    quota_bucket_key,
-    quota_reservations_key,
-    quota_settled_key,
+from contracts.names import TenantId
+from gateway.admission.limiter import LIMIT_BY_NUMBER, Budget, Refusal, Reservation, Verdict
+from gateway.admission.quota_plan import QuotaPlan, rule_in_words
+from gateway.admission.quota_scripts import (
+    RENEW,
+    RESERVE,
+    SETTLE,
+    pack_id,
+    pack_keys,
+    pack_number,
 )
-from contracts.policy import Limits
-from gateway.admission.limiter import Budget, Refusal, Reservation, Verdict
-from gateway.admission.resp import RespClient, first_word, pack, pack_arguments
+from gateway.admission.resp import RespClient, first_word, pack_arguments
 from gateway.completion import Completion
 from gateway.errors import QuotaRefused, QuotaUnanswered, QuotaUnavailable
 
 logger = logging.getLogger(__name__)
 
-RESERVATION_LIFETIME_MS: Final = 24 * 3600 * 1000  # the longest request plus the longest outage
 _RETRY_PAUSE_S = 0.1
-_RESERVE_PARTS = 10  # of the command: EVALSHA, sha, 2, keys, constants, and what varies
-_SETTLE_PARTS = 8  # without the settlements
-_PARTS_PER_SETTLEMENT = 4
+_RENEWALS_PER_LEASE: Final = 3
+_RESERVE_ARGUMENTS = 6  # beside the plan's
+_PARTS_PER_SETTLEMENT = 5
 _SETTLE, _RELEASE = pack_arguments(1), pack_arguments(0)
-_SEVEN_NUMBERS = [int] * 7  # what reserve.lua returns
-_MAX_PREPARED = 10_000  # tenants whose commands are kept packed
+_NOT_SERVED = pack_arguments(0)
+_NUM_REPLIED = 11  # what reserve.lua returns
+_MAX_TENANTS = 10_000  # whose keys are kept packed
 
-
-class _Script:
-    def __init__(self, name: str) -> None:
-        folder = resources.files("gateway.admission") / "lua"
-        self.text = (folder / "bucket.lua").read_text() + (folder / f"{name}.lua").read_text()
-        # The protocol's name for a script, not a safeguard.
-        sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
-        self.by_sha = pack_arguments("EVALSHA", sha)
-        self.by_text = pack_arguments("EVAL", self.text)
-
-
-def preload_commands() -> list[bytes]:
-    """Makes a new connection's store know the scripts: one call instead of two for the first."""
-    return [pack("SCRIPT", "LOAD", _Script(name).text) for name in ("reserve", "settle")]
+_MakeCommand = Callable[[bytes, bytes, int], bytes]  # Script's, of either kind
 
 
 class _Settlement(msgspec.Struct, frozen=True):
     """One ``settle`` or ``release`` that the store has not confirmed yet."""
 
-    commands: "_Commands"
+    tenant: "_Tenant"
     spent: bytes  # its part of the command, packed
     is_confirmed: Completion[bool]
 
 
-@dataclass(slots=True)
-class _Commands:
-    """What is the same in all commands of one tenant under the same limits, packed once."""
-
-    limits: Limits
-    reserve: bytes
-    settle: bytes
+@dataclass(slots=True, eq=False)
+class _Tenant:
+    keys: bytes  # packed
     joining: list[_Settlement]  # until the next write to the store
 
 
 class RedisLimiter:
-    def __init__(self, client: RespClient) -> None:
+    def __init__(self, client: RespClient, lease_s: float) -> None:
         self._client = client
-        self._reserve_script = _Script("reserve")
-        self._settle_script = _Script("settle")
-        self._prepared: dict[TenantId, _Commands] = {}
-        self._joining: list[_Commands] = []  # those with settlements to send
+        self._lease_s = lease_s
+        self._lease = pack_number(int(lease_s * 1000))
+        self._tenants: dict[TenantId, _Tenant] = {}
+        self._joining: list[_Tenant] = []  # those with settlements to send
+        self._held: dict[str, _Tenant] = {}  # by reservation id: since the last renewal
+        self._held_long: dict[str, _Tenant] = {}  # since before it
         self._num_open = 0
         self._all_closed = asyncio.Event()
         self._all_closed.set()
@@ -94,35 +83,52 @@ class RedisLimiter:
 
     async def reserve(self, reservation: Reservation) -> Verdict:
         """Raises QuotaUnavailable.  The reservation is held only if the verdict has no refusal."""
-        asked = _pack_number(reservation.reserved_tokens) + _pack_id(reservation.reservation_id)
-        constant = self._commands(reservation).reserve
-        script = self._reserve_script
+        plan = reservation.plan
+        tenant = self._tenant(plan.tenant_id)
+        arguments = b"%b%b%b%b%b%b%b" % (
+            self._lease,
+            plan.arguments,
+            _NOT_SERVED,
+            pack_number(reservation.reserved_tokens),
+            pack_number(reservation.reserved_nano_usd),
+            pack_id(reservation.reservation_id),
+            pack_number(reservation.turn),
+        )
+        num_arguments = _RESERVE_ARGUMENTS + plan.num_arguments
         try:
-            reply = await self._client.call(_evalsha(script, constant, asked, _RESERVE_PARTS))
+            reply = await self._client.call(RESERVE.command(tenant.keys, arguments, num_arguments))
             if _is_unknown_script(reply):
-                reply = await self._client.call(_eval(script, constant, asked, _RESERVE_PARTS))
+                command = RESERVE.command_in_full(tenant.keys, arguments, num_arguments)
+                reply = await self._client.call(command)
         except (QuotaUnanswered, asyncio.CancelledError):
             self.release(reservation)  # it may have been made although no answer came
             raise
-        return _verdict(self._checked(reply), reservation.limits)
+        verdict = _verdict(self._checked(reply), plan)
+        if verdict.refusal is None:
+            self._held[reservation.reservation_id] = tenant
+        return verdict
 
-    def settle(self, reservation: Reservation, actual_tokens: int) -> Completion[bool]:
+    def settle(
+        self, reservation: Reservation, *, used_tokens: int, used_nano_usd: int
+    ) -> Completion[bool]:
         """True once the store has confirmed; False if it did not at once.
 
         Then it goes on in the background, whether or not somebody waits.
         """
-        return self._enqueue(reservation, actual_tokens, is_settle=True)
+        tokens = pack_number(used_tokens)
+        return self._enqueue(
+            reservation, b"%b%b%b%b" % (tokens, tokens, pack_number(used_nano_usd), _SETTLE)
+        )
 
     def release(self, reservation: Reservation) -> Completion[bool]:
         """As ``settle``, for an ask that led to no request: gives the request back, too."""
-        return self._enqueue(reservation, 0, is_settle=False)
+        return self._enqueue(reservation, b"%b%b%b%b" % (_RELEASE, _RELEASE, _RELEASE, _RELEASE))
 
     async def run(self) -> None:
-        """Sends again what was not confirmed; runs until cancelled."""
-        while True:
-            await self._wake.wait()
-            await asyncio.sleep(_RETRY_PAUSE_S)
-            await self._retry_unconfirmed()
+        """Renews leases, and sends again what was not confirmed; runs until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_renewing())
+            group.create_task(self._keep_retrying())
 
     async def flush(self, timeout_s: float) -> int:
         """Waits for open settlements at shutdown; returns, and logs, how many stay unconfirmed."""
@@ -133,34 +139,49 @@ class RedisLimiter:
             logger.error("reservations left unsettled", extra={"num_events": self._num_open})
         return self._num_open
 
-    def _commands(self, reservation: Reservation) -> _Commands:
-        tenant, limits = reservation.tenant_id, reservation.limits
-        commands = self._prepared.get(tenant)
-        if commands is None or commands.limits is not limits:
-            if len(self._prepared) >= _MAX_PREPARED:
-                self._prepared.clear()  # those with settlements to send are kept by them
-            commands = self._prepared[tenant] = _pack_commands(tenant, limits)
-        return commands
+    def _tenant(self, tenant_id: TenantId) -> _Tenant:
+        tenant = self._tenants.get(tenant_id)
+        if tenant is None:
+            if len(self._tenants) >= _MAX_TENANTS:
+                self._tenants.clear()  # those with settlements to send are kept by them
+            tenant = self._tenants[tenant_id] = _Tenant(pack_keys(tenant_id), [])
+        return tenant
+
+    # Leases
+
+    async def _keep_renewing(self) -> None:
+        while True:
+            await asyncio.sleep(self._lease_s / _RENEWALS_PER_LEASE)
+            self._renew()
+            self._held_long.update(self._held)
+            self._held = {}
+
+    def _renew(self) -> None:
+        """Those that were held at the last renewal already: most requests end before.
+
+        Not answered is not retried: the next renewal comes before the lease ends.
+        """
+        ids_by_tenant: dict[_Tenant, list[bytes]] = {}
+        for reservation_id, tenant in self._held_long.items():
+            ids_by_tenant.setdefault(tenant, []).append(pack_id(reservation_id))
+        for tenant, ids in ids_by_tenant.items():
+            arguments = self._lease + b"".join(ids)
+            self._client.call(RENEW.command_in_full(tenant.keys, arguments, 1 + len(ids)))
 
     # Settling
 
-    def _enqueue(
-        self, reservation: Reservation, actual_tokens: int, *, is_settle: bool
-    ) -> Completion[bool]:
-        spent = b"%b%b%b%b" % (
-            _pack_id(reservation.reservation_id),
-            _pack_number(reservation.reserved_tokens),
-            _pack_number(actual_tokens),
-            _SETTLE if is_settle else _RELEASE,
-        )
-        commands = self._commands(reservation)
-        settlement = _Settlement(commands, spent, Completion())
+    def _enqueue(self, reservation: Reservation, used: bytes) -> Completion[bool]:
+        reservation_id = reservation.reservation_id
+        tenant = self._tenant(reservation.plan.tenant_id)
+        if self._held.pop(reservation_id, None) is None:
+            self._held_long.pop(reservation_id, None)
+        settlement = _Settlement(tenant, pack_id(reservation_id) + used, Completion())
         self._num_open += 1
         self._all_closed.clear()
         is_first = not self._joining
-        if not commands.joining:
-            self._joining.append(commands)
-        commands.joining.append(settlement)
+        if not tenant.joining:
+            self._joining.append(tenant)
+        tenant.joining.append(settlement)
         if is_first:
             self._client.before_flush(self._send_joined)
         return settlement.is_confirmed
@@ -168,12 +189,12 @@ class RedisLimiter:
     def _send_joined(self) -> None:
         """All settlements of one tenant in one command."""
         joining, self._joining = self._joining, []
-        for commands in joining:
-            settlements, commands.joining = commands.joining, []
-            self._send(settlements, self._settle_script.by_sha)
+        for tenant in joining:
+            settlements, tenant.joining = tenant.joining, []
+            self._send(settlements, SETTLE.command)
 
-    def _send(self, settlements: Sequence[_Settlement], script: bytes) -> None:
-        reply = self._client.call(_settle_command(settlements, script))
+    def _send(self, settlements: Sequence[_Settlement], command: _MakeCommand) -> None:
+        reply = self._client.call(_settle_command(settlements, command))
         reply.then(lambda: self._on_reply(settlements, reply))
 
     def _on_reply(self, settlements: Sequence[_Settlement], reply: Completion[object]) -> None:
@@ -181,7 +202,7 @@ class RedisLimiter:
         if isinstance(answer, int):
             self._confirm(settlements)
         elif _is_unknown_script(answer):
-            self._send(settlements, self._settle_script.by_text)
+            self._send(settlements, SETTLE.command_in_full)
         else:
             self._unconfirmed.extend(settlements)
             self._wake.set()
@@ -195,11 +216,17 @@ class RedisLimiter:
         for settlement in settlements:
             settlement.is_confirmed.resolve(True)
 
+    async def _keep_retrying(self) -> None:
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(_RETRY_PAUSE_S)
+            await self._retry_unconfirmed()
+
     async def _retry_unconfirmed(self) -> None:
         """One at a time, until the store fails again or none is left."""
         while self._unconfirmed:
             settlement = self._unconfirmed[0]
-            command = _settle_command([settlement], self._settle_script.by_text)
+            command = _settle_command([settlement], SETTLE.command_in_full)
             try:
                 self._checked(await self._client.call(command))
             except QuotaUnavailable:
@@ -220,58 +247,23 @@ class RedisLimiter:
         return reply
 
 
-def _pack_commands(tenant: TenantId, limits: Limits) -> _Commands:
-    bucket, reservations = quota_bucket_key(tenant), quota_reservations_key(tenant)
-    numbers = limits.tokens_per_minute, limits.requests_per_minute
-    return _Commands(
-        limits,
-        pack_arguments(2, bucket, reservations, *numbers, RESERVATION_LIFETIME_MS),
-        pack_arguments(3, bucket, reservations, quota_settled_key(tenant), *numbers),
-        [],
-    )
-
-
-def _pack_number(number: int) -> bytes:
-    digits = b"%d" % number
-    return b"$%d\r\n%b\r\n" % (len(digits), digits)
-
-
-def _pack_id(name: str) -> bytes:
-    encoded = name.encode()
-    return b"$%d\r\n%b\r\n" % (len(encoded), encoded)
-
-
-def _evalsha(script: _Script, constant: bytes, varying: bytes, num_parts: int) -> bytes:
-    return b"*%d\r\n%b%b%b" % (num_parts, script.by_sha, constant, varying)
-
-
-def _eval(script: _Script, constant: bytes, varying: bytes, num_parts: int) -> bytes:
-    return b"*%d\r\n%b%b%b" % (num_parts, script.by_text, constant, varying)
-
-
-def _settle_command(settlements: Sequence[_Settlement], script: bytes) -> bytes:
+def _settle_command(settlements: Sequence[_Settlement], command: _MakeCommand) -> bytes:
     """Of one tenant."""
-    num_parts = _SETTLE_PARTS + _PARTS_PER_SETTLEMENT * len(settlements)
-    head = b"*%d\r\n%b%b" % (num_parts, script, settlements[0].commands.settle)
-    return head + b"".join([settlement.spent for settlement in settlements])
+    arguments = b"".join([settlement.spent for settlement in settlements])
+    return command(settlements[0].tenant.keys, arguments, _PARTS_PER_SETTLEMENT * len(settlements))
 
 
 def _is_unknown_script(reply: object) -> bool:
     return isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOSCRIPT")
 
 
-def _verdict(reply: object, limits: Limits) -> Verdict:
-    if not isinstance(reply, list) or [type(n) for n in reply] != _SEVEN_NUMBERS:
+def _verdict(reply: object, plan: QuotaPlan) -> Verdict:
+    if not isinstance(reply, list) or len(reply) != _NUM_REPLIED or type(reply[0]) is not int:
         raise QuotaUnavailable("The quota store answered something else.")
-    is_admitted, limit, retry_after_ms, tokens, requests, tokens_ms, requests_ms = reply
-    budget = Budget(
-        tokens_limit=limits.tokens_per_minute,
-        tokens_remaining=tokens,
-        tokens_reset_ms=tokens_ms,
-        requests_limit=limits.requests_per_minute,
-        requests_remaining=requests,
-        requests_reset_ms=requests_ms,
-    )
-    if is_admitted:
+    kind, rule, retry_after_ms, allowed, remaining, *rates = reply
+    budget = Budget(*rates)
+    if kind == 0:
         return Verdict(budget, None)
-    return Verdict(budget, Refusal("tokens" if limit == 1 else "requests", retry_after_ms))
+    words = rule_in_words(plan.rules[rule - 1])
+    refusal = Refusal(LIMIT_BY_NUMBER[kind], words, allowed, remaining, retry_after_ms)
+    return Verdict(msgspec.structs.replace(budget, retry_after_ms=retry_after_ms), refusal)

@@ -32,6 +32,11 @@ def pack_arguments(*arguments: str | bytes | int) -> bytes:
     return b"".join(b"$%d\r\n%b\r\n" % (len(a), a) for a in encoded)
 
 
+def error_text(reply: object) -> str | None:
+    """Of an error reply; None for any other."""
+    return str(reply) if isinstance(reply, hiredis.ReplyError) else None
+
+
 def first_word(error: hiredis.ReplyError) -> str:
     """WRONGPASS, LOADING, OOM, ...: the rest may quote a command, and with it a password."""
     return str(error).split(" ", 1)[0]

@@ -3,7 +3,13 @@
 import msgspec
 
 from gateway.api.schemas import ErrorBody, ErrorResponse
-from gateway.errors import GatewayError, RateLimited, UpstreamRefused, whole_seconds
+from gateway.errors import (
+    GatewayError,
+    InsufficientQuota,
+    RateLimited,
+    UpstreamRefused,
+    whole_seconds,
+)
 
 _encoder = msgspec.json.Encoder()
 
@@ -39,4 +45,7 @@ def retry_headers(error: GatewayError) -> bytes:
     if error.retry_after_ms is None:
         return b""
     seconds = whole_seconds(error.retry_after_ms)
-    return b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (seconds, error.retry_after_ms)
+    headers = b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (seconds, error.retry_after_ms)
+    if isinstance(error, InsufficientQuota):  # OpenAI's clients would try again within the minute
+        headers += b"x-should-retry: false\r\n"
+    return headers

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from contracts.errors import ContractError
-from contracts.names import tenant_id
+from contracts.names import quota_rule_name, tenant_id
 from contracts.policy import (
     TIERS,
     ApiKeyRecord,
@@ -14,13 +14,20 @@ from contracts.policy import (
     encode_policy_document,
     hash_api_key,
 )
+from contracts.quota import ModelPrice, QuotaRule
 
 PEPPER = b"0123456789abcdef"
 KEY = ApiKeyRecord(key_id="k1", key_hash="ab", key_prefix="sk-pandal-Xy")
+RULE = QuotaRule(key_id="k1", concurrent_requests=4, nano_usd_per_month=5 * 10**9)
+PRICE = ModelPrice(model="m", input_uncached=20, input_cache_read=5, output_text=60)
 ACME = TenantPolicy(
-    tenant_id=tenant_id("acme"), tier="standard", tokens_per_minute=5_000, keys=(KEY,)
+    tenant_id=tenant_id("acme"),
+    tier="standard",
+    tokens_per_minute=5_000,
+    keys=(KEY,),
+    rules=(RULE,),
 )
-DOCUMENT = PolicyDocument(version=3, tenants=(ACME,))
+DOCUMENT = PolicyDocument(version=3, tenants=(ACME,), prices=(PRICE,))
 GOLDEN = b"""{
   "type": "policy.document.v1",
   "version": 3,
@@ -38,7 +45,30 @@ GOLDEN = b"""{
           "key_hash": "ab",
           "key_prefix": "sk-pandal-Xy"
         }
+      ],
+      "rules": [
+        {
+          "type": "quota.rule.v1",
+          "key_id": "k1",
+          "model": null,
+          "tokens_per_minute": null,
+          "requests_per_minute": null,
+          "concurrent_requests": 4,
+          "tokens_per_day": null,
+          "tokens_per_month": null,
+          "nano_usd_per_day": null,
+          "nano_usd_per_month": 5000000000
+        }
       ]
+    }
+  ],
+  "prices": [
+    {
+      "type": "model.price.v1",
+      "model": "m",
+      "input_uncached": 20,
+      "input_cache_read": 5,
+      "output_text": 60
     }
   ]
 }
@@ -88,6 +118,29 @@ def test_one_tenant_or_key_never_stands_twice() -> None:
     shared_key = PolicyDocument(version=1, tenants=(ACME, other))
     with pytest.raises(ContractError, match="stands twice"):
         decode_policy_document(encode_policy_document(shared_key))
+
+
+def test_a_rule_or_a_price_never_stands_twice() -> None:
+    for document in (
+        PolicyDocument(version=1, prices=(PRICE, PRICE)),
+        PolicyDocument(version=1, tenants=(msgspec.structs.replace(ACME, rules=(RULE, RULE)),)),
+    ):
+        with pytest.raises(ContractError, match="stand"):
+            decode_policy_document(encode_policy_document(document))
+
+
+def test_the_tenants_rates_stand_in_one_place() -> None:
+    rule = QuotaRule(requests_per_minute=5)
+    document = PolicyDocument(version=1, tenants=(msgspec.structs.replace(ACME, rules=(rule,)),))
+    with pytest.raises(ContractError, match=r"\$\.tenants\[0\]\.rules\[0\]"):
+        decode_policy_document(encode_policy_document(document))
+
+
+def test_no_two_rules_share_a_name() -> None:
+    some = [None, "", "a", "=", "1=", "a=b", "0", "b"]
+    names = [quota_rule_name(key, model) for key in some for model in some]
+    assert len(set(names)) == len(names)
+    assert quota_rule_name(None, None) == ""
 
 
 def test_key_hashes_depend_on_key_and_pepper() -> None:

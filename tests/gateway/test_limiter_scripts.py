@@ -1,138 +1,87 @@
 """The scripts against the real store: sums, bounds, and the server's clock."""
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from contracts.names import tenant_id
-from contracts.policy import TIERS, Limits
-from gateway.admission.limiter import Reservation
-from gateway.admission.redis_limiter import RedisLimiter, preload_commands
-from gateway.admission.resp import RespClient
-from gateway.resp_address import RespAddress
+from contracts.policy import TIERS
 from tests.gateway.processes import Valkey
-
-_numbers = itertools.count()
-
-
-def limits(tokens: int, requests: int = 1_000_000) -> Limits:
-    return Limits(
-        tokens_per_minute=tokens,
-        requests_per_minute=requests,
-        default_completion_tokens=1,
-        max_completion_tokens=1_000,
-    )
-
-
-@dataclass
-class Bench:
-    """A limiter and one fresh tenant."""
-
-    limiter: RedisLimiter
-    valkey: Valkey
-    tenant: str
-
-    def reservation(self, tokens: int, limits: Limits) -> Reservation:
-        return Reservation(f"r{next(_numbers)}", tenant_id(self.tenant), limits, tokens)
-
-    def level(self) -> float:
-        """Tokens in the bucket as of its last change."""
-        with self.valkey.client as client:
-            stored = client.hget(f"{{{self.tenant}}}:quota:bucket", "tokens")
-            assert stored is not None
-            return int(stored) / 60_000
+from tests.gateway.quota_bench import Bench, Terms, running_limiter
 
 
 @pytest.fixture
 async def bench(valkey: Valkey) -> AsyncIterator[Bench]:
-    client = RespClient(RespAddress.parse(valkey.url), 5.0, preload_commands())
-    limiter = RedisLimiter(client)
-    tasks = [asyncio.create_task(client.run()), asyncio.create_task(limiter.run())]
-    await asyncio.wait_for(client.connected.wait(), 10)
-    yield Bench(limiter, valkey, f"bench-{next(_numbers)}")
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    async with running_limiter(valkey) as limiter:
+        yield Bench(limiter, valkey)
 
 
 async def test_a_second_settlement_changes_nothing(bench: Bench) -> None:
-    reservation = bench.reservation(500, limits(1_000))
+    reservation = bench.reservation(500, Terms(1_000))
     assert (await bench.limiter.reserve(reservation)).refusal is None
-    await bench.limiter.settle(reservation, 100)
+    await bench.settle(reservation, 100)
     level = bench.level()
-    await bench.limiter.settle(reservation, 100)
+    await bench.settle(reservation, 100)
     assert bench.level() == level
     assert bench.valkey.settled(bench.tenant) == {"requests": 1, "tokens": 100}
 
 
 async def test_a_refund_never_exceeds_the_burst(bench: Bench) -> None:
-    reservation = bench.reservation(1_000, limits(60_000))
+    reservation = bench.reservation(1_000, Terms(60_000))
     await bench.limiter.reserve(reservation)
     with bench.valkey.client as client:  # a minute later it is full again, before the refund
         client.hincrby(f"{{{bench.tenant}}}:quota:bucket", "at_ms", -60_000)
-    await bench.limiter.settle(reservation, 0)
+    await bench.settle(reservation, 0)
     assert bench.level() <= 60_000
 
 
 async def test_an_overrun_makes_a_debt_of_one_burst_at_most(bench: Bench) -> None:
-    reservation = bench.reservation(10, limits(1_000))
+    reservation = bench.reservation(10, Terms(1_000))
     await bench.limiter.reserve(reservation)
-    await bench.limiter.settle(reservation, 1_000_000)
+    await bench.settle(reservation, 1_000_000)
     assert bench.level() == -1_000
-    verdict = await bench.limiter.reserve(bench.reservation(10, limits(1_000)))
+    verdict = await bench.limiter.reserve(bench.reservation(10, Terms(1_000)))
     assert verdict.refusal is not None
     assert verdict.budget.tokens_remaining == 0
-    assert 59_000 < verdict.refusal.retry_after_ms <= 61_000
+    assert 59_000 < verdict.refusal.retry_after_ms <= 64_000
     assert bench.valkey.settled(bench.tenant)["tokens"] == 1_000_000
 
 
 async def test_a_bucket_that_was_evicted_is_full(bench: Bench) -> None:
-    await bench.limiter.reserve(bench.reservation(900, limits(1_000)))
+    await bench.limiter.reserve(bench.reservation(900, Terms(1_000)))
     with bench.valkey.client as client:
         client.hdel(f"{{{bench.tenant}}}:quota:bucket", "tokens", "tpm")
-    verdict = await bench.limiter.reserve(bench.reservation(900, limits(1_000)))
+    verdict = await bench.limiter.reserve(bench.reservation(900, Terms(1_000)))
     assert verdict.refusal is None
 
 
 async def test_keys_expire_but_the_settled_totals(bench: Bench) -> None:
-    reservation = bench.reservation(10, limits(1_000))
+    reservation = bench.reservation(10, Terms(1_000))
     await bench.limiter.reserve(reservation)
-    second = bench.reservation(10, limits(1_000))
+    second = bench.reservation(10, Terms(1_000))
     await bench.limiter.reserve(second)
-    await bench.limiter.settle(reservation, 5)
+    await bench.settle(reservation, 5)
     with bench.valkey.client as client:
-        assert 0 < client.pttl(f"{{{bench.tenant}}}:quota:bucket") <= 121_000
-        assert client.pttl(f"{{{bench.tenant}}}:quota:reservations") > 0
-        assert client.pttl(f"{{{bench.tenant}}}:quota:settled") == -1
-
-
-async def test_an_expired_reservation_is_swept(bench: Bench) -> None:
-    leaked = bench.reservation(10, limits(1_000))
-    await bench.limiter.reserve(leaked)
-    with bench.valkey.client as client:
-        client.zadd(f"{{{bench.tenant}}}:quota:reservations", {leaked.reservation_id: 1})
-    await bench.limiter.reserve(bench.reservation(10, limits(1_000)))
-    assert bench.valkey.num_open_reservations(bench.tenant) == 1
+        for name in ("bucket", "reservations", "holds"):
+            assert client.pttl(bench.key(name)) > 0
+        assert client.pttl(bench.key("settled")) == -1
 
 
 async def test_a_store_that_forgot_the_scripts_learns_them_again(bench: Bench) -> None:
-    reservation = bench.reservation(10, limits(1_000))
+    reservation = bench.reservation(10, Terms(1_000))
     with bench.valkey.client as client:
         client.script_flush()
     await bench.limiter.reserve(reservation)
     with bench.valkey.client as client:
         client.script_flush()
-    await bench.limiter.settle(reservation, 7)
+    await bench.settle(reservation, 7)
     assert bench.valkey.settled(bench.tenant) == {"requests": 1, "tokens": 7}
 
 
 async def test_a_cancelled_reserve_leaves_nothing_held(bench: Bench) -> None:
-    reservation = bench.reservation(400, limits(1_000, requests=10))
+    reservation = bench.reservation(400, Terms(1_000, requests=10))
     task = asyncio.create_task(bench.limiter.reserve(reservation))
     await asyncio.sleep(0)
     task.cancel()
@@ -140,13 +89,13 @@ async def test_a_cancelled_reserve_leaves_nothing_held(bench: Bench) -> None:
     assert await bench.limiter.flush(5.0) == 0
     assert bench.valkey.num_open_reservations(bench.tenant) == 0
     assert bench.valkey.settled(bench.tenant) == {}
-    verdict = await bench.limiter.reserve(bench.reservation(900, limits(1_000, requests=10)))
+    verdict = await bench.limiter.reserve(bench.reservation(900, Terms(1_000, requests=10)))
     assert verdict.refusal is None
     assert verdict.budget.requests_remaining == 9
 
 
 async def test_toggling_a_limit_mints_no_tokens_within_a_debt(bench: Bench) -> None:
-    low, high = limits(1_000), limits(10_000)
+    low, high = Terms(1_000), Terms(10_000)
     await bench.limiter.reserve(bench.reservation(1_000, low))
     raised = await bench.limiter.reserve(bench.reservation(9_000, high))
     assert raised.refusal is None
@@ -158,22 +107,22 @@ async def test_toggling_a_limit_mints_no_tokens_within_a_debt(bench: Bench) -> N
 
 
 async def test_a_settlement_does_not_bring_old_limits_back(bench: Bench) -> None:
-    low, high = limits(1_000), limits(10_000)
+    low, high = Terms(1_000), Terms(10_000)
     running = bench.reservation(500, low)
     await bench.limiter.reserve(running)
     await bench.limiter.reserve(bench.reservation(9_000, high))
-    await bench.limiter.settle(running, 500)
+    await bench.settle(running, 500)
     verdict = await bench.limiter.reserve(bench.reservation(2_000, high))
     assert verdict.refusal is not None
     assert verdict.budget.tokens_remaining < 700
 
 
 async def test_a_clock_set_back_gives_nothing_away(bench: Bench) -> None:
-    await bench.limiter.reserve(bench.reservation(1_000, limits(1_000)))
+    await bench.limiter.reserve(bench.reservation(1_000, Terms(1_000)))
     with bench.valkey.client as client:
         ahead_ms = int(client.time()[0]) * 1000 + 3_600_000
         client.hset(f"{{{bench.tenant}}}:quota:bucket", "at_ms", ahead_ms)
-    verdict = await bench.limiter.reserve(bench.reservation(900, limits(1_000)))
+    verdict = await bench.limiter.reserve(bench.reservation(900, Terms(1_000)))
     assert verdict.refusal is not None
 
 
@@ -194,8 +143,8 @@ async def test_levels_follow_a_simple_model(bench: Bench, asks: object, tpm: int
     The model knows no time; refill can only add, so it bounds the level from below, and from above
     by what a minute gives in the time the whole run takes.
     """
-    bench.tenant = f"bench-{next(_numbers)}"
-    own = limits(tpm)
+    bench.renew_tenant()
+    own = Terms(tpm)
     level, used_sum, num_admitted = float(tpm), 0, 0
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -206,10 +155,11 @@ async def test_levels_follow_a_simple_model(bench: Bench, asks: object, tpm: int
         if verdict.refusal is not None:
             assert level < reserved
             needed_ms = (reserved - level) / tpm * 60_000
-            assert verdict.refusal.retry_after_ms <= needed_ms + 1
+            assert verdict.refusal.retry_after_ms <= needed_ms * 1.05 + 1
+            bench.forget_turns()
             continue
         assert level + slack >= reserved
-        await bench.limiter.settle(reservation, used)
+        await bench.settle(reservation, used)
         level = max(-tpm, min(tpm, level - used))
         used_sum, num_admitted = used_sum + used, num_admitted + 1
         assert level - 1e-3 <= bench.level() <= min(tpm, level + slack + 1)
@@ -220,5 +170,6 @@ async def test_levels_follow_a_simple_model(bench: Bench, asks: object, tpm: int
 
 @pytest.mark.parametrize("tier", sorted(TIERS))
 async def test_every_tier_fits_the_scripts_integers(bench: Bench, tier: str) -> None:
-    verdict = await bench.limiter.reserve(bench.reservation(1, TIERS[tier]))
-    assert verdict.budget.tokens_remaining == TIERS[tier].tokens_per_minute - 1
+    limits = TIERS[tier]
+    verdict = await bench.ask(1, Terms(limits.tokens_per_minute, limits.requests_per_minute))
+    assert verdict.budget.tokens_remaining == limits.tokens_per_minute - 1

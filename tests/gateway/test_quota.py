@@ -128,6 +128,10 @@ async def test_headers_show_what_is_left(
     assert int(headers["x-ratelimit-remaining-tokens"]) == 60_000 - cost_of("hello", 1_000)
     assert headers["x-ratelimit-reset-requests"] == "1s"
     assert headers["x-ratelimit-reset-tokens"].endswith("s")
+    policy = '"requests";q=60;w=60, "tokens";q=60000;w=60;qu="tokens"'
+    assert headers["ratelimit-policy"] == policy
+    tokens_left = 60_000 - cost_of("hello", 1_000)
+    assert headers["ratelimit"] == f'"requests";r=59;t=1, "tokens";r={tokens_left};t=2'
     second = (await tenant.chat(chat(max_tokens=1_000, stream=True))).headers
     assert second["x-ratelimit-remaining-requests"] == "58"
 

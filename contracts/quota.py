@@ -1,0 +1,68 @@
+"""What an operator may limit besides the two rates every tenant has, and what a token costs there.
+
+A rule counts on its own everything it matches: the requests of one key, to one model, of one key
+to one model, or all of a tenant's.  A request needs room in every rule that matches it.
+
+Money is in nano-dollars.  A price per thousand tokens is then exact to a millionth of a dollar per
+million tokens, as billing's are.  The ledger is the truth; these numbers only say when to stop.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+# A bucket counts in 1/60000 of a unit: at the bound its numbers are still exact in a double.
+MAX_LIMIT = 1_000_000_000
+MAX_BUDGET = 10**15  # a quadrillion tokens, or a million dollars: sums stay exact in a double
+Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_LIMIT)]
+_Budget = Annotated[int, msgspec.Meta(ge=1, le=MAX_BUDGET)]
+_Price = Annotated[int, msgspec.Meta(ge=0, le=10**10)]  # ten thousand dollars a million tokens
+_TOKENS_PER_PRICE_UNIT = 1_000
+
+
+class QuotaRule(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="quota.rule.v1"):
+    """``None`` for key or model: any.  ``None`` for a limit: none.
+
+    Budgets are hard, and hold for calendar days and months in UTC.
+    """
+
+    key_id: str | None = None
+    model: str | None = None  # as replicas call it
+    tokens_per_minute: Limit | None = None
+    requests_per_minute: Limit | None = None
+    concurrent_requests: Limit | None = None
+    tokens_per_day: _Budget | None = None
+    tokens_per_month: _Budget | None = None
+    nano_usd_per_day: _Budget | None = None
+    nano_usd_per_month: _Budget | None = None
+
+    def matches(self, key_id: str, model: str) -> bool:
+        return self.key_id in (None, key_id) and self.model in (None, model)
+
+    @property
+    def has_budget(self) -> bool:
+        return any(limit is not None for limit in (self.tokens_per_day, self.tokens_per_month)) or (
+            self.has_money_budget
+        )
+
+    @property
+    def has_money_budget(self) -> bool:
+        return self.nano_usd_per_day is not None or self.nano_usd_per_month is not None
+
+
+class ModelPrice(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="model.price.v1"):
+    """What money budgets are counted with, in nano-dollars per thousand tokens."""
+
+    model: str  # as replicas call it
+    input_uncached: _Price
+    input_cache_read: _Price
+    output_text: _Price
+
+    def nano_usd(self, *, uncached: int, cached: int, output: int) -> int:
+        """Of one request; rounded up."""
+        thousandfold = (
+            uncached * self.input_uncached
+            + cached * self.input_cache_read
+            + output * self.output_text
+        )
+        return -(-thousandfold // _TOKENS_PER_PRICE_UNIT)

@@ -1,0 +1,142 @@
+"""Which limits one key's requests to one model meet: worked out once, not once a request."""
+
+from dataclasses import dataclass
+from zlib import crc32
+
+from contracts.names import TenantId, quota_rule_name
+from contracts.quota import ModelPrice, QuotaRule
+from gateway.admission.resp import pack_arguments
+from gateway.errors import InvalidRequest
+from gateway.policies import Grant
+
+_MAX_PLANS = 10_000  # a few MB: pairs of key and model that one gateway sees
+_LIMITS = (  # in the order of reserve.lua
+    "tokens_per_minute", "requests_per_minute", "concurrent_requests",
+    "tokens_per_day", "tokens_per_month", "nano_usd_per_day", "nano_usd_per_month",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuotaPlan:
+    """``rules``: the tenant's own first; it always limits both rates."""
+
+    tenant_id: TenantId
+    rules: tuple[QuotaRule, ...]
+    price: ModelPrice | None
+    most_tokens: int  # that one request can ever be granted
+    most_nano_usd: int | None
+    has_budget: bool
+    arguments: bytes  # the rules as reserve.lua reads them, packed
+    num_arguments: int
+    key_number: int  # tells keys apart in ``turn_of``
+
+    def check_fits(self, tokens: int, nano_usd: int) -> None:
+        """Raises InvalidRequest for what waiting would never help, so that it is not a 429."""
+        if tokens > self.most_tokens:
+            raise InvalidRequest(
+                f"The request may need {tokens} tokens, "
+                f"more than the limit of {self.most_tokens} tokens ever allows.",
+                code="tokens_limit_exceeded",
+            )
+        if self.most_nano_usd is not None and nano_usd > self.most_nano_usd:
+            raise InvalidRequest(
+                f"The request may cost {nano_usd} nano-dollars, "
+                f"more than the budget of {self.most_nano_usd} ever allows.",
+                code="budget_limit_exceeded",
+            )
+
+    def nano_usd(self, *, uncached: int, cached: int, output: int) -> int:
+        """Zero where no money is counted."""
+        if self.price is None:
+            return 0
+        return self.price.nano_usd(uncached=uncached, cached=cached, output=output)
+
+
+class PlanBook:
+    """The plans made so far, each as long as its grant is in force."""
+
+    def __init__(self) -> None:
+        self._plans: dict[tuple[str, str], tuple[Grant, QuotaPlan]] = {}
+
+    def plan_for(self, grant: Grant, model: str) -> QuotaPlan:
+        """Raises what ``quota_plan`` raises."""
+        pair = (grant.key.key_hash, model)
+        known = self._plans.get(pair)
+        if known is not None and known[0] is grant:
+            return known[1]
+        if len(self._plans) >= _MAX_PLANS:
+            self._plans.clear()
+        plan = quota_plan(grant, model)
+        self._plans[pair] = (grant, plan)
+        return plan
+
+
+def quota_plan(grant: Grant, model: str) -> QuotaPlan:
+    """Raises InvalidRequest for a model whose money budget cannot be counted."""
+    rules = _matching_rules(grant, model)
+    has_money_budget = any(rule.has_money_budget for rule in rules)
+    price = grant.prices.get(model) if has_money_budget else None
+    if has_money_budget and price is None:
+        raise InvalidRequest(
+            "A budget in money holds here, and the policy states no price for this model.",
+            param="model",
+            code="model_not_priced",
+        )
+    money = [n for r in rules for n in (r.nano_usd_per_day, r.nano_usd_per_month) if n is not None]
+    arguments = [len(rules), *(part for rule in rules for part in _script_arguments(rule))]
+    return QuotaPlan(
+        tenant_id=grant.tenant.tenant_id,
+        rules=rules,
+        price=price,
+        most_tokens=min(_token_limits(rules)),
+        most_nano_usd=min(money, default=None),
+        has_budget=any(rule.has_budget for rule in rules),
+        arguments=pack_arguments(*arguments),
+        num_arguments=len(arguments),
+        key_number=crc32(grant.key.key_hash.encode()),
+    )
+
+
+def rule_in_words(rule: QuotaRule) -> str:
+    parts = []
+    if rule.key_id is not None:
+        parts.append(f"key {rule.key_id}")
+    if rule.model is not None:
+        parts.append(f"model {rule.model}")
+    return ", ".join(parts)
+
+
+def _script_arguments(rule: QuotaRule) -> tuple[str | int, ...]:
+    limits: list[int | None] = [getattr(rule, name) for name in _LIMITS]
+    none_is_zero = (0 if limit is None else limit for limit in limits)
+    return (quota_rule_name(rule.key_id, rule.model), *none_is_zero)
+
+
+def _matching_rules(grant: Grant, model: str) -> tuple[QuotaRule, ...]:
+    matching = [rule for rule in grant.tenant.rules if rule.matches(grant.key.key_id, model)]
+    whole = next((r for r in matching if r.key_id is None and r.model is None), None)
+    others = [rule for rule in matching if rule is not whole]
+    return (_with_rates(grant, whole), *others)
+
+
+def _with_rates(grant: Grant, rule: QuotaRule | None) -> QuotaRule:
+    """All of the tenant's requests: the two rates it always has, and what its rule adds."""
+    rule = QuotaRule() if rule is None else rule
+    return QuotaRule(
+        tokens_per_minute=grant.limits.tokens_per_minute,
+        requests_per_minute=grant.limits.requests_per_minute,
+        concurrent_requests=rule.concurrent_requests,
+        tokens_per_day=rule.tokens_per_day,
+        tokens_per_month=rule.tokens_per_month,
+        nano_usd_per_day=rule.nano_usd_per_day,
+        nano_usd_per_month=rule.nano_usd_per_month,
+    )
+
+
+def _token_limits(rules: tuple[QuotaRule, ...]) -> list[int]:
+    return [
+        limit
+        for rule in rules
+        for limit in (rule.tokens_per_minute, rule.tokens_per_day, rule.tokens_per_month)
+        if limit is not None
+    ]

@@ -1,0 +1,67 @@
+"""The quota's scripts, and the commands that call them, packed as far as they are constant."""
+
+import hashlib
+from importlib import resources
+
+from contracts.names import (
+    TenantId,
+    quota_bucket_key,
+    quota_budget_key,
+    quota_holds_key,
+    quota_line_key,
+    quota_reservations_key,
+    quota_settled_key,
+    quota_swept_key,
+    quota_turns_key,
+)
+from gateway.admission.resp import pack, pack_arguments
+
+_KEYS = (  # in the order of common.lua
+    quota_bucket_key, quota_budget_key, quota_reservations_key, quota_holds_key, quota_swept_key,
+    quota_settled_key, quota_turns_key, quota_line_key,
+)  # fmt: skip
+_NUM_PARTS = 3 + len(_KEYS)  # EVALSHA, script, number of keys, keys
+
+
+class Script:
+    """Parts that follow each other: Lua's own ``require`` is not there."""
+
+    def __init__(self, *names: str) -> None:
+        folder = resources.files("gateway.admission") / "lua"
+        self.text = "".join((folder / f"{name}.lua").read_text() for name in names)
+        # The protocol's name for a script, not a safeguard.
+        sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+        self._by_sha = pack_arguments("EVALSHA", sha)
+        self._by_text = pack_arguments("EVAL", self.text)
+
+    def command(self, keys: bytes, arguments: bytes, num_arguments: int) -> bytes:
+        return b"*%d\r\n%b%b%b" % (_NUM_PARTS + num_arguments, self._by_sha, keys, arguments)
+
+    def command_in_full(self, keys: bytes, arguments: bytes, num_arguments: int) -> bytes:
+        """For a store that does not know the script (any more)."""
+        return b"*%d\r\n%b%b%b" % (_NUM_PARTS + num_arguments, self._by_text, keys, arguments)
+
+
+RESERVE = Script("common", "turns", "reserve")
+SETTLE = Script("common", "settle")
+RENEW = Script("common", "renew")
+
+
+def preload_commands() -> list[bytes]:
+    """Makes a new connection's store know the scripts: one call instead of two for the first."""
+    return [pack("SCRIPT", "LOAD", script.text) for script in (RESERVE, SETTLE, RENEW)]
+
+
+def pack_keys(tenant: TenantId) -> bytes:
+    """What stands between the script and its arguments."""
+    return pack_arguments(len(_KEYS), *(build(tenant) for build in _KEYS))
+
+
+def pack_number(number: int) -> bytes:
+    digits = b"%d" % number
+    return b"$%d\r\n%b\r\n" % (len(digits), digits)
+
+
+def pack_id(name: str) -> bytes:
+    encoded = name.encode()
+    return b"$%d\r\n%b\r\n" % (len(encoded), encoded)

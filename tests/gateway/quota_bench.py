@@ -1,0 +1,121 @@
+"""A limiter against a real store, and a tenant of its own for each test."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from contracts.names import tenant_id
+from contracts.policy import ApiKeyRecord, TenantPolicy
+from contracts.quota import ModelPrice, QuotaRule
+from gateway.admission.limiter import Reservation, Verdict
+from gateway.admission.quota_plan import PlanBook, QuotaPlan
+from gateway.admission.quota_scripts import preload_commands
+from gateway.admission.redis_limiter import RedisLimiter
+from gateway.admission.resp import RespClient
+from gateway.policies import Grant
+from gateway.resp_address import RespAddress
+from tests.gateway.processes import Valkey
+
+MODEL = "model-a"
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a tenant agreed to."""
+
+    tokens: int
+    requests: int = 1_000_000
+    rules: tuple[QuotaRule, ...] = ()
+    prices: tuple[ModelPrice, ...] = ()
+
+    def plan(self, tenant: str, key_id: str = "k1", model: str = MODEL) -> QuotaPlan:
+        policy = TenantPolicy(
+            tenant_id=tenant_id(tenant),
+            tier="gold",
+            tokens_per_minute=self.tokens,
+            requests_per_minute=self.requests,
+            rules=self.rules,
+        )
+        key = ApiKeyRecord(key_id=key_id, key_hash=key_id, key_prefix="sk")
+        prices = {price.model: price for price in self.prices}
+        return PlanBook().plan_for(Grant(policy, key, policy.limits(), b"", prices), model)
+
+
+@dataclass
+class Bench:
+    """A limiter and one fresh tenant."""
+
+    limiter: RedisLimiter
+    valkey: Valkey
+    tenant: str = field(default_factory=lambda: f"bench-{next(_numbers)}")
+
+    def renew_tenant(self) -> None:
+        self.tenant = f"bench-{next(_numbers)}"
+
+    def reservation(
+        self,
+        tokens: int,
+        terms: Terms,
+        *,
+        nano_usd: int = 0,
+        turn: int | None = None,
+        **who: str,
+    ) -> Reservation:
+        plan = terms.plan(self.tenant, **who)
+        number = next(_numbers)
+        return Reservation(f"r{number}", plan, tokens, nano_usd, number if turn is None else turn)
+
+    async def ask(
+        self,
+        tokens: int,
+        terms: Terms,
+        *,
+        nano_usd: int = 0,
+        turn: int | None = None,
+        **who: str,
+    ) -> Verdict:
+        return await self.limiter.reserve(
+            self.reservation(tokens, terms, nano_usd=nano_usd, turn=turn, **who)
+        )
+
+    def forget_turns(self) -> None:
+        with self.valkey.client as client:
+            client.delete(self.key("turns"), self.key("line"))
+
+    async def settle(self, reservation: Reservation, tokens: int, nano_usd: int = 0) -> bool:
+        return await self.limiter.settle(reservation, used_tokens=tokens, used_nano_usd=nano_usd)
+
+    def level(self) -> float:
+        """Tokens in the tenant's own bucket as of its last change."""
+        with self.valkey.client as client:
+            stored = client.hget(self.key("bucket"), "tokens")
+            assert stored is not None
+            return int(stored) / 60_000
+
+    def key(self, name: str) -> str:
+        return f"{{{self.tenant}}}:quota:{name}"
+
+    def spent(self) -> dict[str, int]:
+        """The tenant's own budget counters, by their ends: of which day or month is left out."""
+        with self.valkey.client as client:
+            fields = client.hgetall(self.key("budget"))
+        return {
+            name.decode()[0] + " " + name.decode().lstrip("dm0123456789"): int(value)
+            for name, value in fields.items()
+            if name.endswith((b"tokens", b"nano"))
+        }
+
+
+@asynccontextmanager
+async def running_limiter(valkey: Valkey, lease_s: float = 60.0) -> AsyncIterator[RedisLimiter]:
+    client = RespClient(RespAddress.parse(valkey.url), 5.0, preload_commands())
+    limiter = RedisLimiter(client, lease_s)
+    tasks = [asyncio.create_task(client.run()), asyncio.create_task(limiter.run())]
+    await asyncio.wait_for(client.connected.wait(), 10)
+    yield limiter
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
