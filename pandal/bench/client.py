@@ -24,12 +24,14 @@ class Client:
         self._idle: list[Connection] = []
         self._free = asyncio.Semaphore(max_connections)
         self.num_waits_for_a_connection = 0
+        self.first_wait_s: float | None = None  # for a connection, on the run's clock
         self.num_resent = 0
 
     async def ask(self, head: bytes, body: bytes, timeout_s: float) -> Answer:
         """Never raises for what the server does: the answer's outcome says it."""
         if self._free.locked():
             self.num_waits_for_a_connection += 1
+            self.first_wait_s = self._clock_s() if self.first_wait_s is None else self.first_wait_s
         whole_head = b"%b%d\r\n\r\n" % (head, len(body))
         async with self._free:
             answer = Answer()

@@ -211,6 +211,8 @@ def _show_probe(probe: "GoodputProbe") -> None:
     verdict = "kept" if probe.is_sustained else "not kept"
     if probe.generator_was_bottleneck:
         verdict += ", THE GENERATOR WAS A BOTTLENECK"
+    if probe.server_was_overloaded:
+        verdict += ", the server was overloaded"
     typer.echo(f"{probe_rate(probe)}: {probe.good_ratio:.1%} good, {verdict}", err=True)
 
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from itertools import chain, islice
-from math import ceil, isfinite
+from math import ceil, inf, isfinite
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -30,12 +30,14 @@ from pandal.bench.options import (
     build_workload,
     workload_parameters,
 )
+from pandal.bench.overload import server_section
 from pandal.bench.record import RequestRecord
 from pandal.bench.report import BenchReport, Generator, GoodputProbe, GoodputReport, Load
 from pandal.bench.run import Patience, Run
 from pandal.bench.schedule import RequestStyle, Sessions, open_schedule
 from pandal.bench.summary import (
     generator_section,
+    lateness,
     measured,
     request_columns,
     tenant_sections,
@@ -114,7 +116,23 @@ async def measure(
         num_resent=client.num_resent,
     )
     report = _report(options, started_at, records, generator)
-    return msgspec.structs.replace(report, is_interrupted=is_cut)
+    server = None
+    if options.load.concurrency is None:
+        untold = _untold(is_cut=is_cut, is_late=bool(lateness(records, health)))
+        server = server_section(records, until_s=_held_back_from_s(client, run), untold=untold)
+    return msgspec.structs.replace(report, is_interrupted=is_cut, server=server)
+
+
+def _untold(*, is_cut: bool, is_late: bool) -> str | None:
+    """Why a run shows nothing of its server."""
+    if is_cut:
+        return "the run was interrupted"
+    return "the generator was a bottleneck" if is_late else None
+
+
+def _held_back_from_s(client: Client, run: Run) -> float:
+    """From when on requests waited for a connection here, and the server was offered less."""
+    return inf if client.first_wait_s is None else run.offset_s(client.first_wait_s)
 
 
 def _prepared(

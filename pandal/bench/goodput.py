@@ -99,6 +99,7 @@ class _Bracket:
             num_requests=report.total.num_requests,
             generator_was_bottleneck=report.generator.is_bottleneck,
             offered_rate_per_s=report.total.throughput.offered_requests_per_s,
+            server_was_overloaded=None if report.server is None else report.server.is_overloaded,
         )
         self.probes.append(probe)
         if probe.is_sustained:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
+from itertools import accumulate
 from operator import add
 from typing import Final
 
@@ -16,6 +17,7 @@ from pandal.bench.table import (
     latency_rows,
     milliseconds,
     search_line,
+    server_line,
 )
 
 _NUM_CURVE_POINTS: Final = 200
@@ -63,14 +65,19 @@ def _page(title: str, parts: Iterable[str]) -> str:
 
 
 def _run(report: BenchReport) -> list[str]:
-    style = "warning" if report.generator.is_bottleneck else ""
     sections = [report.total] if len(report.tenants) == 1 else [report.total, *report.tenants]
+    server = report.server
     return [
         f"<p>{report.started_at:%Y-%m-%d %H:%M:%S} UTC, pandal {escape(report.pandal_version)}</p>",
-        f'<p class="{style}">{escape(generator_line(report.generator))}</p>',
+        _verdict(generator_line(report.generator), is_bad=report.generator.is_bottleneck),
+        *([] if server is None else [_verdict(server_line(server), is_bad=server.is_overloaded)]),
         f'<div class="plots">{"".join(_plots(report.requests))}</div>',
         *map(_section, sections),
     ]
+
+
+def _verdict(line: str, *, is_bad: bool | None) -> str:
+    return f'<p class="{"warning" if is_bad else ""}">{escape(line)}</p>'
 
 
 def _section(section: Section) -> str:
@@ -105,6 +112,7 @@ def _plots(requests: RequestColumns) -> list[str]:
         _distribution("TPOT", _completed(requests, requests.tpot_s)),
         _distribution("End to end", _completed(requests, requests.e2e_s)),
         _tokens_over_time(requests),
+        _in_flight_over_time(requests),
     ]
 
 
@@ -141,6 +149,18 @@ def _tokens_over_time(requests: RequestColumns) -> str:
     points: list[Point] = [(second, per_second[second]) for second in range(last + 1)]
     axes = Axes("Output tokens per second", "s", "tokens/s")
     return plot(axes, [Series("tokens", points, "b")] if points else [])
+
+
+def _in_flight_over_time(requests: RequestColumns) -> str:
+    """Whether requests gather: a backlog is a line that goes on rising."""
+    starts = [(at_s, 1) for at_s in requests.intended_s]
+    ends = [(end_s, -1) for end_s in map(add, requests.intended_s, requests.e2e_s)]
+    moments = sorted([*starts, *ends])
+    counts = accumulate(change for _, change in moments)
+    points: list[Point] = [(at_s, count) for (at_s, _), count in zip(moments, counts, strict=True)]
+    thinned = points[:: len(points) // _MOST_DOTS + 1]
+    axes = Axes("Requests in flight", "s", "requests")
+    return plot(axes, [Series("in flight", thinned, "b")] if points else [])
 
 
 def _probes(report: GoodputReport) -> str:

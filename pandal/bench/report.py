@@ -138,6 +138,20 @@ class Generator(msgspec.Struct, frozen=True, kw_only=True):
     num_resent: int = 0  # on a new connection: the kept one had been closed meanwhile
 
 
+class Server(msgspec.Struct, frozen=True, kw_only=True):
+    """Did the server keep up with an open loop?  Rates are of the sending after its first quarter.
+
+    Requests that were refused or failed are in none of these figures but ``reasons``.
+    """
+
+    is_overloaded: bool | None  # None: it cannot be told, and the reason says why
+    reasons: list[str]
+    offered_requests_per_s: float | None
+    answered_requests_per_s: float | None
+    num_in_flight_at_quarter: int | None
+    num_in_flight_at_end: int | None
+
+
 class RequestColumns(msgspec.Struct, frozen=True, kw_only=True):
     """Every measured request, a column a list, in the order of the intended moments."""
 
@@ -167,6 +181,7 @@ class BenchReport(
     generator: Generator
     requests: RequestColumns
     is_interrupted: bool = False  # by its user: what was in flight then is not in it
+    server: Server | None = None  # None: a closed loop, which waits for its server, or older
 
 
 class GoodputProbe(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,6 +191,7 @@ class GoodputProbe(msgspec.Struct, frozen=True, kw_only=True):
     num_requests: int
     generator_was_bottleneck: bool  # then a rate that was not sustained says nothing of the server
     offered_rate_per_s: float | None = None  # None: not two requests to tell it by
+    server_was_overloaded: bool | None = None  # None: it cannot be told
 
 
 class GoodputReport(

@@ -67,6 +67,10 @@ class Run:
     def elapsed_s(self) -> float:
         return self._clock_s() - self._started_s
 
+    def offset_s(self, reading_s: float) -> float:
+        """Of a reading of the clock, from the start of the run."""
+        return reading_s - self._started_s
+
     async def open_loop(self, arrivals: Sequence[Arrival]) -> None:
         self._started_s = self._clock_s()
         async with asyncio.TaskGroup() as group:

@@ -78,15 +78,9 @@ def quantiles(values: Sequence[float]) -> Quantiles | None:
     )
 
 
-def generator_section(
-    records: Sequence[RequestRecord],
-    health: Health,
-    *,
-    num_waits_for_a_connection: int,
-    num_resent: int,
-) -> Generator:
-    loop_lag_s = _p99(health.loop_lags_s)
-    send_lag_s = _p99([record.send_lag_s for record in records])
+def lateness(records: Sequence[RequestRecord], health: Health) -> list[str]:
+    """Why the generator's own readings may be late; empty: they are not."""
+    loop_lag_s, send_lag_s = _p99(health.loop_lags_s), _send_lag_s(records)
     reasons = []
     if health.busiest_cpu_ratio > BUSY_CPU_RATIO:
         reasons.append(f"its processor was {health.busiest_cpu_ratio:.0%} busy for a second")
@@ -94,6 +88,17 @@ def generator_section(
         reasons.append(f"its loop was {loop_lag_s * 1e3:.0f} ms late (p99)")
     if send_lag_s > LATE_S:
         reasons.append(f"it sent {send_lag_s * 1e3:.0f} ms late (p99)")
+    return reasons
+
+
+def generator_section(
+    records: Sequence[RequestRecord],
+    health: Health,
+    *,
+    num_waits_for_a_connection: int,
+    num_resent: int,
+) -> Generator:
+    reasons = lateness(records, health)
     if num_waits_for_a_connection:
         reasons.append(f"{num_waits_for_a_connection} requests waited for one of its connections")
     span_s = _span_s(records)
@@ -102,8 +107,8 @@ def generator_section(
         reasons=reasons,
         cpu_ratio=health.cpu_ratio,
         busiest_cpu_ratio=health.busiest_cpu_ratio,
-        loop_lag_p99_s=loop_lag_s,
-        send_lag_p99_s=send_lag_s,
+        loop_lag_p99_s=_p99(health.loop_lags_s),
+        send_lag_p99_s=_send_lag_s(records),
         chunks_per_s=_per_s(sum(record.num_chunks for record in records), span_s),
         num_waits_for_a_connection=num_waits_for_a_connection,
         num_dropped_turns=_num_dropped(records),
@@ -250,6 +255,10 @@ def _num_dropped(records: Sequence[RequestRecord]) -> int:
 
 def _per_s(count: int, span_s: float) -> float:
     return count / span_s if span_s > 0 else 0.0
+
+
+def _send_lag_s(records: Sequence[RequestRecord]) -> float:
+    return _p99([record.send_lag_s for record in records])
 
 
 def _p99(values: Sequence[float]) -> float:

@@ -14,6 +14,7 @@ from pandal.bench.report import (
     Load,
     Quantiles,
     Section,
+    Server,
 )
 
 _NUM_FOR_P99: Final = 100
@@ -38,6 +39,8 @@ def _show_run(console: Console, report: BenchReport) -> None:
     if (few := few_line(report.total)) is not None:
         console.print(few, markup=False, highlight=False)
     console.print(generator_line(report.generator), markup=False, highlight=False)
+    if report.server is not None:
+        console.print(server_line(report.server), markup=False, highlight=False)
 
 
 def heading(url: str, model: str, load: Load) -> str:
@@ -99,6 +102,19 @@ def generator_line(generator: Generator) -> str:
     if generator.is_bottleneck:
         return f"THE GENERATOR WAS A BOTTLENECK: {'; '.join(generator.reasons)}.  {figures}"
     return f"The generator kept up: {figures}"
+
+
+def server_line(server: Server) -> str:
+    if server.is_overloaded is None:
+        return f"Whether the server kept up cannot be told: {server.reasons[0]}"
+    if server.is_overloaded:
+        return f"THE SERVER IS OVERLOADED: {'; '.join(server.reasons)}"
+    return (
+        f"The server kept up: {server.offered_requests_per_s:.4g} requests/s offered and "
+        f"{server.answered_requests_per_s:.4g} answered after the first quarter of "
+        f"the sending, {server.num_in_flight_at_quarter} in flight then and "
+        f"{server.num_in_flight_at_end} at its end"
+    )
 
 
 def figures_of(section: Section) -> dict[str, str]:

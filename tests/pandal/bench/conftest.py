@@ -25,12 +25,15 @@ class ScriptedServer:
             return list(json.load(answer))
 
 
-StartServer = Callable[[float, float], ScriptedServer]
+StartServer = Callable[..., ScriptedServer]
+PLENTY = 100_000
 
 
 @contextmanager
-def scripted_server(ttft_s: float, gap_s: float) -> Iterator[ScriptedServer]:
-    command = (sys.executable, str(SERVER), str(ttft_s), str(gap_s))
+def scripted_server(
+    ttft_s: float, gap_s: float, *, num_slots: int = PLENTY
+) -> Iterator[ScriptedServer]:
+    command = (sys.executable, str(SERVER), str(ttft_s), str(gap_s), str(num_slots))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -43,7 +46,7 @@ def scripted_server(ttft_s: float, gap_s: float) -> Iterator[ScriptedServer]:
 @pytest.fixture
 def start_server() -> Iterator[StartServer]:
     with ExitStack() as stack:
-        yield lambda ttft_s, gap_s: stack.enter_context(scripted_server(ttft_s, gap_s))
+        yield lambda *times_s, **more: stack.enter_context(scripted_server(*times_s, **more))
 
 
 def run_bench(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from pandal.bench.answer import Outcome, Usage
 from pandal.bench.health import Health
+from pandal.bench.overload import server_section
 from pandal.bench.record import RequestRecord
 from pandal.bench.report import BenchReport, Load
 from pandal.bench.summary import (
@@ -73,4 +74,5 @@ def report_of_records(
         tenants=tenant_sections(records, [TENANT], None),
         generator=generator_section(records, health, num_waits_for_a_connection=0, num_resent=0),
         requests=request_columns(records, {TENANT.name: TENANT.slo}),
+        server=server_section(records),
     )

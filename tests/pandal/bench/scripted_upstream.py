@@ -1,7 +1,8 @@
 """An OpenAI-compatible server that answers as it is told, and tells what it was asked.
 
-``scripted_upstream.py TTFT_S GAP_S`` prints its port.  One word of a prompt is one token; an answer
-has ``max_tokens`` of them, a chunk each.  ``GET /seen`` lists what came, without the texts.
+``scripted_upstream.py TTFT_S GAP_S NUM_SLOTS`` prints its port.  One word of a prompt is one
+token; an answer has ``max_tokens`` of them, a chunk each.  NUM_SLOTS are answered at a time, the
+others wait.  ``GET /seen`` lists what came, without the texts.
 
 The API key says how a tenant fares: "honest" is refused once, for a second, and let in after it;
 "liar" is told the same and refused again; "silent" is refused without a time; "broken" gets half an
@@ -24,6 +25,7 @@ WAIT_S = 1
 class Upstream:
     ttft_s: float
     gap_s: float
+    slots: asyncio.Semaphore  # answers at a time; the others wait
     seen: list[dict[str, Any]] = field(default_factory=list)
     prefixes: set[str] = field(default_factory=set)
     refused_at_s: dict[str, float] = field(default_factory=dict)
@@ -76,14 +78,15 @@ class Upstream:
         num_tokens = int(body.get("max_completion_tokens", body.get("max_tokens", 1)))
         chunk = event({"choices": [{"index": 0, "delta": {"content": "word "}}]})
         writer.write(event({"choices": [{"index": 0, "delta": {"role": "assistant"}}]}))
-        await asyncio.sleep(self.ttft_s)
-        for index in range(num_tokens):
-            if index > 0:
-                await asyncio.sleep(self.gap_s)
-            if key == "broken" and index == num_tokens // 2:
-                writer.close()
-                raise ConnectionError
-            writer.write(chunk)
+        async with self.slots:
+            await asyncio.sleep(self.ttft_s)
+            for index in range(num_tokens):
+                if index > 0:
+                    await asyncio.sleep(self.gap_s)
+                if key == "broken" and index == num_tokens // 2:
+                    writer.close()
+                    raise ConnectionError
+                writer.write(chunk)
         if key != "uncounted":
             writer.write(event({"choices": [], "usage": self.usage(body["messages"], num_tokens)}))
         writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
@@ -121,8 +124,8 @@ def event(body: object) -> bytes:
     return b"%x\r\n%b\r\n" % (len(payload), payload)
 
 
-async def main(ttft_s: float, gap_s: float) -> None:
-    upstream = Upstream(ttft_s, gap_s)
+async def main(ttft_s: float, gap_s: float, num_slots: int) -> None:
+    upstream = Upstream(ttft_s, gap_s, asyncio.Semaphore(num_slots))
     server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0, backlog=2_000)
     sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
     sys.stdout.flush()
@@ -130,4 +133,4 @@ async def main(ttft_s: float, gap_s: float) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(float(sys.argv[1]), float(sys.argv[2])))
+    asyncio.run(main(float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])))

@@ -172,6 +172,22 @@ def test_a_search_brackets_what_the_server_keeps(start_server: StartServer, tmp_
     assert every["best"]["load"]["rate_per_s"] == every["highest_rate_per_s"]
 
 
+def test_an_overloaded_server_is_told_from_a_slow_generator(start_server: StartServer) -> None:
+    """Two slots of a tenth of a second each: twenty a second, and fifty are offered.
+
+    A machine on which the generator itself is late tells nothing, and never that it kept up.
+    """
+    server = start_server(0.1, 0.0, num_slots=2)
+    load = ("--workload", "fixed", "--output-tokens", "1", "--rate", "50", "--duration-s", "3")
+    found = report("--url", server.url, *load)
+    assert found["server"]["is_overloaded"] is not False
+    assert found["server"]["num_in_flight_at_end"] > found["server"]["num_in_flight_at_quarter"]
+    assert (
+        report("--url", server.url, *load[:-4], "--concurrency", "2", "--requests", "4")["server"]
+        is None
+    )
+
+
 def test_two_reports_compare(start_server: StartServer, tmp_path: Path) -> None:
     files = [tmp_path / "a.json", tmp_path / "b.json"]
     for file, ttft_s in zip(files, (0.0, 0.2), strict=True):

@@ -60,12 +60,18 @@ def test_a_report_reads_back_and_begins_with_its_version() -> None:
     assert encode_report(search()).startswith(b'{"type":"bench.goodput.v1","target_ratio":0.9')
 
 
+def test_a_report_is_written_as_other_tools_read_it() -> None:
+    """Made by ``msgspec.json.format(encode_report(search()), indent=2)``."""
+    golden = Path(__file__).with_name("report.golden.json")
+    assert golden.read_bytes() == msgspec.json.format(encode_report(search()), indent=2)
+
+
 def test_the_page_is_whole_in_itself() -> None:
     for report in (report_of([0.1, 0.2, 3.0]), search(), report_of([])):
         page = report_page(report)
         assert not re.findall(r"<(?:script|link|img|iframe)|@import|src=|url\(", page)
         assert page.count("<svg") == page.count("</svg>")
-    assert report_page(search()).count("<svg") == 6
+    assert report_page(search()).count("<svg") == 7
 
 
 def test_tokens_of_answers_that_broke_off_are_in_no_rate() -> None:
