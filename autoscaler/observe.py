@@ -25,10 +25,10 @@ from autoscaler.pool import (
     PoolState,
     Replica,
     VariantState,
+    work_tokens,
 )
 
 TTFT_WINDOW_S: Final = 60.0
-PROMPT_TOKEN_WORK: Final = 0.05  # of a generated token's: prefills run that much faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class _Pair:
     def work_tokens(self) -> float:
         prompt = self.after.prompt_tokens - self.before.prompt_tokens
         generated = self.after.generation_tokens - self.before.generation_tokens
-        return generated + PROMPT_TOKEN_WORK * prompt
+        return work_tokens(generated=generated, prompt=prompt)
 
     @property
     def arrived_per_s(self) -> float:

@@ -10,6 +10,13 @@ generated ones.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+PROMPT_TOKEN_WORK: Final = 0.05  # of a generated token's: prefills run that much faster
+
+
+def work_tokens(*, generated: float, prompt: float) -> float:
+    return generated + PROMPT_TOKEN_WORK * prompt
 
 
 class Phase(StrEnum):

@@ -14,7 +14,8 @@ from pandal.planner.deployment import Plan, make_plan
 from pandal.planner.model_shape import find_model
 from pandal.planner.precision import Precision
 from pandal.planner.question import Draft, Load, MeasuredPoint, Prices, Question, Serving
-from pandal.planner.rendering import chart_values, plan_json, plan_text
+from pandal.planner.rendering import plan_json, plan_text
+from pandal.planner.values import chart_values
 from pandal.screen import say
 
 DEFAULT_PROMPT_TOKENS = 1000.0

@@ -1,4 +1,4 @@
-"""A plan for people, for programs, and for the chart."""
+"""A plan for people and for programs."""
 
 import msgspec
 
@@ -45,17 +45,3 @@ def plan_json(plan: Plan) -> str:
         "warnings": plan.warnings,
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
-
-
-def chart_values(plan: Plan) -> str:
-    """YAML: what a chart needs to know of the choice."""
-    serving = plan.question.serving
-    replicas = 1 if plan.num_replicas is None else plan.num_replicas
-    return (
-        f"# pandal plan: {serving.shape.name} ({serving.weight_precision}) on {serving.gpu.name}\n"
-        "replica:\n"
-        f"  model: {msgspec.json.encode(serving.shape.name).decode()}\n"
-        f"  replicas: {replicas}\n"
-        f"  gpusPerReplica: {plan.gpus_per_replica}\n"
-        f"  maxNumSeqs: {plan.max_sequences}"
-    )

@@ -4,11 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import yaml
 
+from autoscaler.pool import PROMPT_TOKEN_WORK
 from pandal.errors import BadOption
+from pandal.planner import values
 from pandal.planner.accelerator import find_accelerator
 from pandal.planner.model_shape import find_model
+from pandal.planner.values import Values
 from tests.pandal.command_line import pandal
 
 FLEET = (
@@ -72,14 +77,38 @@ def test_the_best_run_of_a_search_is_taken_with_its_tokens(tmp_path: Path) -> No
     assert figures["kv_bytes_per_request"] == 3300 * 327_680
 
 
-def test_values_for_the_chart() -> None:
-    result = pandal("plan", *FLEET, "--tp", "4", "--values")
-    assert result.stdout.splitlines()[1:4] == [
-        "replica:",
-        '  model: "Llama-3-70B"',
-        "  replicas: 11",
-    ]
-    assert "  gpusPerReplica: 4" in result.stdout
+def test_values_for_the_chart_read_back_as_they_are_documented(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(report()))
+    result = pandal("plan", *FLEET, "--from-bench", str(path), "--values")
+    assert result.stdout.startswith("# pandal plan: Llama-3-70B (fp8) on H100\npools:\n  - name: ")
+    read = msgspec.convert(yaml.safe_load(result.stdout), Values)
+    (pool,) = read.pools
+    assert (pool.name, pool.model) == ("llama-3-70b", "Llama-3-70B")
+    assert (pool.precision, pool.kv_precision) == ("fp8", "bf16")
+    assert (pool.replicas, pool.gpu.type, pool.gpu.count) == (18, "H100", 2)
+    assert pool.capacity.tokens_per_s == pytest.approx(3.8 * (300 + 0.05 * 3000))
+    assert (pool.capacity.cold_start_s, pool.capacity.cost_usd_per_h) == (35.3, 6.0)
+
+
+def test_capacity_is_in_the_autoscalers_unit() -> None:
+    assert values.PROMPT_TOKEN_WORK == PROMPT_TOKEN_WORK
+
+
+def test_values_without_a_demand_or_a_price_are_of_one_replica() -> None:
+    result = pandal("plan", "--model", "Llama-3.1-8B", "--gpu", "L4", "--values")
+    (pool,) = msgspec.convert(yaml.safe_load(result.stdout), Values).pools
+    assert (pool.name, pool.replicas) == ("llama-3-1-8b", 1)
+    assert pool.capacity.cost_usd_per_h is None
+    assert "costUsdPerH" not in result.stdout
+
+
+def test_the_choice_of_max_num_seqs_is_the_plans() -> None:
+    options = ("--max-tpot-ms", "60", "--tp", "4")
+    shown = yaml.safe_load(pandal("plan", *FLEET, *options, "--values").stdout)
+    plan = json.loads(pandal("plan", *FLEET, *options, "--json").stdout)
+    assert shown["pools"][0]["maxNumSeqs"] == plan["max_sequences"]
+    assert shown["pools"][0]["replicas"] == plan["num_replicas"]
 
 
 def test_a_model_of_ones_own_on_a_gpu_of_ones_own(tmp_path: Path) -> None:
