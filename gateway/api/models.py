@@ -16,16 +16,19 @@ def models_router(authenticator: Authenticator, pool: ReplicaPool) -> APIRouter:
             None if authorization is None else authorization.encode("latin-1")
         )
 
+    def body_of(model: str) -> ModelBody:
+        return ModelBody(id=model, created=pool.created_unix_s(model))
+
     @router.get("/v1/models/{model:path}")
     async def retrieve_model(request: Request, model: str) -> ModelBody:
         check_key(request)
         if model not in pool.served_models():
             raise pool.not_found(model)
-        return ModelBody(id=model)
+        return body_of(model)
 
     @router.get("/v1/models")
     async def list_models(request: Request) -> ModelListBody:
         check_key(request)
-        return ModelListBody(data=[ModelBody(id=model) for model in pool.served_models()])
+        return ModelListBody(data=[body_of(model) for model in pool.served_models()])
 
     return router

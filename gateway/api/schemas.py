@@ -53,7 +53,7 @@ class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
 class ModelBody(BaseModel):
     id: str
     object: str = "model"
-    created: int = 0  # replicas do not tell
+    created: int  # Unix time, seconds; 0: no replica tells
     owned_by: str = "pandal"
 
 

@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 class _ServedModel(msgspec.Struct):
     id: Annotated[str, msgspec.Meta(min_length=1)]
+    created: object = None  # Unix time in seconds, where a server keeps to the API
 
 
 class _ModelList(msgspec.Struct):
@@ -59,6 +60,7 @@ class ReplicaPool:
         self._aliases = aliases
         self._poll_timeout_s = poll_timeout_s
         self._known_models = frozenset[str]()  # ready or not
+        self._created_unix_s: dict[str, int] = {}
         self.version = 0  # rises with each change of what a replica serves, or of its readiness
 
     def __getitem__(self, name: str) -> Replica:
@@ -76,6 +78,10 @@ class ReplicaPool:
         served = {model for replica in self._replicas.values() for model in replica.models or ()}
         aliases = {alias for alias, model in self._aliases.items() if model in served}
         return sorted(served | aliases)
+
+    def created_unix_s(self, model: str) -> int:
+        """The earliest that was told: some servers tell the time of the question.  0: none told."""
+        return self._created_unix_s.get(self._aliases.get(model, model), 0)
 
     def resolve(self, model: str) -> str:
         """The name replicas use.  Raises ModelNotFound, or NoReplicaAvailable if nobody can say."""
@@ -131,6 +137,13 @@ class ReplicaPool:
         if answer.status == 200:
             listed = msgspec.json.decode(answer.body, type=_ModelList)
             replica.models = frozenset(model.id for model in listed.data)
+            for model in listed.data:
+                self._note_created(model)
+
+    def _note_created(self, model: _ServedModel) -> None:
+        told = model.created
+        if isinstance(told, int) and told > 0:
+            self._created_unix_s[model.id] = min(told, self._created_unix_s.get(model.id, told))
 
     def _set_ready(self, replica: Replica, *, is_ready: bool) -> None:
         before = replica.endpoint

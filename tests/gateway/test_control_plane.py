@@ -6,12 +6,13 @@ from contracts import metrics as names
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, get
 from tests.gateway.processes import Gateway, Valkey
-from tests.gateway.upstream_server import Upstream
+from tests.gateway.upstream_server import BEGAN_UNIX_S, Upstream
 
 
 async def test_models_are_listed_with_their_aliases(tenant: Tenant) -> None:
     reply = await get(tenant.gateway.port, "/v1/models", tenant.key)
     assert [model["id"] for model in reply.document["data"]] == ["default", "model-a"]
+    assert {model["created"] for model in reply.document["data"]} == {BEGAN_UNIX_S}
 
 
 async def test_one_model_is_told_of_and_what_is_not_served_is_told_with_what_is(
@@ -19,6 +20,7 @@ async def test_one_model_is_told_of_and_what_is_not_served_is_told_with_what_is(
 ) -> None:
     reply = await get(tenant.gateway.port, "/v1/models/model-a", tenant.key)
     assert (reply.status, reply.document["id"]) == (200, "model-a")
+    assert reply.document["created"] == BEGAN_UNIX_S
     reply = await get(tenant.gateway.port, "/v1/models/other/name", tenant.key)
     assert (reply.status, reply.error["code"]) == (404, "model_not_found")
     assert reply.error["message"].endswith("Served now: default, model-a.")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MODEL = "model-a"
+BEGAN_UNIX_S = 1_700_000_000
 PROMPT_TOKENS = 11
 CACHED_TOKENS = 4
 SSE_HEAD = (
@@ -146,6 +147,7 @@ class Upstream:
         self.aborted: list[str] = []
         self.num_hung_up = 0  # generations whose connection the gateway closed
         self.num_connections = 0
+        self.now_unix_s = BEGAN_UNIX_S
 
     @property
     def url(self) -> str:
@@ -211,7 +213,9 @@ class Upstream:
         if (received.path == "/ready" and self.knows_ready) or received.path == "/health":
             await generation.answer(200 if self.is_ready else 503, b"{}")
         elif received.path == "/v1/models":
-            await generation.answer(200, json.dumps({"data": [{"id": self.model}]}).encode())
+            listed = {"id": self.model, "created": self.now_unix_s}
+            self.now_unix_s += 1  # as servers do that tell the time of the question
+            await generation.answer(200, json.dumps({"data": [listed]}).encode())
         elif received.path.endswith("/abort") and self.knows_abort:
             await self._abort(generation)
         elif received.method == "POST" and received.path.endswith("/completions"):
