@@ -1,6 +1,8 @@
 """How many chunks a second the load generator reads on one core, and what it says of itself.
 
-    python -m benchmarks.generator [--streams 100 200 400]
+    python -m benchmarks.generator [--streams 100 200 400] [--peer PATH/TO/guidellm]
+
+With ``--peer`` also whether both tell the same of one server: three minutes together.
 
 A server in another process writes a chunk to every stream each GAP_S, as an engine's step does.
 The server is the same language and soon the slower half: a row whose rate is below streams / GAP_S
@@ -8,7 +10,6 @@ is the server's limit, not the generator's.  The generator's cost is its process
 """
 
 import argparse
-import asyncio
 import json
 import os
 import subprocess
@@ -16,54 +17,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-import httptools
-import uvloop
+from benchmarks.generator_peer import print_comparison
+from benchmarks.stepping_server import stepping_server
 
 GAP_S = 0.02
 NUM_CHUNKS = 250  # five seconds a stream
-DELTA = {"index": 0, "delta": {"content": "word "}, "logprobs": None, "finish_reason": None}
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-
-
-def event(body: object) -> bytes:
-    payload = f"data: {json.dumps(body)}\n\n".encode()
-    return b"%x\r\n%b\r\n" % (len(payload), payload)
-
-
-CHUNK = event({"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [DELTA]})
-USAGE = {"prompt_tokens": 10, "completion_tokens": NUM_CHUNKS}
-END = event({"choices": [], "usage": USAGE}) + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
-
-
-class Steps(asyncio.Protocol):
-    """Answers each request with NUM_CHUNKS chunks, GAP_S apart."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-        self._parser = httptools.HttpRequestParser(self)
-        self._loop = asyncio.get_running_loop()
-
-    def data_received(self, data: bytes) -> None:
-        self._parser.feed_data(data)
-
-    def on_message_complete(self) -> None:
-        self._transport.write(HEAD)
-        self._next_s = self._loop.time() + GAP_S
-        self._loop.call_at(self._next_s, self._step, NUM_CHUNKS)
-
-    def _step(self, num_left: int) -> None:
-        self._transport.write(CHUNK)
-        if num_left == 1:
-            self._transport.write(END)
-            return
-        self._next_s += GAP_S  # a late step does not make all later ones late
-        self._loop.call_at(self._next_s, self._step, num_left - 1)
-
-
-async def serve() -> None:
-    server = await asyncio.get_running_loop().create_server(Steps, "127.0.0.1", 0, backlog=4096)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
 
 
 def measure(url: str, num_streams: int, out: Path) -> dict[str, object]:
@@ -77,26 +35,18 @@ def measure(url: str, num_streams: int, out: Path) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, nargs="+", default=[100, 200, 400])
+    parser.add_argument("--peer", help="the program of guidellm 0.8")
+    parser.add_argument("--rounds", type=int, default=3, help="beside the peer")
     chosen = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.generator", "--serve"],
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as server,
-    ):
-        assert server.stdout is not None
-        url = f"http://127.0.0.1:{int(server.stdout.readline())}"
+    with tempfile.TemporaryDirectory() as folder, stepping_server(GAP_S, GAP_S) as url:
         print(f"{os.cpu_count()} cores, one for the generator at most")
         print("| streams | offered chunks/s | read | core busy | us a chunk | loop late p99 ms | |")
         print("|---|---|---|---|---|---|---|")
-        try:
-            for num_streams in chosen.streams:
-                row = measure(url, num_streams, Path(folder) / "report.json")
-                print_row(num_streams, row)
-        finally:
-            server.kill()
+        for num_streams in chosen.streams:
+            row = measure(url, num_streams, Path(folder) / "report.json")
+            print_row(num_streams, row)
+    if chosen.peer is not None:
+        print_comparison(chosen.peer, num_rounds=chosen.rounds)
 
 
 def print_row(num_streams: int, row: dict[str, object]) -> None:
@@ -110,7 +60,4 @@ def print_row(num_streams: int, row: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--serve"]:
-        uvloop.run(serve())
-    else:
-        main()
+    main()

@@ -3,6 +3,10 @@
 First by the data sheet alone: bandwidth and FLOP/s measured with numpy and torch, the planner's
 default efficiencies.  Then with both efficiencies fitted to one stream, which is what an operator
 who has measured once knows: what is left is the planner's error about batches it has not seen.
+Last the simulated engine of ``pandal simulate``, with a step that is a line through the shortest
+and the longest row measured: its error about the rows between.
+
+    python -m benchmarks.plan_cpu [--sequences 1 4 16]
 """
 
 import argparse
@@ -27,6 +31,8 @@ from pandal.planner.precision import Precision
 from pandal.planner.question import Load, MeasuredPoint, Serving
 from pandal.planner.replica_speed import Speed, decode, prefill_flop, speed_by_theory
 from pandal.planner.roofline import Hardware
+from pandal.simulation.closed_loop import closed_loop
+from pandal.simulation.engine import EngineModel
 
 MODEL = "SmolLM2-135M-Instruct"
 READ_BYTES = 256 * 2**20
@@ -135,6 +141,34 @@ def print_rows(title: str, serving: Serving, points: dict[int, MeasuredPoint]) -
         )
 
 
+def calibrated(points: dict[int, MeasuredPoint]) -> EngineModel:
+    """From the time per token of the smallest and of the largest batch, without its prefills."""
+    first, last = points[min(points)], points[max(points)]
+    num_slots, prefill_s = max(points), max(first.ttft_s - first.tpot_s, 1e-3)
+    others_s = (num_slots - 1) * prefill_s / last.output_tokens  # as in the plan's mean_tpot_s
+    per_sequence_s = (last.tpot_s - others_s - first.tpot_s) / max(1, num_slots - min(points))
+    return EngineModel(
+        num_slots=num_slots,
+        step_base_s=first.tpot_s - per_sequence_s,
+        step_per_sequence_s=per_sequence_s,
+        prefill_tokens_per_s=first.prompt_tokens / prefill_s,
+        kv_tokens=10**9,
+    )
+
+
+def print_simulation(points: dict[int, MeasuredPoint]) -> None:
+    model = calibrated(points)
+    print(f"\nsimulated: a step of {model.step_base_s * 1e3:.1f} ms and ", end="")
+    print(f"{model.step_per_sequence_s * 1e3:.2f} for each sequence, ", end="")
+    print(f"{model.prefill_tokens_per_s:.0f} tokens/s of prefill\n")
+    print("| sequences | requests/s: simulated, measured | error |\n|---|---|---|")
+    for num_sequences, point in points.items():
+        lengths = round(point.prompt_tokens), round(point.output_tokens)
+        rate = closed_loop(replace(model, num_slots=num_sequences), *lengths).requests_per_s
+        told = point.output_tokens_per_s / point.output_tokens
+        print(f"| {num_sequences} | {rate:.2f}, {told:.2f} | {rate / told - 1:+.0%} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompt-tokens", type=int, default=128)
@@ -155,6 +189,7 @@ def main() -> None:
     print_rows("by the data sheet", serving_on(gpu), points)
     first = next(iter(points.values()))
     print_rows("fitted to the first row", fitted(serving_on(gpu), first), points)
+    print_simulation(points)
 
 
 if __name__ == "__main__":
