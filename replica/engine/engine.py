@@ -34,7 +34,7 @@ from replica.engine.messages import (
     encode_frame,
 )
 from replica.engine.request_log import RequestLog
-from replica.engine.submission import Work, submissions
+from replica.engine.submission import Work, submission
 from replica.engine.watchdog import Watchdog
 from replica.errors import (
     EngineDied,
@@ -164,12 +164,11 @@ class Engine:
         if not self._by_sequence:
             self._watchdog.feed()  # an idle engine owes nobody a step
         time_left_s = self._time_left_s(request, work.max_time_s)
-        submits = submissions(work, self._next_sequence_id, time_left_s)
-        self._next_sequence_id += len(submits)
-        request.begin(submit.sequence_id for submit in submits)
+        first_id = self._next_sequence_id
+        self._next_sequence_id += work.num_choices
+        request.begin(range(first_id, self._next_sequence_id))
         self._by_sequence.update({choice.sequence_id: choice for choice in request.choices})
-        for submit in submits:
-            self._send(submit)
+        self._send(submission(work, first_id, time_left_s))
 
     def _time_left_s(self, request: LiveRequest, max_time_s: float | None) -> float | None:
         """The clock of a request runs from its arrival, tokenizing included."""

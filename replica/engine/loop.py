@@ -34,6 +34,7 @@ from replica.engine.sequence import Prompt, Standing
 from replica.engine.sequence import Sequence as EngineSequence
 from replica.engine.step import SampledToken, ScheduledChunk
 from replica.engine.step_meter import StepMeter
+from replica.engine.submission import choice_seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,8 @@ class EngineLoop:
     def _take(self, message: ToEngine) -> Iterable[Delta]:
         match message:
             case Submit():
-                self._add(message)
+                for index in range(message.num_choices):
+                    self._add(message, index)
             case Abort(sequence_id=sequence_id):
                 return self._end(sequence_id, FinishReason.ABORT)
             case ClearCache():
@@ -190,25 +192,26 @@ class EngineLoop:
         self._scheduler.finish(sequence, reason)
         return [self._final(sequence, text="", token_id=None, queue_s=None)]
 
-    def _add(self, message: Submit) -> None:
+    def _add(self, message: Submit, index: int) -> None:
+        """One choice.  The prompt counts as the first one's."""
         self._num_arrivals += 1
         now_s = self._monotonic_s()
-        detokenizer = Detokenizer(self._token_bytes, message.params.stop)
+        sequence_id = message.sequence_id + index
+        params = message.params
+        detokenizer = Detokenizer(self._token_bytes, params.stop)
         num_prompt_tokens = len(message.prompt_token_ids) - message.num_resumed_tokens
-        detokenizer.resume(message.prompt_token_ids[num_prompt_tokens:], message.params.min_tokens)
-        self._live[message.sequence_id] = _LiveSequence(detokenizer, now_s)
+        detokenizer.resume(message.prompt_token_ids[num_prompt_tokens:], params.min_tokens)
+        self._live[sequence_id] = _LiveSequence(detokenizer, now_s)
         if message.time_left_s is not None:
-            heapq.heappush(self._deadlines, (now_s + message.time_left_s, message.sequence_id))
+            heapq.heappush(self._deadlines, (now_s + message.time_left_s, sequence_id))
         self._scheduler.add(
             EngineSequence(
-                sequence_id=message.sequence_id,
+                sequence_id=sequence_id,
                 standing=Standing(self._num_arrivals, message.cache_salt, message.priority, now_s),
                 prompt=Prompt(
-                    message.prompt_token_ids,
-                    message.num_resumed_tokens,
-                    is_counted=message.is_prompt_counted,
+                    message.prompt_token_ids, message.num_resumed_tokens, is_counted=index == 0
                 ),
-                params=message.params,
+                params=msgspec.structs.replace(params, seed=choice_seed(params.seed, index)),
                 root=self._identity.root(message.cache_salt),
             )
         )

@@ -110,14 +110,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, array_like=True, t
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="submit"):
-    sequence_id: int
+    """A request: one sequence per choice, in order."""
+
+    sequence_id: int  # the first one's; those of the others follow
     prompt_token_ids: list[int]
-    params: SamplingParams
+    params: SamplingParams  # the seed is the first one's
     cache_salt: str  # the tenant: prefixes are shared and service is fair within it
     priority: int = 0  # the least goes first
     time_left_s: float | None = None  # until its deadline
     num_resumed_tokens: int = 0  # the last of the prompt's: generated elsewhere already
-    is_prompt_counted: bool = True  # False: an earlier sequence's, for which it counts
+    num_choices: int = 1
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="abort"):

@@ -1,15 +1,13 @@
-"""A request as the engine is asked for it: one sequence per choice.
+"""A request as the engine is asked for it, and what its choices draw from.
 
-All choices read the same prompt, so all but the first find its blocks computed or under way.  The
-first one's prompt is the one that counts.
+All choices read the same prompt, which is sent once: one sequence each, and all but the first find
+its blocks computed or under way.
 """
 
 import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import msgspec
 
 from replica.engine.messages import SamplingParams, Submit
 
@@ -27,22 +25,17 @@ class Work:
     resume_token_ids: Sequence[int] = ()
 
 
-def submissions(work: Work, first_sequence_id: int, time_left_s: float | None) -> list[Submit]:
-    """In the order of the choices, which is the order of their ids."""
-    token_ids = [*work.prompt_token_ids, *work.resume_token_ids]
-    return [
-        Submit(
-            sequence_id=first_sequence_id + index,
-            prompt_token_ids=token_ids,
-            params=msgspec.structs.replace(work.params, seed=choice_seed(work.params.seed, index)),
-            cache_salt=work.cache_salt,
-            priority=work.priority,
-            time_left_s=time_left_s,
-            num_resumed_tokens=len(work.resume_token_ids),
-            is_prompt_counted=index == 0,
-        )
-        for index in range(work.num_choices)
-    ]
+def submission(work: Work, first_sequence_id: int, time_left_s: float | None) -> Submit:
+    return Submit(
+        sequence_id=first_sequence_id,
+        prompt_token_ids=[*work.prompt_token_ids, *work.resume_token_ids],
+        params=work.params,
+        cache_salt=work.cache_salt,
+        priority=work.priority,
+        time_left_s=time_left_s,
+        num_resumed_tokens=len(work.resume_token_ids),
+        num_choices=work.num_choices,
+    )
 
 
 def choice_seed(seed: int, index: int) -> int:

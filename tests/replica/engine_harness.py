@@ -86,7 +86,7 @@ class EngineHarness:
         **fields: Any,
     ) -> int:
         """The next step takes it in."""
-        return self.enqueue_as_it_is(
+        (sequence_id,) = self.enqueue_as_it_is(
             Submit(
                 sequence_id=len(self.outcomes) + 1,
                 prompt_token_ids=list(prompt),
@@ -96,13 +96,15 @@ class EngineHarness:
                 **fields,
             )
         )
+        return sequence_id
 
-    def enqueue_as_it_is(self, submit: Submit) -> int:
-        """Its id is one more than the last one's."""
+    def enqueue_as_it_is(self, submit: Submit) -> Sequence[int]:
+        """The choices' ids, of which the first is one more than the last one's."""
         assert submit.sequence_id == len(self.outcomes) + 1
-        self.outcomes[submit.sequence_id] = Outcome()
+        ids = range(submit.sequence_id, submit.sequence_id + submit.num_choices)
+        self.outcomes.update({sequence_id: Outcome() for sequence_id in ids})
         self._enqueued.append(submit)
-        return submit.sequence_id
+        return ids
 
     def submit_together(
         self, prompts: Iterable[Sequence[int]], params: SamplingParams

@@ -11,9 +11,9 @@ import openai
 import pytest
 
 from contracts.replica_api import abort_path
-from replica.engine.messages import FinishReason, SamplingParams, Usage
+from replica.engine.messages import FinishReason, SamplingParams, Usage, encode_frame
 from replica.engine.scheduler import SchedulerLimits
-from replica.engine.submission import Work, choice_seed, submissions
+from replica.engine.submission import Work, choice_seed, submission
 from tests.replica.engine_harness import EngineHarness
 from tests.replica.hash_model import EOS, TOKEN_BYTES, HashModel
 from tests.replica.replica_process import POLL_INTERVAL_S, ReplicaProcess, events, next_event
@@ -27,7 +27,7 @@ def harness(*, is_prefix_caching: bool = True, max_num_seqs: int = 8) -> EngineH
     return EngineHarness(HashModel(4), TOKEN_BYTES, [EOS], limits, num_blocks=256)
 
 
-def submit_choices(engine: EngineHarness, num_choices: int) -> tuple[list[int], int]:
+def submit_choices(engine: EngineHarness, num_choices: int) -> tuple[Sequence[int], int]:
     """The sequences' ids, and how many tokens were computed until all have ended."""
     params = SamplingParams(max_tokens=6, ignore_eos=True)
     num_computed = 0
@@ -37,12 +37,7 @@ def submit_choices(engine: EngineHarness, num_choices: int) -> tuple[list[int], 
         num_computed += report.num_batched_tokens
 
     engine.on_report = count
-    ids = [
-        engine.enqueue(
-            submit.prompt_token_ids, submit.params, is_prompt_counted=submit.is_prompt_counted
-        )
-        for submit in submissions(Work(PROMPT, params, num_choices), 1, None)
-    ]
+    ids = engine.enqueue_as_it_is(submission(Work(PROMPT, params, num_choices), 1, None))
     engine.run()
     return ids, num_computed
 
@@ -77,8 +72,7 @@ def test_choices_share_the_blocks_of_the_prompt() -> None:
         most = max(most, report.stats.num_used_blocks)
 
     params = SamplingParams(max_tokens=6, ignore_eos=True)
-    for submit in submissions(Work(PROMPT, params, 5), 1, None):
-        engine.enqueue(PROMPT, params, is_prompt_counted=submit.is_prompt_counted)
+    engine.enqueue_as_it_is(submission(Work(PROMPT, params, 5), 1, None))
     engine.on_report = note
     engine.run()
     assert most == 7 + 5 * 2, "7 shared ones, and each its own two"
@@ -89,6 +83,14 @@ def test_more_choices_than_places_all_end() -> None:
     ids, _ = submit_choices(engine, 7)
     assert {engine.outcomes[i].finish_reason for i in ids} == {FinishReason.LENGTH}
     assert engine.stats.prompt_tokens == 30
+
+
+def test_the_prompt_is_sent_once() -> None:
+    params = SamplingParams(max_tokens=6)
+    one, many = (
+        encode_frame(submission(Work(list(range(1000)), params, n), 1, None)) for n in (1, 16)
+    )
+    assert len(many) == len(one)
 
 
 def test_seeds_of_choices_are_unlike_and_the_first_is_the_request_s_own() -> None:

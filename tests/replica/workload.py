@@ -11,7 +11,8 @@ from replica.engine.detokenizer import Detokenizer
 from replica.engine.launcher import InlineLauncher
 from replica.engine.messages import FinishReason, SamplingParams
 from replica.engine.scheduler import SchedulerLimits
-from replica.engine.submission import Work, submissions
+from replica.engine.submission import Work
+from replica.engine.submission import submission as requested
 from tests.replica.engine_harness import EngineHarness
 from tests.replica.hash_model import EOS, TOKEN_BYTES, HashModel, reference_completion
 from tests.replica.launchers import EarlyLauncher, LateLauncher
@@ -87,7 +88,7 @@ def text_of(token_ids: list[int]) -> str:
 def run(workload: Workload) -> EngineHarness:
     """Raises AssertionError unless every answer is what the model alone would give."""
     engine = _engine(workload)
-    submitted: list[tuple[list[int], Submission]] = []
+    submitted: list[tuple[Sequence[int], Submission]] = []
     for operation in workload.operations:
         match operation:
             case Submission():
@@ -143,7 +144,7 @@ def _same_hash_for_all(parent: bytes, token_ids: Sequence[int]) -> bytes:
     return bytes(16)
 
 
-def _submit(engine: EngineHarness, submission: Submission) -> list[int]:
+def _submit(engine: EngineHarness, submission: Submission) -> Sequence[int]:
     """The choices' ids, first one first.  Takes a step."""
     work = Work(
         submission.prompt,
@@ -153,8 +154,8 @@ def _submit(engine: EngineHarness, submission: Submission) -> list[int]:
         submission.priority,
         resume_token_ids=_resumed(submission),
     )
-    submits = submissions(work, len(engine.outcomes) + 1, submission.time_left_s)
-    ids = [engine.enqueue_as_it_is(submit) for submit in submits]
+    submit = requested(work, len(engine.outcomes) + 1, submission.time_left_s)
+    ids = engine.enqueue_as_it_is(submit)
     engine.step()
     return ids
 
