@@ -24,7 +24,7 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
     first_row: int
     num_tokens: int
     start: int
-    block_table: tuple[int, ...]  # covers start + num_tokens tokens
+    block_table: Sequence[int]  # covers start + num_tokens tokens; never changes
 
     @property
     def context_length(self) -> int:
@@ -71,9 +71,8 @@ def flatten(
     carried_tokens: list[CarriedToken] = []
     for chunk in chunks:
         table, start, end = chunk.sequence.block_table, chunk.start, chunk.end
-        table = table[
-            : blocks_for(end, block_size)
-        ]  # as good as always itself, which costs nothing
+        if len(table) > blocks_for(end, block_size):  # hardly ever: it is not copied
+            table = table[: blocks_for(end, block_size)]
         segments.append(Segment(len(token_ids), end - start, start, table))
         token_ids += chunk.sequence.token_ids[start:end]
         positions += range(start, end)

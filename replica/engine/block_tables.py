@@ -5,12 +5,13 @@ flight may still write are held back until it has retired.
 """
 
 import bisect
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 
 from replica.engine.block_manager import BlockManager, blocks_for
 from replica.engine.prefills_under_way import PrefillsUnderWay
-from replica.engine.sequence import Sequence
+from replica.engine.prefix import Prefix
+from replica.engine.sequence import Sequence, block_table
 from replica.engine.step import ScheduledChunk
 from replica.engine.steps_in_flight import StepsInFlight
 
@@ -38,19 +39,22 @@ class BlockTables:
 
     def grow(self, sequence: Sequence, num_blocks: int) -> None:
         """By blocks that the caller knows to be free."""
-        sequence.block_table += tuple(self._blocks.allocate() for _ in range(num_blocks))
+        blocks = [self._blocks.allocate() for _ in range(num_blocks)]
+        sequence.block_table = sequence.block_table + block_table(blocks)
 
     def match(self, sequence: Sequence) -> list[int]:
-        """Blocks that hold its beginning already.  To be adopted at once, or not at all."""
-        num_blocks = self._num_sharable(sequence)
-        return self._blocks.match(sequence.block_prefixes(num_blocks, self._block_size))
+        """Blocks that hold its beginning already.  To be adopted at once, or not at all.
+
+        Nothing is hashed beyond the first one that is missing.
+        """
+        return self._blocks.match(self._prefixes(sequence, range(self._num_sharable(sequence))))
 
     def num_likely_cached(self, sequence: Sequence) -> int:
         """Blocks, found in O(log) lookups and not verified."""
         most = self._num_sharable(sequence)
 
         def is_missing(num_blocks: int) -> bool:
-            prefix = sequence.block_prefixes(num_blocks, self._block_size)[-1]
+            prefix = sequence.block_prefix(num_blocks - 1, self._block_size)
             return not self._blocks.is_known(prefix)
 
         reach = 1
@@ -62,13 +66,12 @@ class BlockTables:
     def adopt(self, sequence: Sequence, cached: list[int]) -> None:
         """Its table begins with blocks that are there already."""
         self._blocks.acquire(cached)
-        sequence.block_table = tuple(cached)
+        sequence.block_table = block_table(cached)
         sequence.num_published_blocks = len(cached)
         sequence.num_computed_tokens = len(cached) * self._block_size
         if self._is_prefix_caching:
-            num_full = sequence.num_known_tokens // self._block_size
-            full = sequence.block_prefixes(num_full, self._block_size)
-            self._under_way.begin(sequence.sequence_id, full[len(cached) :])
+            missing = range(len(cached), sequence.num_known_tokens // self._block_size)
+            self._under_way.begin(sequence.sequence_id, self._prefixes(sequence, missing))
 
     def is_awaited_still(self, sequence: Sequence) -> bool:
         """What it waited for last time is not there yet: the cheap question."""
@@ -80,7 +83,7 @@ class BlockTables:
         sequence.awaited_digest = None
         if num_cached_blocks >= self._num_sharable(sequence) or sequence.saved is not None:
             return False
-        digest = sequence.block_prefixes(num_cached_blocks + 1, self._block_size)[-1].digest
+        digest = sequence.block_prefix(num_cached_blocks, self._block_size).digest
         if self._under_way.is_under_way(digest):
             sequence.awaited_digest = digest
         return sequence.awaited_digest is not None
@@ -90,15 +93,15 @@ class BlockTables:
         num_full = num_computed_tokens // self._block_size
         if num_full <= sequence.num_published_blocks or not self._is_prefix_caching:
             return
-        prefixes = sequence.block_prefixes(num_full, self._block_size)
         for index in range(sequence.num_published_blocks, num_full):
-            self._blocks.publish(sequence.block_table[index], prefixes[index])
-            self._under_way.finish(sequence.sequence_id, prefixes[index].digest)
+            prefix = sequence.block_prefix(index, self._block_size)
+            self._blocks.publish(sequence.block_table[index], prefix)
+            self._under_way.finish(sequence.sequence_id, prefix.digest)
         sequence.num_published_blocks = num_full
 
     def release(self, sequence: Sequence) -> None:
         """At once, or when the last step that may write its blocks has retired."""
-        table, sequence.block_table = sequence.block_table, ()
+        table, sequence.block_table = sequence.block_table, block_table()
         sequence.num_releases += 1
         self._under_way.abandon(sequence.sequence_id)
         if self._in_flight.may_write(sequence.latest_step):
@@ -129,6 +132,9 @@ class BlockTables:
         self._under_way.check_invariants(s.sequence_id for s in running)
         assert not any(s.block_table for s in waiting), "a waiting sequence owns blocks"
         assert not any(s.saved for s in running), "a running sequence has copies"
+
+    def _prefixes(self, sequence: Sequence, blocks: range) -> Iterator[Prefix]:
+        return (sequence.block_prefix(index, self._block_size) for index in blocks)
 
     def _num_sharable(self, sequence: Sequence) -> int:
         """The last known token is always computed: its logits are what the step is for."""

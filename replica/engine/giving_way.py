@@ -2,7 +2,7 @@
 
 from replica.engine.block_manager import BlockManager, blocks_for
 from replica.engine.messages import Preempted, Preemption
-from replica.engine.sequence import SavedKv, Sequence
+from replica.engine.sequence import SavedKv, Sequence, block_table
 
 
 class GivingWay:
@@ -37,7 +37,7 @@ class GivingWay:
         if wanted:
             blocks = [self._blocks.allocate() for _ in wanted]
             self._blocks.host.restore(wanted, blocks)
-            sequence.block_table += tuple(blocks)
+            sequence.block_table = sequence.block_table + block_table(blocks)
             sequence.num_computed_tokens = saved.num_tokens
         self.discard(sequence)
 

@@ -129,7 +129,7 @@ def _prefill_segment(segment: Segment) -> _PrefillSegment:
         mask = torch.arange(length)[None, :] <= positions[:, None]
     return _PrefillSegment(
         rows=slice(segment.first_row, segment.first_row + segment.num_tokens),
-        blocks=torch.tensor(segment.block_table),
+        blocks=torch.tensor(segment.block_table, dtype=torch.int64),
         context_length=length,
         mask=mask,
     )

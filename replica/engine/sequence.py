@@ -7,8 +7,10 @@ and the token that one of them decides is known by then.
 """
 
 from array import array
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from replica.engine.messages import FinishReason, SamplingParams, Usage
 from replica.engine.prefix import Prefix
@@ -30,6 +32,15 @@ class SavedKv:
 
     copies: SequenceOf[int]  # host blocks, of its first blocks
     num_tokens: int
+
+
+# Copied whole when it grows, and else never changed: steps in flight go on reading the shorter one.
+# An array, because copying one touches none of its items, and kernels take it as it is.
+BlockTable: TypeAlias = "array[int]"
+
+
+def block_table(blocks: Iterable[int] = ()) -> BlockTable:
+    return array("i", blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +100,7 @@ class Sequence:
         self.num_computed_tokens = 0
         self.num_awaited_tokens = 0  # being decided by steps in flight
         self.num_published_blocks = 0
-        self.block_table: tuple[int, ...] = ()
+        self.block_table = block_table()
         self.num_releases = 0  # how often it gave its blocks back
         self.saved: SavedKv | None = None
         self.prefixes: list[Prefix] = [root]  # then one per full block, lazily extended
@@ -128,13 +139,13 @@ class Sequence:
             completion_tokens=self.num_completion_tokens - self.num_resumed_tokens,
         )
 
-    def block_prefixes(self, num_blocks: int, block_size: int) -> SequenceOf[Prefix]:
-        """Of the first ``num_blocks`` blocks, all of which must be full."""
-        while len(self.prefixes) <= num_blocks:
+    def block_prefix(self, index: int, block_size: int) -> Prefix:
+        """Of one block, which must be full: what a step asks for must not grow with the context."""
+        while len(self.prefixes) <= index + 1:
             start = (len(self.prefixes) - 1) * block_size
             tokens = self.token_ids[start : start + block_size]
             self.prefixes.append(self.prefixes[-1].child(tokens))
-        return self.prefixes[1 : num_blocks + 1]
+        return self.prefixes[index + 1]
 
     def count_prompt(self, num_computed_tokens: int) -> int:
         """How many prompt tokens were computed up to there for the first time, if they count."""
