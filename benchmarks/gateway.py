@@ -1,12 +1,15 @@
-"""The gateway beside its peers: one core each, in turn, in one run.
+"""The gateway beside its peers: one core each, in turn, several rounds in one run.
 
-    python benchmarks/gateway.py [--seconds 3] [--spool DIR] [--only NAME] [--streams]
+    python benchmarks/gateway.py [--rounds 3] [--seconds 2] [--spool DIR] [--only P] [--cells C]
 
 The gateway under test has core 0; its load, its upstream and its quota store have core 1 (on a
 machine of two cores nothing else should run).  Load and upstream are C (gateway_load.c,
 gateway_upstream.c), compiled here: nothing in Python would saturate what is measured.  The spool is
 where --spool says, a temporary folder by default: its disk's sync decides the rate of
-``durability: commit`` at few connections.
+``durability: commit`` at few connections.  "direct" is the load on the upstream itself; latencies
+are what a gateway adds to it.  A cell is the median of the rounds, with the least and the most.
+
+A round takes about 25 s and 20 times --seconds for each peer.
 """
 
 import argparse
@@ -14,11 +17,14 @@ import json
 import os
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -79,137 +85,177 @@ def rss_mb(pid: int) -> float:
     return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
 
+@dataclass(frozen=True)
+class Cell:
+    name: str
+    request: str  # the file that holds it
+    connections: int
+    rate: int = 0  # requests per second; 0: as many as there may be
+    num_chunks: int = 50  # of a stream
+    pace_us: int = 0  # between two of its chunks; 0: all in one write
+
+    @property
+    def is_stream(self) -> bool:
+        return self.request == "stream"
+
+
+CELLS = [  # those of one upstream together
+    Cell("1 KB, 16 connections", "small", 16),
+    Cell("1 KB, 64 connections", "small", 64),
+    Cell("1 KB, 256 connections", "small", 256),
+    Cell("16 KB, 64 connections", "large", 64),
+    Cell("200 KB (50,000 tokens), 16 connections", "huge", 16),
+    Cell("1 KB at 2,000/s", "small", 64, rate=2_000),
+    Cell("1 KB at 5,000/s", "small", 64, rate=5_000),
+    Cell("streams: 50 chunks at once, 64 connections", "stream", 64),
+    Cell("streams: 40/s of 100 chunks/s", "stream", 64, rate=40, pace_us=10_000),
+    Cell("streams: 1,000 of 20 chunks/s", "stream", 1_000, num_chunks=60, pace_us=50_000),
+    Cell("streams: 800 of 50 chunks/s", "stream", 800, num_chunks=100, pace_us=20_000),
+]
+
+Result = dict[str, Any]
+
+
 class Bench:
     def __init__(self, folder: Path, seconds: float) -> None:
         self.folder = folder
         self.seconds = seconds
         self.ports = free_ports()
 
+    def measure_all(self, peer: peers.Peer, cells: Sequence[Cell]) -> dict[str, Result]:
+        """One round of one peer."""
+        results = {}
+        for (num_chunks, pace_us), group in groupby(cells, lambda c: (c.num_chunks, c.pace_us)):
+            with (
+                self._upstream(num_chunks, pace_us),
+                tempfile.TemporaryDirectory(dir=self.folder) as name,
+                peers.store(Path(name), LOAD_CORE),
+                peers.running(peer, Path(name), self.ports, GATEWAY_CORE) as process,
+            ):
+                port = peers.served_port(peer, self.ports)
+                for cell in group:
+                    results[cell.name] = self._measure(process.pid, port, cell)
+        return results
+
     @contextmanager
-    def upstream(self, num_chunks: int = 50, pace_us: int = 0) -> Iterator[None]:
+    def _upstream(self, num_chunks: int, pace_us: int) -> Iterator[None]:
         self.ports = free_ports()
         command = [str(self.folder / "gateway_upstream"), str(self.ports["upstream"])]
         command += [str(peers.NUM_UPSTREAMS), str(num_chunks), str(pace_us)]
         with peers.stopped(peers.pinned(LOAD_CORE, command)):
             yield
 
-    def load(self, request: str, connections: int, seconds: float, rate: float = 0) -> Any:
-        command = ["taskset", "-c", LOAD_CORE, str(self.folder / "gateway_load")]
-        command += [str(self.ports["peer"]), str(self.folder / request), str(connections)]
-        command += [str(seconds), str(rate)]
-        return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
-
-    def measure(self, pid: int, request: str, connections: int, rate: float = 0) -> dict[str, Any]:
-        self.load(request, connections, WARM_UP_S, rate)
+    def _measure(self, pid: int, port: int, cell: Cell) -> Result:
+        # A paced stream lasts seconds: enough of them must begin and end.
+        seconds = max(self.seconds, 4.0) if cell.pace_us else self.seconds
+        self._load(port, cell, WARM_UP_S)
         before_s = cpu_s(pid)
-        result: dict[str, Any] = self.load(request, connections, self.seconds, rate)
+        result = self._load(port, cell, seconds)
         used_us = (cpu_s(pid) - before_s) * 1e6
-        result["cpu_us"] = used_us / max(1, result["num_sent"])
-        result["cpu_us_per_event"] = used_us / max(1, result["num_events"])
-        result["cpu_ratio"] = used_us / 1e6 / self.seconds
+        num_units = result["num_events"] if cell.is_stream else result["num_sent"]
+        return {
+            "rate": result["num_events"] / seconds if cell.is_stream else result["requests_per_s"],
+            "cpu_us": used_us / max(1, num_units),
+            "core": used_us / 1e6 / seconds,
+            "p50": (result["first_byte_us"] if cell.is_stream else result["latency_us"])["p50"],
+            "p99": (result["first_byte_us"] if cell.is_stream else result["latency_us"])["p99"],
+            "gap": result["event_delay_us"]["max"] / 1e3,
+            "failed": result["num_failed"],
+            "mb": rss_mb(pid),
+        }
+
+    def _load(self, port: int, cell: Cell, seconds: float) -> Result:
+        command = ["taskset", "-c", LOAD_CORE, str(self.folder / "gateway_load")]
+        command += [str(port), str(self.folder / cell.request)]
+        command += [str(cell.connections), str(seconds), str(cell.rate)]
+        result: Result = json.loads(
+            subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+        )
         return result
 
 
-DOCUMENT_CELLS = [  # name, request, connections, requests per second (0: as many as there may be)
-    ("1 KB, 16 connections", "small", 16, 0),
-    ("1 KB, 64 connections", "small", 64, 0),
-    ("1 KB, 256 connections", "small", 256, 0),
-    ("16 KB, 16 connections", "large", 16, 0),
-    ("1 KB at 2,000/s", "small", 64, 2_000),
-    ("1 KB at 5,000/s", "small", 64, 5_000),
-]
-STREAM_CELLS = [  # name, connections, requests per second, chunks, pace in microseconds
-    ("50 chunks at once, 16 connections", 16, 0, 50, 0),
-    ("1,000 streams of 20 chunks/s", 1_000, 0, 60, 50_000),
-]
+Rounds = dict[str, list[dict[str, Result]]]  # by peer
 
 
-def row(peer: str, cell: str, result: dict[str, Any], pid: int) -> str:
-    latency = result["latency_us"]
+def of_rounds(rounds: Sequence[dict[str, Result]], cell: Cell, name: str) -> list[float]:
+    return [results[cell.name][name] for results in rounds]
+
+
+def spread(values: Sequence[float], digits: int = 0) -> str:
+    """Median (least to most)."""
+    middle = f"{statistics.median(values):,.{digits}f}"
+    if len(values) == 1:
+        return middle
+    return f"{middle} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"
+
+
+def row(peer: str, cell: Cell, rounds: Sequence[dict[str, Result]], base_us: float) -> str:
+    def of(name: str) -> list[float]:
+        return of_rounds(rounds, cell, name)
+
+    added_ms = [f"{(statistics.median(of(n)) - base_us) / 1e3:.2f}" for n in ("p50", "p99")]
+    gap = f"{max(of('gap')):,.0f}" if cell.is_stream else ""
     return (
-        f"| {peer} | {cell} | {result['requests_per_s']:,.0f} | {result['cpu_us']:.0f} "
-        f"| {result['cpu_ratio']:.0%} | {latency['p50']:,.0f} / {latency['p99']:,.0f} "
-        f"| {result['num_failed']} | {rss_mb(pid):.0f} |"
+        f"| {peer} | {spread(of('rate'))} | {spread(of('cpu_us'), 1)} "
+        f"| {statistics.median(of('core')):.0%} | {' / '.join(added_ms)} | {gap} "
+        f"| {sum(of('failed')):.0f} | {max(of('mb')):.0f} |"
     )
 
 
-def measure_documents(bench: Bench, peer: peers.Peer) -> dict[str, float]:
-    """Prints a row for each cell; the rates of the saturated ones."""
-    rates = {}
-    with bench.upstream(), tempfile.TemporaryDirectory(dir=bench.folder) as name:
-        folder = Path(name)
-        with (
-            peers.store(folder, LOAD_CORE),
-            peers.running(peer, folder, bench.ports, GATEWAY_CORE) as process,
-        ):
-            for cell, request, connections, rate in DOCUMENT_CELLS:
-                result = bench.measure(process.pid, request, connections, rate)
-                print(row(peer.name, cell, result, process.pid), flush=True)
-                if rate == 0:
-                    rates[cell] = result["requests_per_s"]
-    return rates
+def print_cells(measured: Rounds, cells: Sequence[Cell]) -> None:
+    for cell in cells:
+        unit, latency = ("chunk", "first byte") if cell.is_stream else ("request", "latency")
+        print(f"\n**{cell.name}**\n")
+        print(
+            f"| gateway | {unit}s/s | us CPU/{unit} | core | added {latency} p50 / p99 ms "
+            "| latest chunk ms | failed | MB |\n|---|---|---|---|---|---|---|---|"
+        )
+        direct = measured.get("direct")
+        base_us = 0.0 if direct is None else statistics.median(of_rounds(direct, cell, "p50"))
+        for peer, rounds in measured.items():
+            print(row(peer, cell, rounds, base_us))
 
 
-def measure_streams(bench: Bench, peer: peers.Peer) -> None:
-    for cell, connections, rate, num_chunks, pace_us in STREAM_CELLS:
-        seconds, bench.seconds = bench.seconds, max(bench.seconds, 4.0)
-        with (
-            bench.upstream(num_chunks, pace_us),
-            tempfile.TemporaryDirectory(dir=bench.folder) as name,
-            peers.store(Path(name), LOAD_CORE),
-            peers.running(peer, Path(name), bench.ports, GATEWAY_CORE) as process,
-        ):
-            result = bench.measure(process.pid, "stream", connections, rate)
-            first, delay = result["first_byte_us"], result["event_delay_us"]
-            print(
-                f"| {peer.name} | {cell} | {result['num_events'] / bench.seconds:,.0f} "
-                f"| {result['cpu_us_per_event']:.1f} | {result['cpu_ratio']:.0%} "
-                f"| {first['p50']:,.0f} / {first['p99']:,.0f} "
-                f"| {delay['p50']:,.0f} / {delay['p99']:,.0f} / {delay['max']:,.0f} "
-                f"| {rss_mb(process.pid):.0f} |",
-                flush=True,
-            )
-        bench.seconds = seconds
-
-
-def print_ratios(rates: dict[str, dict[str, float]]) -> None:
-    base = rates.get("ours, relaxed")
-    if base is None:
+def print_ratios(measured: Rounds, cells: Sequence[Cell]) -> None:
+    ours = measured.get("ours, relaxed")
+    if ours is None:
         return
-    print("\nRequests per second of 'ours, relaxed' over each:")
-    for name, cells in rates.items():
-        ratios = ", ".join(f"{cell} {base[cell] / max(1, r):.2f}" for cell, r in cells.items())
-        print(f"  {name}: {ratios}")
+    print("\nSaturated rate of 'ours, relaxed' over each, round by round:")
+    for peer, rounds in measured.items():
+        for cell in cells:
+            if cell.rate == 0 and cell.pace_us == 0:
+                pairs = zip(
+                    of_rounds(ours, cell, "rate"), of_rounds(rounds, cell, "rate"), strict=True
+                )
+                ratios = [mine / max(1.0, theirs) for mine, theirs in pairs]
+                print(f"  {peer}, {cell.name}: {spread(ratios, 2)}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--spool", type=Path, default=None, help="where spools are written")
     parser.add_argument("--only", default="", help="peers whose name holds this")
-    parser.add_argument("--streams", action="store_true", help="streams instead of documents")
+    parser.add_argument("--cells", default="", help="cells whose name holds this")
     options = parser.parse_args()
+    chosen = [peer for peer in peers.installed() if options.only in peer.name]
+    cells = [cell for cell in CELLS if options.cells in cell.name]
+    measured: Rounds = {peer.name: [] for peer in chosen}
     with tempfile.TemporaryDirectory(dir=options.spool) as name:
         folder = Path(name)
         compile_tools(folder)
         write_request(folder / "small", 900)
         write_request(folder / "large", 16_000)
+        write_request(folder / "huge", 200_000)
         write_request(folder / "stream", 900, stream=True)
         bench = Bench(folder, options.seconds)
-        chosen = [peer for peer in peers.installed() if options.only in peer.name]
-        if options.streams:
-            print(
-                "| gateway | cell | chunks/s | us/chunk | core | first byte p50 / p99 us "
-                "| chunk delay p50 / p99 / max us | MB |\n|---|---|---|---|---|---|---|---|"
-            )
+        for _ in range(options.rounds):
             for peer in chosen:
-                measure_streams(bench, peer)
-            return
-        print(
-            "| gateway | cell | req/s | us CPU/req | core | p50 / p99 us | failed | MB |\n"
-            "|---|---|---|---|---|---|---|---|"
-        )
-        print_ratios({peer.name: measure_documents(bench, peer) for peer in chosen})
+                measured[peer.name].append(bench.measure_all(peer, cells))
+                print(f"round {len(measured[peer.name])}: {peer.name}", file=sys.stderr)
+    print_cells(measured, cells)
+    print_ratios(measured, cells)
 
 
 if __name__ == "__main__":

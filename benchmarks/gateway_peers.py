@@ -124,8 +124,14 @@ def vllm_router(folder: Path, port: int, upstream: int, core: str) -> subprocess
     return pinned(core, command, stdout=output, stderr=output)
 
 
+def direct(folder: Path, port: int, upstream: int, core: str) -> subprocess.Popen[bytes]:
+    """No gateway; a process that does nothing, to be measured in its place."""
+    return pinned(core, ["sleep", "3600"])
+
+
 def installed() -> list[Peer]:
     peers = [
+        Peer("direct", direct),
         Peer("ours, relaxed", ours(GATEWAY_DURABILITY="relaxed")),
         Peer("ours, commit", ours(GATEWAY_DURABILITY="commit")),
     ]
@@ -163,5 +169,10 @@ def running(
     process = peer.start(folder, ports["peer"], ports["upstream"], core)
     with stopped(process):
         path = "/ready" if peer.name.startswith("ours") else "/v1/models"
-        wait_until(lambda: status_of(ports["peer"], path) == 200, peer.name, START_PATIENCE_S)
+        port = served_port(peer, ports)
+        wait_until(lambda: status_of(port, path) == 200, peer.name, START_PATIENCE_S)
         yield process
+
+
+def served_port(peer: Peer, ports: Mapping[str, int]) -> int:
+    return ports["upstream"] if peer.start is direct else ports["peer"]

@@ -1,11 +1,16 @@
-"""``python -m gateway``: environment -> settings -> server.
+"""``python -m gateway``: environment -> settings -> server, or several of them.
 
 Exit status: 0 stopped, 2 set up wrongly, 3 the port is taken, 1 a defect.
 """
 
+import asyncio
+import errno
 import gc
 import logging
 import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import uvloop
 
@@ -16,43 +21,76 @@ from gateway.line_writer import LineWriter
 from gateway.protocol import ConnectionLimits
 from gateway.server import GatewayServer, Listener
 from gateway.settings import PREFIX, Settings, unread_variables
+from gateway.workers.listening import bound
+from gateway.workers.place import Place, decode_place
+from gateway.workers.supervisor import Supervisor
 
 logger = logging.getLogger("gateway")
 
-_STDERR = 2
+_STDIN, _STDERR = 0, 2
 _GC_THRESHOLDS = 20_000, 20, 20  # requests leave few cycles behind, and objects by the thousand
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
+    """``arguments``: none, or a worker's place."""
     try:
         settings = read_settings(Settings, PREFIX, unread_variables())
     except BadSettings as exc:
         log_bad_settings("gateway", exc.faults)
         return 2
-    log = LineWriter(_STDERR)
+    if arguments:
+        place = decode_place(arguments[0])
+        return _run(lambda log: uvloop.run(_serve(settings, log, place)), settings, place.folder)
+    if settings.workers == 1:
+        return _run(lambda log: uvloop.run(_serve(settings, log, None)), settings, None)
+    with tempfile.TemporaryDirectory() as name:
+        supervisor = Supervisor(settings.host, settings.port, settings.workers, Path(name))
+        return _run(lambda _: asyncio.run(supervisor.run()), settings, Path(name))
+
+
+def _run(serve: Callable[[LineWriter], int], settings: Settings, shared: Path | None) -> int:
+    """``shared``: the folder of all workers, who also share the log."""
+    log = LineWriter(_STDERR, shared_lock=None if shared is None else shared / "log.lock")
     configure_logging("gateway", settings.log_level, log)
     logging.captureWarnings(True)  # nothing else may write to standard error
     # It tells of each attempt at a broker that is gone; outbox.kafka tells the fact, once.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     try:
-        uvloop.run(_serve(settings, log))
+        code = serve(log)
     except OSError as exc:
         fields = {"path": str(exc.filename), "error": exc.strerror}
         logger.critical("gateway cannot start", extra=fields)
-        return 2
+        return 3 if exc.errno == errno.EADDRINUSE else 2
     except Exception:
         logger.exception("gateway failed")
         return 1
     logger.info("stopped")
-    return 0
+    return code
 
 
-async def _serve(settings: Settings, log: LineWriter) -> None:
-    async with create_app(settings, log.write) as gateway:
+async def _serve(settings: Settings, log: LineWriter, place: Place | None) -> int:
+    async with create_app(settings, log.write, place=place) as gateway:
         gc.collect()
         gc.freeze()  # what exists now stays: no collection need look at it again
         gc.set_threshold(*_GC_THRESHOLDS)
-        await GatewayServer(gateway, _listener(settings), _limits(settings)).serve()
+        server = GatewayServer(gateway, _listener(settings), _limits(settings))
+        if place is None:
+            await server.serve()
+        else:
+            _end_with_parent(server)
+            await server.serve([bound(settings.host, place.port)])
+    return 0
+
+
+def _end_with_parent(server: GatewayServer) -> None:
+    """Which never writes to our standard input: what can be read there is its end."""
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        loop.remove_reader(_STDIN)
+        server.stop()
+
+    loop.add_reader(_STDIN, stop)
 
 
 def _listener(settings: Settings) -> Listener:
@@ -74,4 +112,4 @@ def _limits(settings: Settings) -> ConnectionLimits:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

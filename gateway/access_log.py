@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
 
 import msgspec
 
@@ -37,30 +36,11 @@ class Trace:
     meter: Meter = field(default_factory=Meter)
 
 
-class _Line(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What varies in a line of the access log, spelled as in ``contracts.logs``."""
-
-    at: datetime
-    request_id: str
-    endpoint: str
-    status: int
-    latency_ms: float
-    tenant_id: str | None = None
-    key_id: str | None = None
-    model: str | None = None
-    is_stream: bool | None = None
-    replica: str | None = None
-    reason: str | None = None
-    outcome: Outcome | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    ttft_ms: float | None = None
-
-
-_CONSTANT = (
+_HEAD = (
     b'{"level":"info","service":"gateway","logger":"gateway.access_log","message":"request",'
+    b'"at":%b,"request_id":"%b","endpoint":"%b","status":%d,"latency_ms":%.3f'
 )
-_encoder = msgspec.json.Encoder()
+_encode = msgspec.json.Encoder().encode  # of what may need JSON's escapes
 
 
 class AccessLog:
@@ -80,7 +60,7 @@ class AccessLog:
         self._metrics.num_active -= 1
         self._count(trace)
         if self._is_on:
-            self._write(b"%b%b\n" % (_CONSTANT, _encoder.encode(self._line(trace))[1:]))
+            self._write(self._line(trace))
 
     def _count(self, trace: Trace) -> None:
         metrics, usage = self._metrics, trace.usage
@@ -97,25 +77,31 @@ class AccessLog:
         if first_byte is not None:
             metrics.observe_ttft(first_byte - trace.started_monotonic_s)
 
-    def _line(self, trace: Trace) -> _Line:
-        started_s, first_byte_s = trace.started_monotonic_s, trace.meter.first_byte_monotonic_s
-        line = _Line(
-            at=self._clock.now(),
-            request_id=trace.request_id,
-            endpoint=trace.operation,
-            status=trace.status,
-            latency_ms=round((self._clock.monotonic_s() - started_s) * 1e3, 3),
-            replica=trace.meter.replica,
-            reason=trace.reason,
-            outcome=trace.outcome,
+    def _line(self, trace: Trace) -> bytes:
+        """Fields as in ``contracts.logs``; without those of steps that it did not reach."""
+        started_s, meter = trace.started_monotonic_s, trace.meter
+        line = _HEAD % (
+            _encode(self._clock.now()),
+            trace.request_id.encode(),
+            trace.operation.encode(),
+            trace.status,
+            (self._clock.monotonic_s() - started_s) * 1e3,
         )
         if trace.grant is not None:
-            line.tenant_id, line.key_id = trace.grant.tenant.tenant_id, trace.grant.key.key_id
+            tenant_id, key_id = trace.grant.tenant.tenant_id, trace.grant.key.key_id
+            line += b',"tenant_id":%b,"key_id":%b' % (_encode(tenant_id), _encode(key_id))
         if trace.request is not None:
-            line.model, line.is_stream = trace.request.model, trace.request.is_stream
+            is_stream = b"true" if trace.request.is_stream else b"false"
+            line += b',"model":%b,"is_stream":%b' % (_encode(trace.request.model), is_stream)
+        if meter.replica is not None:
+            line += b',"replica":%b' % _encode(meter.replica)
+        if trace.reason is not None:
+            line += b',"reason":%b' % _encode(trace.reason)
+        if trace.outcome is not None:
+            line += b',"outcome":%b' % _encode(trace.outcome)
         if trace.usage is not None:
-            line.input_tokens = trace.usage.prompt_tokens
-            line.output_tokens = trace.usage.completion_tokens
-        if first_byte_s is not None:
-            line.ttft_ms = round((first_byte_s - started_s) * 1e3, 3)
-        return line
+            tokens = trace.usage.prompt_tokens, trace.usage.completion_tokens
+            line += b',"input_tokens":%d,"output_tokens":%d' % tokens
+        if meter.first_byte_monotonic_s is not None:
+            line += b',"ttft_ms":%.3f' % ((meter.first_byte_monotonic_s - started_s) * 1e3)
+        return line + b"}\n"

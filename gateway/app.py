@@ -1,7 +1,7 @@
 """The composition root: opens every client, wires every part, and closes them in reverse."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from gateway.api.control_plane import control_plane
 from gateway.api.health import health_router
 from gateway.api.models import models_router
 from gateway.auth import Authenticator
-from gateway.clock import SYSTEM_CLOCK, Clock, IdMaker, RandomBits
+from gateway.clock import SYSTEM_CLOCK, Clock, IdMaker, RandomDigits
 from gateway.fleet import Fleet, RelayLimits
 from gateway.metering import EventSource
 from gateway.metrics import Metrics
@@ -39,11 +39,14 @@ from gateway.routing.scorers.prefix_affinity import PrefixAffinityScorer
 from gateway.settings import Settings
 from gateway.settlement import SettlementDesk
 from gateway.upstream.replica_client import ReplicaClient, Timeouts
+from gateway.workers.place import Place
+from gateway.workers.siblings import Siblings
 
 _GATHER_S = 0.004  # of events nobody waits for: fewer, larger writes
 _CLOSE_S = 5.0  # for the last settlements and events, after the last request
 
 
+RenderMetrics = Callable[[], Awaitable[str]]
 Loop = Callable[[], Coroutine[Any, Any, None]]  # runs until cancelled
 
 
@@ -72,13 +75,17 @@ class _Parts:
 
 @asynccontextmanager
 async def create_app(
-    settings: Settings, write_log: Callable[[bytes], None], clock: Clock = SYSTEM_CLOCK
+    settings: Settings,
+    write_log: Callable[[bytes], None],
+    clock: Clock = SYSTEM_CLOCK,
+    place: Place | None = None,
 ) -> AsyncGenerator[Gateway]:
     """Everything runs inside; on leaving, open requests are settled and the spool is flushed.
 
-    ``write_log`` takes the lines of the access log, newlines included.
+    ``write_log`` takes the lines of the access log, newlines included; ``place`` is among several
+    workers.
     """
-    ids = IdMaker(clock, RandomBits())
+    ids = IdMaker(clock, RandomDigits())
     boot_id = ids.boot_id()
     parts = _parts(settings, boot_id)
     readiness = Readiness(parts.policies, parts.pool, parts.limiter, parts.spool)
@@ -101,8 +108,9 @@ async def create_app(
             )
         )
         try:
-            app = _control_plane(parts, readiness, ids.request_id)
-            yield Gateway(app, pipeline, readiness, ids.request_id)
+            async with _metrics(parts, place) as render:
+                app = _control_plane(parts, readiness, render, ids.request_id)
+                yield Gateway(app, pipeline, readiness, ids.request_id)
         finally:
             await pipeline.stop(_CLOSE_S)
             await parts.limiter.flush(_CLOSE_S)
@@ -131,12 +139,30 @@ def _parts(settings: Settings, boot_id: str) -> _Parts:
     )
 
 
-def _control_plane(
-    parts: _Parts, readiness: Readiness, make_request_id: Callable[[], str]
-) -> FastAPI:
-    def render_metrics() -> str:
+@asynccontextmanager
+async def _metrics(parts: _Parts, place: Place | None) -> AsyncGenerator[RenderMetrics]:
+    """What ``/metrics`` says: of all workers, where there are several."""
+
+    def render() -> str:
         return parts.metrics.render(num_spooled=parts.spool.num_committed)
 
+    async def render_alone() -> str:
+        return render()
+
+    if place is None:
+        yield render_alone
+        return
+    siblings = Siblings(place, render)
+    async with siblings.answering():
+        yield siblings.render_all
+
+
+def _control_plane(
+    parts: _Parts,
+    readiness: Readiness,
+    render_metrics: RenderMetrics,
+    make_request_id: Callable[[], str],
+) -> FastAPI:
     routers = [
         models_router(parts.authenticator, parts.pool),
         health_router(readiness.reasons_not_ready, render_metrics),

@@ -29,24 +29,21 @@ def _status_line(status: int) -> bytes:
     return _STATUS_LINES.get(status) or b"HTTP/1.1 %d Refused\r\n" % status
 
 
-class Arrival:
-    """Whether a message is whole: what uvicorn calls its cycle's event, without the waiting."""
-
-    __slots__ = ("_is_set",)
-
-    def __init__(self) -> None:
-        self._is_set = False
-
-    def set(self) -> None:
-        self._is_set = True
-
-    def is_set(self) -> bool:
-        return self._is_set
-
-
 class Exchange:
     """``response_complete``, ``keep_alive``, ``disconnected`` and ``message_event`` are spelled as
     in uvicorn's own request cycle, whose place an exchange takes on the connection."""
+
+    body = b""  # as it came, then as the replica gets it; dropped once one has it
+    is_whole = False  # the message has arrived, or nothing more of it will
+    is_closed_by_owner = False  # the connection's end is then not this answer's business
+    refusal: GatewayError | None = None  # known before its turn has come
+    response_complete = False
+    disconnected = False
+    is_started = False
+    is_write_paused = False
+    _interruption: tuple[Outcome, GatewayError | None] | None = None
+    _watched: Completion[Any] | None = None  # of whatever is being waited for
+    _writable: Completion[None] | None = None
 
     def __init__(
         self,
@@ -60,21 +57,18 @@ class Exchange:
     ) -> None:
         self.operation = operation
         self.headers = headers
-        self.body = b""  # as it came, then as the replica gets it; dropped once one has it
-        self.is_closed_by_owner = False  # the connection's end is then not this answer's business
-        self.refusal: GatewayError | None = None  # known before its turn has come
         self.keep_alive = keep_alive
-        self.response_complete = False
-        self.disconnected = False
-        self.message_event = Arrival()
-        self.is_started = False
-        self._interruption: tuple[Outcome, GatewayError | None] | None = None
-        self.is_write_paused = False
         self._transport = transport
         self._is_chunking_understood = is_chunking_understood  # HTTP/1.0 clients do not
         self._on_complete = on_complete
-        self._watched: Completion[Any] | None = None  # of whatever is being waited for
-        self._writable: Completion[None] | None = None
+
+    @property
+    def message_event(self) -> "Exchange":
+        """As uvicorn's: with ``set``.  Nobody waits for it."""
+        return self
+
+    def set(self) -> None:
+        self.is_whole = True
 
     def header(self, name: bytes) -> bytes | None:
         """The first of that (lower-case) name."""

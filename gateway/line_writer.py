@@ -1,14 +1,18 @@
 """All that the process logs, to one file descriptor, many lines at a time, by a thread of its own.
 
 Nobody waits for whoever reads the log, and no line is torn by another, because nobody else writes
-there.  When the reader is too far behind, lines are dropped and counted, and the log tells how
-many: a log must not become a memory leak.
+there, unless in turn.  When the reader is too far behind, lines are dropped and counted, and the
+log tells how many: a log must not become a memory leak.
 """
 
+import contextlib
+import fcntl
 import logging
 import os
 import queue
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 _GATHER_S = 0.05  # a reader of the log does not notice; a busy gateway writes hundreds at once
 _MAX_PENDING_BYTES = 16 * 1024 * 1024
@@ -21,9 +25,16 @@ class LineWriter(logging.Handler):
     Used from any thread.  ``close`` writes what is left: ``logging`` calls it as the process ends.
     """
 
-    def __init__(self, descriptor: int, max_pending_bytes: int = _MAX_PENDING_BYTES) -> None:
+    def __init__(
+        self,
+        descriptor: int,
+        max_pending_bytes: int = _MAX_PENDING_BYTES,
+        shared_lock: Path | None = None,
+    ) -> None:
+        """``shared_lock``: a file that other processes lock, too, to write there in turn."""
         super().__init__()
         self._descriptor = descriptor
+        self._shared_lock = None if shared_lock is None else shared_lock.open("ab")
         self._max_pending_bytes = max_pending_bytes
         self._state = threading.RLock()  # held for moments; reentrant, for a collector may log
         self._lines: list[bytes] = []
@@ -91,8 +102,20 @@ class LineWriter(logging.Handler):
     def _write(self, block: bytes) -> None:
         view = memoryview(block)
         try:
-            while view:
-                view = view[os.write(self._descriptor, view) :]
+            with self._turn():
+                while view:
+                    view = view[os.write(self._descriptor, view) :]
         except OSError:
             with self._state:  # nobody reads any more, or the disk is full
                 self._num_dropped += bytes(view).count(b"\n")
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        if self._shared_lock is None:
+            yield
+            return
+        fcntl.flock(self._shared_lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._shared_lock, fcntl.LOCK_UN)

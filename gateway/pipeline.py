@@ -22,7 +22,7 @@ from gateway.api.errors import error_body, error_event, error_status, retry_head
 from gateway.api.headers import rate_limit_headers, request_id_header
 from gateway.api.request_body import parse_request
 from gateway.auth import Authenticator
-from gateway.clock import Clock, IdMaker
+from gateway.clock import Clock, IdMaker, event_id_of
 from gateway.completion import Flow, in_task
 from gateway.errors import (
     GatewayError,
@@ -139,7 +139,7 @@ class Pipeline:
     def _context(self, trace: Trace, grant: Grant, request: InferenceRequest) -> RequestContext:
         return RequestContext(
             request_id=trace.request_id,
-            event_id=self._stages.ids.uuid7(),
+            event_id=event_id_of(trace.request_id),
             grant=grant,
             request=request,
             admitted_at=self._stages.clock.now(),

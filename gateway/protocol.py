@@ -126,18 +126,18 @@ class DataPlaneProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Raises InvalidRequest, which ends the parsing, and with it the connection."""
         self._is_in_head = False
-        self._check_host()
-        operation = DATA_PLANE_PATHS.get(self.url.partition(b"?")[0])
+        is_modern = self.parser.get_http_version() != "1.0"
+        self._check_host(is_needed=is_modern)
+        operation = DATA_PLANE_PATHS.get(self.url) or self._operation_of_query()
         if operation is None or self.parser.get_method() != b"POST":
             self._hand_to_uvicorn()
             return
-        version = self.parser.get_http_version()
         exchange = Exchange(
             self.transport,
             operation,
             self.headers,
-            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
-            is_chunking_understood=version != "1.0",
+            keep_alive=is_modern and self.parser.should_keep_alive(),
+            is_chunking_understood=is_modern,
             on_complete=self.on_response_complete,
         )
         self._incoming, self._incoming_parts, self._num_incoming_bytes = exchange, [], 0
@@ -175,14 +175,16 @@ class DataPlaneProtocol(HttpToolsProtocol):
         else:
             exchange.body = b"".join(self._incoming_parts)
             self._incoming_parts = []
-            exchange.message_event.set()
+            exchange.is_whole = True
             if exchange is self._running:
                 self._begin(exchange)
 
-    def _check_host(self) -> None:
+    def _operation_of_query(self) -> Operation | None:
+        return DATA_PLANE_PATHS.get(self.url.partition(b"?")[0])
+
+    def _check_host(self, *, is_needed: bool) -> None:
         """RFC 9112, 3.2: two could be taken for two sites, by us and by whoever is before us."""
-        num_needed = 0 if self.parser.get_http_version() == "1.0" else 1
-        if not num_needed <= self._num_hosts <= 1:
+        if not is_needed <= self._num_hosts <= 1:
             raise InvalidRequest("A request needs one 'Host' header, no more and no less.")
 
     def _hand_to_uvicorn(self) -> None:
@@ -220,7 +222,7 @@ class DataPlaneProtocol(HttpToolsProtocol):
         self._is_discarding = True
         exchange.keep_alive = False
         exchange.refusal = error
-        exchange.message_event.set()
+        exchange.is_whole = True
         if exchange is self._running:
             self._begin(exchange)
 
@@ -255,7 +257,7 @@ class DataPlaneProtocol(HttpToolsProtocol):
         return request_id_header(request_id)
 
     def _started(self) -> bool:
-        return self._running is not None and self._running.message_event.is_set()
+        return self._running is not None and self._running.is_whole
 
     # Turns
 
@@ -290,7 +292,7 @@ class DataPlaneProtocol(HttpToolsProtocol):
             self._start_asgi_task(cycle, app)
             return
         self._running = exchange
-        if exchange.message_event.is_set():
+        if exchange.is_whole:
             self._begin(exchange)
         elif self.expect_100_continue:  # its body is still being waited for, so it parsed last
             self.transport.write(_CONTINUE)

@@ -26,6 +26,7 @@ from gateway.upstream.replica_client import read_body
 from gateway.upstream.response import UpstreamResponse
 
 FORWARDED_HEADERS: Final = frozenset({b"accept", b"traceparent", b"tracestate"})
+_REQUEST_HEADERS = (HEADER_REQUEST_ID + ": %b\r\ncontent-type: application/json\r\n").encode()
 _GENERATED_TEXT = re.compile(
     rb'"(?:content|text|reasoning_content|reasoning|arguments)"\s*:\s*"[^"]'
 )
@@ -162,7 +163,7 @@ class Relay:
     def _try_next(self, tried: set[str]) -> _Attempt:
         request = self._context.request
         try:
-            replica = self._fleet.choose(request, frozenset(tried))
+            replica = self._fleet.choose(request, tried)
         except NoReplicaAvailable as error:
             if self._retry_after_ms is not None:
                 error.retry_after_ms = self._retry_after_ms
@@ -170,7 +171,7 @@ class Relay:
         request_id = f"{self._context.request_id}-{len(tried)}"
         began_s = self._fleet.clock.monotonic_s()
         response = replica.client.post(
-            request.operation.path, self._request_headers(request_id), self._exchange.body
+            request.operation.path.encode(), self._request_headers(request_id), self._exchange.body
         )
         replica.begin()
         self._meter.replica = replica.name
@@ -190,15 +191,11 @@ class Relay:
 
     def _request_headers(self, request_id: str) -> bytes:
         """An allow-list: the client's key and cookies are none of the replica's business."""
-        lines = [
-            f"{HEADER_REQUEST_ID}: {request_id}\r\ncontent-type: application/json\r\n".encode()
-        ]
-        lines += [
-            b"%b: %b\r\n" % (name, value)
-            for name, value in self._exchange.headers
-            if name in FORWARDED_HEADERS
-        ]
-        return b"".join(lines)
+        lines = _REQUEST_HEADERS % request_id.encode()
+        for name, value in self._exchange.headers:
+            if name in FORWARDED_HEADERS:
+                lines += b"%b: %b\r\n" % (name, value)
+        return lines
 
     # Relaying
 
@@ -210,31 +207,37 @@ class Relay:
         return body
 
     async def _relay_stream(self, response: UpstreamResponse) -> bytes:
-        splitter = self._splitter
+        exchange, splitter = self._exchange, self._splitter
         while True:
-            chunk = await self._exchange.watch(response.next_chunk())
+            chunk = await exchange.watch(response.next_chunk())
             if splitter.is_between_events and _is_plain(chunk):
-                for event in chunk.split(b"\n\n"):
-                    self._count_text(event)
-                self._write([chunk])
-                await self._exchange.wait_writable()
-                continue
-            try:
-                events = list(splitter.feed(chunk)) if chunk else [splitter.flush()]
-            except EventTooLarge as exc:
-                raise UpstreamError("The replica sent an event without end.") from exc
-            visible: list[bytes] = []
-            for event in events:
-                payload = event_payload(event)
-                if payload == DONE:
-                    self._write(visible)
-                    return event
-                if payload is None or self._is_for_client(payload, visible):
-                    visible.append(event)
-            self._write(visible)
-            if not chunk:
-                raise UpstreamError("The replica's stream ended before its end.")
-            await self._exchange.wait_writable()
+                self._count_texts(chunk)
+                self._send(chunk)
+            else:
+                end = self._relay_events(chunk)
+                if end is not None:
+                    return end
+            if exchange.is_write_paused:
+                await exchange.wait_writable()
+
+    def _relay_events(self, chunk: bytes) -> bytes | None:
+        """One by one, for one of them may not be for the client; the last, once it has come."""
+        try:
+            events = list(self._splitter.feed(chunk)) if chunk else [self._splitter.flush()]
+        except EventTooLarge as exc:
+            raise UpstreamError("The replica sent an event without end.") from exc
+        visible: list[bytes] = []
+        for event in events:
+            payload = event_payload(event)
+            if payload == DONE:
+                self._send(b"".join(visible))
+                return event
+            if payload is None or self._is_for_client(payload, visible):
+                visible.append(event)
+        self._send(b"".join(visible))
+        if not chunk:
+            raise UpstreamError("The replica's stream ended before its end.")
+        return None
 
     def _is_for_client(self, payload: bytes, before: list[bytes]) -> bool:
         """Reads what the meter needs.  Raises UpstreamRefused for an error event."""
@@ -246,7 +249,7 @@ class Relay:
         except UNDECODABLE:
             return True  # not ours to judge
         if bytes(chunk.error) != b"null":
-            self._write(before)
+            self._send(b"".join(before))
             raise error_in_event(payload)
         usage = reported_usage(payload)
         if usage is not None:
@@ -257,19 +260,25 @@ class Relay:
         self._is_usage_final = usage is not None
         return usage is None or self._context.request.wants_usage_chunk
 
+    def _count_texts(self, events: bytes) -> None:
+        if events.find(b"\n\n") == len(events) - 2:  # one, as a rule
+            self._count_text(events)
+        else:
+            for event in events.split(b"\n\n"):
+                self._count_text(event)
+
     def _count_text(self, payload: bytes) -> None:
         if _GENERATED_TEXT.search(payload) is not None:
             self._meter.num_content_events += 1
 
-    def _write(self, events: list[bytes]) -> None:
+    def _send(self, events: bytes) -> None:
         if not events:
             return
-        data = b"".join(events)
-        self._note_first_byte()
         if self._exchange.is_started:
-            self._exchange.write_stream(data)
+            self._exchange.write_stream(events)
         else:
-            self._exchange.start_stream(self._head, data)
+            self._note_first_byte()
+            self._exchange.start_stream(self._head, events)
 
     def _note_first_byte(self) -> None:
         if self._meter.first_byte_monotonic_s is None:

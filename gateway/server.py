@@ -95,5 +95,8 @@ class GatewayServer(uvicorn.Server):
 
     def _stop(self, number: signal.Signals) -> None:
         logger.info("stopping", extra={"signal": number.name})
+        self.stop()
+
+    def stop(self) -> None:
         self._gateway.readiness.is_draining = True
         self.should_exit = True

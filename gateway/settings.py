@@ -33,6 +33,7 @@ class Settings(BaseSettings):
 
     host: str = "127.0.0.1"  # reachable from this machine only, unless someone says otherwise
     port: int = Field(default=8080, ge=0, le=65_535)  # 0: any free port, told in the log
+    workers: int = Field(default=1, ge=1, le=64)  # processes, of which each can use one core
     replicas: tuple[ReplicaAddress, ...] = ()  # none: every request is refused with 503
     model_aliases: dict[str, str] = {}  # name a client may use -> model a replica serves
     policy_file: Path  # no default: nobody may call a gateway without a policy

@@ -60,11 +60,9 @@ class Settlement:
     def close(self, usage: Usage, outcome: Outcome) -> Closing:
         if self.closing is None:
             context, desk = self._context, self._desk
-            committed = desk.spool.append(
-                lambda seq: encode_usage_event(
-                    desk.source.event(context, self._meter, usage, outcome, seq)
-                )
-            )
+            spool = desk.spool
+            event = desk.source.event(context, self._meter, usage, outcome, spool.next_seq)
+            committed = spool.append(encode_usage_event(event))
             settled = desk.limiter.settle(
                 self._reservation,
                 used_tokens=usage.total_tokens,

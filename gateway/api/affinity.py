@@ -10,6 +10,7 @@ from contracts.errors import UNDECODABLE
 
 _MAX_BYTES = 4_096  # what differs beyond it hardly matters to a prefix cache
 _COMPLETION_BYTES = 1_024
+_USER_FIRST = b'{"role": "user"', b'{"role":"user"'  # as clients write it
 
 
 class _Role(msgspec.Struct):
@@ -31,18 +32,21 @@ def chat_affinity_key(tenant_salt: bytes, messages: bytes, prompt_cache_key: str
     """As ``prompt_affinity_key``."""
     if prompt_cache_key is not None:
         return tenant_salt + b"k" + prompt_cache_key.encode()
-    return tenant_salt + b"m" + _opening(messages)[:_MAX_BYTES]
+    return tenant_salt + b"m" + _opening(messages)
 
 
 def _opening(messages: bytes) -> bytes:
     """The raw messages up to the first of the user's; all of them if none is."""
+    window = messages[:_MAX_BYTES]
+    if b"}" not in window:  # of a long prompt: its first message goes on beyond it
+        return window
     opening: list[bytes] = []
     for message in _messages_decoder.decode(messages):
         raw = bytes(message)
         opening.append(raw)
-        if _is_users(raw):
+        if raw.startswith(_USER_FIRST) or _is_users(raw):
             break
-    return b"\n".join(opening)
+    return b"\n".join(opening)[:_MAX_BYTES]
 
 
 def _is_users(message: bytes) -> bool:

@@ -11,12 +11,13 @@ from gateway.policies import Grant
 class Operation(enum.StrEnum):
     """What the data plane does, spelled as usage events spell their ``endpoint``."""
 
+    path: str
+
     CHAT_COMPLETIONS = "chat.completions"
     COMPLETIONS = "completions"
 
-    @property
-    def path(self) -> str:
-        return "/v1/" + self.value.replace(".", "/")
+    def __init__(self, name: str) -> None:
+        self.path = "/v1/" + name.replace(".", "/")
 
 
 class InferenceRequest(msgspec.Struct, frozen=True):

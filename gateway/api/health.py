@@ -1,14 +1,16 @@
 """Probes and metrics: for orchestrators and scrapers, without a key."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from fastapi import APIRouter, Response
 
 from gateway.api.schemas import ReadinessBody
 
+_EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
+
 
 def health_router(
-    reasons_not_ready: Callable[[], Sequence[str]], render_metrics: Callable[[], str]
+    reasons_not_ready: Callable[[], Sequence[str]], render_metrics: Callable[[], Awaitable[str]]
 ) -> APIRouter:
     router = APIRouter()
 
@@ -25,6 +27,8 @@ def health_router(
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        return Response(render_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(
+            await render_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
 
     return router

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from contracts.policy import Limits
 from contracts.replica_api import CACHE_SALT_FIELD, GATEWAY_OWNED_FIELDS
 from gateway.admission.estimate import estimate_prompt_tokens, num_prompts
 from gateway.api.affinity import chat_affinity_key, prompt_affinity_key
 from gateway.api.context import InferenceRequest, Operation
-from gateway.api.schemas import ChatCompletionBody, CompletionBody
+from gateway.api.schemas import ChatCompletionBody, CompletionBody, StreamOptions
 from gateway.errors import InvalidRequest
 from gateway.policies import Grant
 
@@ -25,12 +26,7 @@ _decoders: Mapping[Operation, Callable[[bytes], Body]] = {
 }
 _members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encoder = msgspec.json.Encoder()
-
-
-class _Prompt(msgspec.Struct, frozen=True):
-    text: bytes  # JSON, as the client sent it
-    num_bytes: int  # with tools, which the chat template writes into the prompt
-    num_choices: int  # completions the replica will generate
+_USAGE_WANTED = b',"stream_options":{"include_usage":true}'  # metered, whatever the client wants
 
 
 def parse_request(
@@ -50,21 +46,24 @@ def _parse(
     operation: Operation, raw_body: bytes, grant: Grant, resolve_model: Callable[[str], str]
 ) -> tuple[InferenceRequest, bytes]:
     body = _decode(operation, raw_body)
-    prompt = _prompt_of(body)
+    _check_members(body)
+    if isinstance(body, ChatCompletionBody):
+        num_prompt_bytes, num_choices, affinity_key = _measure_chat(body, grant)
+    else:
+        num_prompt_bytes, num_choices, affinity_key = _measure_completion(body, grant)
     model = resolve_model(body.model)
-    is_stream = body.stream is True
+    options = body.stream_options
     request = InferenceRequest(
-        operation=operation,
+        operation,
         model_requested=body.model,
         model=model,
-        is_stream=is_stream,
-        wants_usage_chunk=body.stream_options is not None
-        and body.stream_options.include_usage is True,
-        estimated_prompt_tokens=estimate_prompt_tokens(prompt.num_bytes),
-        max_completion_tokens=_completion_bound(body, grant.limits) * prompt.num_choices,
-        affinity_key=_affinity_key(body, prompt, grant),
+        is_stream=body.stream is True,
+        wants_usage_chunk=isinstance(options, StreamOptions) and options.include_usage is True,
+        estimated_prompt_tokens=estimate_prompt_tokens(num_prompt_bytes),
+        max_completion_tokens=_completion_bound(body, grant.limits) * num_choices,
+        affinity_key=affinity_key,
     )
-    return request, _rewrite(raw_body, body, model, grant)
+    return request, _for_replica(raw_body, body, model, grant)
 
 
 def _decode(operation: Operation, raw_body: bytes) -> Body:
@@ -82,54 +81,86 @@ def _decode(operation: Operation, raw_body: bytes) -> Body:
         raise InvalidRequest("The body must be one JSON object.") from exc
 
 
-def _prompt_of(body: Body) -> _Prompt:
+def _check_members(body: Body) -> None:
+    if bytes(body.priority) or bytes(body.resume_tokens) or bytes(body.return_token_ids):
+        name = next(n for n in sorted(GATEWAY_OWNED_FIELDS) if bytes(getattr(body, n)))
+        raise InvalidRequest(f"{name} is not for clients to set.", param=name)
+
+
+def _measure_chat(body: ChatCompletionBody, grant: Grant) -> tuple[int, int, bytes]:
+    """Bytes of the prompt, with tools, which the chat template writes into it; choices; key."""
+    messages = bytes(body.messages)
+    if not messages.startswith(b"["):
+        raise InvalidRequest("Expected 'messages' to be an array.", param="messages")
+    num_bytes = len(messages) + len(bytes(body.tools))
     num_choices = 1 if body.n is None else body.n
-    if isinstance(body, ChatCompletionBody):
-        text = bytes(body.messages)
-        if not text.startswith(b"["):
-            raise InvalidRequest("Expected 'messages' to be an array.", param="messages")
-        return _Prompt(text, len(text) + len(bytes(body.tools)), num_choices)
-    text = bytes(body.prompt)
-    if not text.startswith((b'"', b"[")):
+    return num_bytes, num_choices, chat_affinity_key(grant.salt, messages, body.prompt_cache_key)
+
+
+def _measure_completion(body: CompletionBody, grant: Grant) -> tuple[int, int, bytes]:
+    """Bytes of the prompt, completions the replica will generate, affinity key."""
+    prompt = bytes(body.prompt)
+    if not prompt.startswith((b'"', b"[")):
         raise InvalidRequest("Expected 'prompt' to be a string or an array.", param="prompt")
-    num_choices = max(num_choices, 1 if body.best_of is None else body.best_of)
-    return _Prompt(text, len(text), num_choices * num_prompts(text))
+    num_choices = max(
+        1 if body.n is None else body.n, 1 if body.best_of is None else body.best_of
+    ) * num_prompts(prompt)
+    return len(prompt), num_choices, prompt_affinity_key(grant.salt, prompt, body.prompt_cache_key)
 
 
 def _completion_bound(body: Body, limits: Limits) -> int:
     """Most tokens of one choice.  Whichever field the replica obeys, the bound holds."""
-    asked = [
-        (name, value)
-        for name, value in (
-            ("max_completion_tokens", body.max_completion_tokens),
-            ("max_tokens", body.max_tokens),
+    asked = _asked("max_completion_tokens", body.max_completion_tokens, limits)
+    also_asked = _asked("max_tokens", body.max_tokens, limits)
+    if asked is None:
+        return limits.default_completion_tokens if also_asked is None else also_asked
+    return asked if also_asked is None else max(asked, also_asked)
+
+
+def _asked(name: str, value: int | UnsetType | None, limits: Limits) -> int | None:
+    if not isinstance(value, int):
+        return None
+    if value > limits.max_completion_tokens:
+        raise InvalidRequest(
+            f"{name} may be at most {limits.max_completion_tokens}, got {value}.", param=name
         )
-        if value is not None
-    ]
-    for name, value in asked:
-        if value > limits.max_completion_tokens:
-            raise InvalidRequest(
-                f"{name} may be at most {limits.max_completion_tokens}, got {value}.", param=name
-            )
-    return max((value for _, value in asked), default=limits.default_completion_tokens)
+    return value
 
 
-def _affinity_key(body: Body, prompt: _Prompt, grant: Grant) -> bytes:
-    make = chat_affinity_key if isinstance(body, ChatCompletionBody) else prompt_affinity_key
-    return make(grant.salt, prompt.text, body.prompt_cache_key)
+# What the replica gets
 
 
-def _rewrite(raw_body: bytes, body: Body, model: str, grant: Grant) -> bytes:
+def _for_replica(raw_body: bytes, body: Body, model: str, grant: Grant) -> bytes:
+    """The client's bytes with our members behind them, where none of ours is among them already.
+
+    A name that a client sends twice goes on twice, and like us the replica obeys the last.
+    """
+    needs_limit = body.max_completion_tokens is None and not isinstance(body.max_tokens, int)
+    if (
+        model != body.model
+        or body.cache_salt is not UNSET
+        or (needs_limit and body.max_tokens is not UNSET)
+        or (body.stream is True and body.stream_options is not UNSET)
+    ):
+        return _rewritten(raw_body, body, model, grant)
+    end = raw_body.rindex(b"}")
+    return b"%b%b%b%b}" % (
+        raw_body[:end],
+        _salt_member(grant.salt),
+        b',"max_tokens":%d' % grant.limits.default_completion_tokens if needs_limit else b"",
+        _USAGE_WANTED if body.stream is True else b"",
+    )
+
+
+def _rewritten(raw_body: bytes, body: Body, model: str, grant: Grant) -> bytes:
     members: dict[str, object] = dict(_members_decoder.decode(raw_body))
-    if not GATEWAY_OWNED_FIELDS.isdisjoint(members):
-        name = min(GATEWAY_OWNED_FIELDS & members.keys())
-        raise InvalidRequest(f"{name} is not for clients to set.", param=name)
     members["model"] = model
-    members[CACHE_SALT_FIELD] = tenant_cache_salt(grant.salt, body.cache_salt)
-    if body.max_tokens is None and body.max_completion_tokens is None:
+    client_salt = None if body.cache_salt is UNSET else body.cache_salt
+    members[CACHE_SALT_FIELD] = tenant_cache_salt(grant.salt, client_salt)
+    if not isinstance(body.max_tokens, int) and body.max_completion_tokens is None:
         members["max_tokens"] = grant.limits.default_completion_tokens
     if body.stream is True:  # always metered, whatever the client asked for
-        options = {} if body.stream_options is None else _options_of(members["stream_options"])
+        options = _options_of(members["stream_options"]) if body.stream_options else {}
         members["stream_options"] = {**options, "include_usage": True}
     return _encoder.encode(members)
 
@@ -137,6 +168,11 @@ def _rewrite(raw_body: bytes, body: Body, model: str, grant: Grant) -> bytes:
 def _options_of(raw: object) -> dict[str, object]:
     assert isinstance(raw, msgspec.Raw)
     return dict(_members_decoder.decode(raw))
+
+
+@lru_cache(maxsize=10_000)
+def _salt_member(tenant_salt: bytes) -> bytes:
+    return f',"{CACHE_SALT_FIELD}":"{tenant_cache_salt(tenant_salt, None)}"'.encode()
 
 
 @lru_cache(maxsize=10_000)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from pydantic import BaseModel
 
 # Bounded far above any use, far below where arithmetic in the quota store loses integers.
@@ -14,25 +15,34 @@ _Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
 _Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]  # OpenAI's own bound
 
 
+_ABSENT = msgspec.Raw(b"")
+
+
 class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
 
 
 class _Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """``UNSET`` where it matters whether a member is there: one that is may be ``null``."""
+
     model: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: _Count | None = None
+    stream_options: StreamOptions | UnsetType | None = UNSET
+    max_tokens: _Count | UnsetType | None = UNSET
     max_completion_tokens: _Count | None = None
     n: _Choices | None = None
     best_of: _Choices | None = None
     prompt_cache_key: str | None = None
-    cache_salt: str | None = None
+    cache_salt: str | UnsetType | None = UNSET
+    # contracts.replica_api.GATEWAY_OWNED_FIELDS
+    priority: msgspec.Raw = _ABSENT
+    resume_tokens: msgspec.Raw = _ABSENT
+    return_token_ids: msgspec.Raw = _ABSENT
 
 
 class ChatCompletionBody(_Generation, frozen=True, kw_only=True):
     messages: msgspec.Raw
-    tools: msgspec.Raw = msgspec.Raw(b"")
+    tools: msgspec.Raw = _ABSENT
 
 
 class CompletionBody(_Generation, frozen=True, kw_only=True):

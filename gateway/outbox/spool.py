@@ -14,7 +14,6 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,7 +116,7 @@ class Spool:
         self._thread = threading.Thread(
             target=self._write_batches, name="spool-writer", daemon=True
         )
-        self._next_seq = 1
+        self.next_seq = 1
         self._segment: Segment | None = None  # the writer thread's own
         self._num_segments = 0
         self.num_committed = 0
@@ -129,13 +128,13 @@ class Spool:
         self._open_segment()
         self._thread.start()
 
-    def append(self, encode: Callable[[int], bytes]) -> Completion[None]:
-        """Takes the next sequence number, and writes what ``encode`` makes with it.
+    def append(self, event: bytes) -> Completion[None]:
+        """Writes the event that bears ``next_seq``.
 
         Fails with SpoolUnavailable when that takes too long; it is written all the same.
         """
-        line = frame(encode(self._next_seq))
-        self._next_seq += 1
+        line = frame(event)
+        self.next_seq += 1
         committed: Completion[None] = Completion()
         gathered = self._gathered
         if not gathered.lines:
@@ -166,7 +165,7 @@ class Spool:
         return self._num_open()
 
     def _num_open(self) -> int:
-        return self._next_seq - 1 - self.num_committed
+        return self.next_seq - 1 - self.num_committed
 
     def _hand_over_soon(self) -> None:
         if self._gather_s == 0:

@@ -1,9 +1,12 @@
-"""The router's view of one replica, frozen for the length of one decision."""
+"""The router's view of one replica."""
 
 import msgspec
 
 
-class Endpoint(msgspec.Struct, frozen=True):
+class Endpoint(msgspec.Struct):
+    """Its replica keeps it up to date; for the length of one decision, which waits for nothing, it
+    stands still."""
+
     name: str
     is_ready: bool
     models: frozenset[str]  # as last reported; kept while the replica is away

@@ -39,17 +39,15 @@ class Replica:
 
     def begin(self) -> None:
         """One more request is open on it."""
-        self._renew(self.is_ready, self.endpoint.num_in_flight + 1)
+        self.endpoint.num_in_flight += 1
 
     def end(self) -> None:
-        self._renew(self.is_ready, self.endpoint.num_in_flight - 1)
+        self.endpoint.num_in_flight -= 1
 
     def set_ready(self, is_ready: bool) -> None:
-        self._renew(is_ready, self.endpoint.num_in_flight)
-
-    def _renew(self, is_ready: bool, num_in_flight: int) -> None:
-        models = frozenset[str]() if self.models is None else self.models
-        self.endpoint = Endpoint(self.name, is_ready, models, num_in_flight)
+        """With the models that it serves."""
+        self.endpoint.is_ready = is_ready
+        self.endpoint.models = frozenset[str]() if self.models is None else self.models
 
 
 class ReplicaPool:
@@ -146,14 +144,13 @@ class ReplicaPool:
             self._created_unix_s[model.id] = min(told, self._created_unix_s.get(model.id, told))
 
     def _set_ready(self, replica: Replica, *, is_ready: bool) -> None:
-        before = replica.endpoint
+        was_ready, known_models = replica.is_ready, replica.endpoint.models
         replica.set_ready(is_ready)
-        after = replica.endpoint
-        if (after.is_ready, after.models) != (before.is_ready, before.models):
+        if (is_ready, replica.endpoint.models) != (was_ready, known_models):
             self.version += 1
             known = [r.models for r in self._replicas.values() if r.models is not None]
             self._known_models = frozenset[str]().union(*known)
-        if after.is_ready != before.is_ready:
+        if is_ready != was_ready:
             logger.info(
                 "replica ready" if is_ready else "replica not ready",
                 extra={"replica": replica.name},

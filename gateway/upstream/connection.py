@@ -63,12 +63,12 @@ class UpstreamConnection(asyncio.Protocol):
         assert self._response is None
         self._response = response
         self._reset_message()
-        response.attach(self._transport.pause_reading, self._resume, self._abandon)
+        response.attach(self)
         response.is_sent = True
         self._num_request_bytes = len(response.request)
         self._sent_s = self._loop.time()
+        self._deadline_s = self._sent_s + self._head_timeout_s
         self._transport.write(response.request)
-        self._allow(self._head_timeout_s)
 
     def close(self) -> None:
         if self._transport is not None:
@@ -197,8 +197,10 @@ class UpstreamConnection(asyncio.Protocol):
             response.detach()
             response.fail(failure)
 
-    def _abandon(self) -> None:
-        """The consumer has lost interest: closing is how HTTP/1.1 says so."""
+    # A response's source
+
+    def abandon(self) -> None:
+        """Closing is how HTTP/1.1 says so."""
         response, self._response = self._response, None
         if response is not None:
             response.detach()
@@ -206,7 +208,11 @@ class UpstreamConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _resume(self) -> None:
+    def pause(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
         self._allow(self._idle_timeout_s)
         if self._transport is not None:
             self._transport.resume_reading()

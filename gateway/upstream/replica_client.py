@@ -36,6 +36,20 @@ class Answer:
     body: bytes
 
 
+class _Dialling:
+    """The source of an answer whose request waits for a connection: nothing can come yet."""
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self._task = task
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def abandon(self) -> None:
+        self._task.cancel()
+
+
 class ReplicaClient:
     """Connections of one replica.  Close it when done."""
 
@@ -45,6 +59,7 @@ class ReplicaClient:
         assert address.port is not None
         self.name = name
         self._host, self._port = address.hostname, address.port
+        self._host_line = f"host: {self._host}:{self._port}\r\n".encode()
         self._timeouts = timeouts
         self._idle: deque[UpstreamConnection] = deque()
         self._open: set[UpstreamConnection] = set()
@@ -52,17 +67,17 @@ class ReplicaClient:
         self._loop = asyncio.get_running_loop()
         self._check: asyncio.TimerHandle | None = None  # None: all connections are idle
 
-    def post(self, path: str, headers: bytes, body: bytes) -> UpstreamResponse:
+    def post(self, path: bytes, headers: bytes, body: bytes) -> UpstreamResponse:
         """Starts a request and returns at once.  ``headers``: complete lines."""
         return self._send(
-            b"POST %b HTTP/1.1\r\nhost: %b:%d\r\n%bcontent-length: %d\r\n\r\n%b"
-            % (path.encode(), self._host.encode(), self._port, headers, len(body), body)
+            b"POST %b HTTP/1.1\r\n%b%bcontent-length: %d\r\n\r\n%b"
+            % (path, self._host_line, headers, len(body), body)
         )
 
     def get(self, path: str) -> UpstreamResponse:
         return self._send(
-            b"GET %b HTTP/1.1\r\nhost: %b:%d\r\naccept: application/json\r\n\r\n"
-            % (path.encode(), self._host.encode(), self._port)
+            b"GET %b HTTP/1.1\r\n%baccept: application/json\r\n\r\n"
+            % (path.encode(), self._host_line)
         )
 
     async def fetch(self, path: str, timeout_s: float) -> Answer:
@@ -74,7 +89,7 @@ class ReplicaClient:
         headers = f"{HEADER_REQUEST_ID}: {request_id}\r\n".encode()
         try:
             answer = await self._read_within(
-                self.post(abort_path(request_id), headers, b""), timeout_s
+                self.post(abort_path(request_id).encode(), headers, b""), timeout_s
             )
             if answer.status != 200:
                 return None
@@ -141,7 +156,7 @@ class ReplicaClient:
     def _dial(self, response: UpstreamResponse) -> None:
         response.is_sent = False  # what was written to a dead connection does not count
         task = self._loop.create_task(self._connect(response))
-        response.attach(_nothing, _nothing, lambda: _cancel(task))
+        response.attach(_Dialling(task))
         self._dialling.add(task)
         task.add_done_callback(functools.partial(self._dialled, response))
 
@@ -191,14 +206,6 @@ async def _plain_wait(completion: Completion[bytes]) -> bytes:
     return await completion
 
 
-def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-
-
-def _nothing() -> None:
-    """A connection that is still being dialled has nothing to pause."""
-
-
 async def read_body(
     response: UpstreamResponse, max_bytes: int, watch: Watch = _plain_wait
 ) -> bytes:
@@ -206,12 +213,24 @@ async def read_body(
 
     ``watch`` waits for a chunk and may end the wait by raising.
     """
+    if response.is_ended:  # as most are by the time their head is looked at
+        return _checked(response.take(), max_bytes)
     parts: list[bytes] = []
     num_bytes = 0
     while not response.is_exhausted and (chunk := await watch(response.next_chunk())):
         num_bytes += len(chunk)
         if num_bytes > max_bytes:
             response.cancel()
-            raise UpstreamError(f"The replica's answer is larger than {max_bytes} bytes.")
+            raise _too_large(max_bytes)
         parts.append(chunk)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _checked(body: bytes, max_bytes: int) -> bytes:
+    if len(body) > max_bytes:
+        raise _too_large(max_bytes)
+    return body
+
+
+def _too_large(max_bytes: int) -> UpstreamError:
+    return UpstreamError(f"The replica's answer is larger than {max_bytes} bytes.")

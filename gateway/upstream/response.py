@@ -4,7 +4,7 @@ A consumer waits on completions and takes bytes; the connection fills them.  Whe
 slow the connection stops reading, so a slow client costs a bounded buffer and nothing more.
 """
 
-from collections.abc import Callable
+from typing import Protocol
 
 from gateway.completion import Completion
 from gateway.errors import UpstreamError
@@ -12,26 +12,36 @@ from gateway.errors import UpstreamError
 _HIGH_WATER_BYTES = 256 * 1024  # a screenful of events; beyond it the replica waits
 
 
+class Source(Protocol):
+    """Where an answer comes from."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def abandon(self) -> None:
+        """The consumer has lost interest."""
+
+
 class UpstreamResponse:
     """``head`` is done when the status line and headers are in, or failed with an UpstreamError."""
 
+    status = 0
+    content_type = b""
+    retry_after_s: int | None = None
+    is_sent = False  # once true, the replica may have begun to work
+    is_ended = False
+    is_paused = False
+    _is_discarding = False
+    _num_buffered_bytes = 0
+    _failure: UpstreamError | None = None
+    _next: Completion[bytes] | None = None
+    _source: Source | None = None
+
     def __init__(self, request: bytes) -> None:
         self.request = request  # kept whole until the head is in: it may be sent once more
-        self.status = 0
-        self.content_type = b""
-        self.retry_after_s: int | None = None
-        self.is_sent = False  # once true, the replica may have begun to work
-        self.is_ended = False
         self.head: Completion[None] = Completion()
         self._chunks: list[bytes] = []
-        self._num_buffered_bytes = 0
-        self._is_discarding = False
-        self.is_paused = False
-        self._failure: UpstreamError | None = None
-        self._next: Completion[bytes] | None = None
-        self._pause: Callable[[], None] | None = None
-        self._resume: Callable[[], None] | None = None
-        self._cancel: Callable[[], None] | None = None
 
     @property
     def is_event_stream(self) -> bool:
@@ -56,26 +66,37 @@ class UpstreamResponse:
         self._serve_next()
         return chunk
 
+    def take(self) -> bytes:
+        """What has come since the last call, without a wait."""
+        chunks = self._chunks
+        if not chunks:
+            return b""
+        taken = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        self._chunks = []
+        self._num_buffered_bytes = 0
+        if self.is_paused and self._source is not None:
+            self.is_paused = False
+            self._source.resume()
+        return taken
+
     def cancel(self) -> None:
         """Closes the connection unless the answer is complete.  Idempotent."""
-        if self._cancel is not None:
-            cancel, self._cancel = self._cancel, None
-            cancel()
+        if self._source is not None:
+            source, self._source = self._source, None
+            source.abandon()
 
     def discard(self) -> None:
         """The consumer has all it wants; the connection is worth keeping if the end is near."""
         self._is_discarding = True
-        self._take()
+        self.take()
 
     # For the connection
 
-    def attach(
-        self, pause: Callable[[], None], resume: Callable[[], None], cancel: Callable[[], None]
-    ) -> None:
-        self._pause, self._resume, self._cancel = pause, resume, cancel
+    def attach(self, source: Source) -> None:
+        self._source = source
 
     def detach(self) -> None:
-        self._pause = self._resume = self._cancel = None
+        self._source = None
 
     def set_head(self, status: int, content_type: bytes, retry_after_s: int | None) -> None:
         self.request = b""
@@ -87,9 +108,9 @@ class UpstreamResponse:
             return
         self._chunks.append(chunk)
         self._num_buffered_bytes += len(chunk)
-        if self._num_buffered_bytes > _HIGH_WATER_BYTES and not self.is_paused and self._pause:
+        if self._num_buffered_bytes > _HIGH_WATER_BYTES and not self.is_paused and self._source:
             self.is_paused = True
-            self._pause()
+            self._source.pause()
 
     def publish(self) -> None:
         """Wakes the consumer: once per read of the socket, not once per chunk."""
@@ -112,20 +133,8 @@ class UpstreamResponse:
         if waiter is None or waiter.done():
             return
         if self._chunks:
-            waiter.resolve(self._take())
+            waiter.resolve(self.take())
         elif self._failure is not None:
             waiter.fail(self._failure)
         elif self.is_ended:
             waiter.resolve(b"")
-
-    def _take(self) -> bytes:
-        chunks = self._chunks
-        if not chunks:
-            return b""
-        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        self._chunks = []
-        self._num_buffered_bytes = 0
-        if self.is_paused and self._resume is not None:
-            self.is_paused = False
-            self._resume()
-        return data

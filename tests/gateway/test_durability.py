@@ -241,9 +241,9 @@ def spool_bytes(folder: Path) -> bytes:
 async def test_a_full_disk_delays_events_and_loses_none(tmp_path: Path) -> None:
     spool = Spool(tmp_path, "00ab", 1_000_000)
     spool.start()
-    await spool.append(payload)
+    await spool.append(payload(spool.next_seq))
     with file_limit(500):
-        late = [spool.append(payload) for _ in range(5)]
+        late = [spool.append(payload(spool.next_seq)) for _ in range(5)]
         await asyncio.to_thread(eventually, lambda: spool.is_failing, "the spool to fail")
         assert not any(future.done() for future in late)
     await asyncio.gather(*late)
@@ -256,7 +256,7 @@ async def test_a_spool_stopped_on_a_full_disk_says_what_is_missing(tmp_path: Pat
     spool = Spool(tmp_path, "00ab", 1_000_000)
     spool.start()
     with file_limit(0):
-        spool.append(payload)
+        spool.append(payload(spool.next_seq))
         await asyncio.to_thread(eventually, lambda: spool.is_failing, "the spool to fail")
         num_missing = await spool.stop(0.05)
     assert num_missing == 1
@@ -286,7 +286,7 @@ async def test_a_writer_that_hangs_does_not_keep_the_spool_from_stopping(
     spool = Spool(tmp_path / "spool", "00ab", 1)
     spool.start()
     (tmp_path / "spool").rename(tmp_path / "moved")  # the writer tells of it, and hangs in that
-    spool.append(payload)
+    spool.append(payload(spool.next_seq))
     await asyncio.to_thread(hanging.has_hung.wait, 20)
     try:
         assert await spool.stop(0.05) == 1

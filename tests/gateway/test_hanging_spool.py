@@ -56,12 +56,12 @@ async def test_what_gathers_behind_a_write_that_hangs_is_bounded(tmp_path: Path)
     """Long before anybody's event is late."""
     spool = Spool(tmp_path, "00ab", 10**9, hold_s=3_600.0, gather_s=0.004)
     spool.start()
-    await spool.append(payload)
+    await spool.append(payload(spool.next_seq))
     (segment,) = segments(tmp_path)
     num_appended = 1
     with hanging_writes(segment):
         while not spool.is_failing:
-            spool.append(payload)
+            spool.append(payload(spool.next_seq))
             num_appended += 1
             if num_appended % 1_000 == 0:
                 await until(lambda: True)

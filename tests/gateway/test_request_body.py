@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,8 +10,10 @@ from hypothesis import strategies as st
 
 from contracts.names import tenant_id
 from contracts.policy import TIERS, ApiKeyRecord, TenantPolicy
+from contracts.replica_api import GATEWAY_OWNED_FIELDS
 from gateway.api.context import Operation
-from gateway.api.request_body import parse_request
+from gateway.api.request_body import parse_request, tenant_cache_salt
+from gateway.api.schemas import ChatCompletionBody
 from gateway.errors import InvalidRequest
 from gateway.policies import Grant
 from tests.gateway.conftest import Tenant
@@ -87,6 +90,40 @@ def test_any_body_is_a_request_or_a_400(body: bytes | str, cut: int, operation: 
     assert sent["model"] == "model-a"
     assert sent["cache_salt"]
     assert request.estimated_tokens > 0
+
+
+@given(
+    body=st.fixed_dictionaries(
+        {"model": st.sampled_from(["model-a", "alias"]), "messages": st.just([{"role": "user"}])},
+        optional={
+            "max_tokens": st.sampled_from([None, 3]),
+            "max_completion_tokens": st.sampled_from([None, 4]),
+            "stream": st.sampled_from([None, False, True]),
+            "stream_options": st.sampled_from([None, {}, {"x": 1, "include_usage": False}]),
+            "cache_salt": st.sampled_from([None, "", "mine"]),
+            "seed": json_values,
+            "text": st.just('}"model":"model-b"}'),
+        },
+    ),
+    padding=st.sampled_from(["", " ", "\n\t "]),
+)
+def test_the_replica_gets_the_clients_members_and_ours(body: dict[str, Any], padding: str) -> None:
+    raw = f"{padding}{json.dumps(body)}{padding}".encode()
+    _, sent = parse_request(Operation.CHAT_COMPLETIONS, raw, GRANT, lambda _: "model-a")
+    expected = {**body, "model": "model-a"}
+    expected["cache_salt"] = tenant_cache_salt(GRANT.salt, body.get("cache_salt"))
+    if body.get("max_tokens") is None and body.get("max_completion_tokens") is None:
+        expected["max_tokens"] = GRANT.limits.default_completion_tokens
+    if body.get("stream"):
+        options = body.get("stream_options")
+        expected["stream_options"] = {**(options or {}), "include_usage": True}
+    assert json.loads(sent) == expected
+    names = json.loads(sent, object_pairs_hook=lambda pairs: [name for name, _ in pairs])
+    assert len(names) == len(set(names)), "no member stands twice"
+
+
+def test_a_client_sets_nothing_that_is_the_gateways() -> None:
+    assert set(ChatCompletionBody.__struct_fields__) >= GATEWAY_OWNED_FIELDS
 
 
 async def test_an_unknown_model_gets_404(tenant: Tenant) -> None:

@@ -31,7 +31,7 @@ def endpoint(name: str, *, is_ready: bool = True, model: str = "m") -> Endpoint:
 
 
 def route(request: RoutingRequest, endpoints: list[Endpoint]) -> str:
-    return PROFILE.best(request, PROFILE.candidates(request, endpoints))
+    return PROFILE.best(request, PROFILE.candidates(request, endpoints)).name
 
 
 @pytest.mark.parametrize(
@@ -156,6 +156,41 @@ HELLO = {"role": "user", "content": "hello"}
 def test_a_conversation_keeps_its_key_as_it_grows() -> None:
     answer = {"role": "assistant", "content": "hi"}
     assert chat_key(SYSTEM, HELLO) == chat_key(SYSTEM, HELLO, answer, HELLO)
+
+
+plain_values = st.one_of(st.text(max_size=40), st.none(), st.integers())
+any_values = st.one_of(plain_values, st.lists(st.dictionaries(st.text(max_size=3), plain_values)))
+messages = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "assistant", "tool"]), "content": any_values},
+    optional={"name": plain_values, "tool_calls": any_values},
+)
+
+
+@given(
+    before=st.lists(messages, max_size=3),
+    first=st.fixed_dictionaries({"content": any_values, "role": st.just("user")}),
+    after=st.lists(messages, max_size=3),
+    separators=st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", " :\t")]),
+)
+def test_any_conversation_keeps_its_key_from_its_first_question_on(
+    before: list[object], first: object, after: list[object], separators: tuple[str, str]
+) -> None:
+    short, long = ([*before, first, *rest] for rest in ([], after))
+    keys = {
+        chat_affinity_key(b"s", json.dumps(m, separators=separators).encode(), None)
+        for m in (short, long)
+    }
+    assert len(keys) == 1
+
+
+@pytest.mark.parametrize("size", range(4_040, 4_110))
+def test_long_openings_count_as_far_as_they_are_looked_at(size: int) -> None:
+    def key(*messages: dict[str, str]) -> bytes:
+        return chat_affinity_key(b"s", json.dumps(messages).encode(), None)
+
+    long = {"role": "user", "content": "x" * size}
+    assert key(long) == key(long, HELLO, HELLO)
+    assert len(key(long)) <= 4_098
 
 
 def test_users_of_one_system_prompt_have_keys_of_their_own() -> None:

@@ -108,7 +108,7 @@ USAGE = b'{"choices":[],"usage":{"prompt_tokens":2,"completion_tokens":9}}'
 async def test_every_framing_is_understood(
     tenant: Tenant, upstream: Upstream, line_end: bytes, chunk_bytes: int
 ) -> None:
-    text = 'data:{"choices":[{"delta":{"content":"中文"}}]}'.encode()
+    text = 'data:{"choices":[{"delta":{"content":"中\u2028文"}}]}'.encode()
     events = [b": ping", text, b"data: " + USAGE, b"data: [DONE]"]
     raw = b"".join(event + line_end * 2 for event in events)
     upstream.behaviour = stream_of(raw, chunk_bytes)  # type: ignore[assignment]

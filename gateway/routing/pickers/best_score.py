@@ -1,10 +1,10 @@
 """Pick the highest total; the first in order where totals tie."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 
 class BestScore:
     name = "best_score"
 
-    def pick(self, totals: Mapping[str, float]) -> str:
-        return max(totals, key=totals.__getitem__)
+    def pick(self, totals: Sequence[float]) -> int:
+        return totals.index(max(totals))

@@ -22,18 +22,21 @@ class PrefixAffinityScorer:
         self._ring = ring
 
     def score(self, request: RoutingRequest, endpoints: Sequence[Endpoint]) -> Sequence[float]:
-        chosen = self._choose(request.affinity_key, endpoints)
-        return [1.0 if endpoint.name == chosen else 0.0 for endpoint in endpoints]
-
-    def _choose(self, key: bytes, endpoints: Sequence[Endpoint]) -> str:
         present = [endpoint.name for endpoint in endpoints]
-        names = self._ring.successors(key, present)
-        home = names[0]
-        if endpoints[present.index(home)].num_in_flight < _FREE_IN_FLIGHT:
+        scores = [0.0] * len(present)
+        scores[self._choose(request.affinity_key, present, endpoints)] = 1.0
+        return scores
+
+    def _choose(self, key: bytes, present: list[str], endpoints: Sequence[Endpoint]) -> int:
+        order = self._ring.successors(key, present)
+        home = present.index(order[0])
+        if endpoints[home].num_in_flight < _FREE_IN_FLIGHT:
             return home
-        in_flight = {endpoint.name: endpoint.num_in_flight for endpoint in endpoints}
-        share = math.ceil(_LOAD_FACTOR * (sum(in_flight.values()) + 1) / len(in_flight))
+        in_flight = [endpoint.num_in_flight for endpoint in endpoints]
+        share = math.ceil(_LOAD_FACTOR * (sum(in_flight) + 1) / len(in_flight))
         bound = max(_FREE_IN_FLIGHT, share)
-        if in_flight[home] < bound:
-            return home
-        return next((name for name in names if in_flight[name] < bound), home)
+        for name in order:
+            index = present.index(name)
+            if in_flight[index] < bound:
+                return index
+        return home

@@ -1,0 +1,350 @@
+"""What each step of a request costs the gateway, in CPU time, without the kernel's part.
+
+    python -m benchmarks.gateway_steps [--requests 20000] [--prompt-bytes 900] [--chunks 0]
+
+The gateway is composed in this process as ever, on an event loop whose replicas, and clients, are a
+few lines of Python that answer at once.  Store and spool are real.  So what is counted is the code
+of the gateway: the same on a busy machine as on an idle one, up to what its caches do.  Rounds are
+timed by the thread's own CPU clock; then a profiler looks, every few milliseconds of CPU time,
+which of our lines runs.  A call into C counts for the line that made it.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import statistics
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvloop
+
+from benchmarks import gateway_peers as peers
+from gateway.app import create_app
+from gateway.line_writer import LineWriter
+from gateway.protocol import ConnectionLimits
+from gateway.server import GatewayServer, Listener
+from gateway.settings import ReplicaAddress, Settings
+
+ROOT = Path(__file__).parents[1]
+NUM_ROUNDS = 9
+NUM_WARM_UP = 2_000
+STEPS = {  # by the longest beginning of the module's path
+    "": "outside: event loop, this benchmark",
+    "gateway/": "flow",
+    "gateway/protocol": "HTTP of the client",
+    "gateway/exchange": "HTTP of the client",
+    "gateway/auth": "authenticate",
+    "gateway/policies": "authenticate",
+    "gateway/api/": "parse, tokens, rewrite",
+    "gateway/admission/estimate": "parse, tokens, rewrite",
+    "gateway/admission/": "reserve and settle",
+    "gateway/api/headers": "reserve and settle",
+    "gateway/routing/": "route",
+    "gateway/fleet": "route",
+    "gateway/upstream/": "HTTP of the replica",
+    "gateway/relay": "relay",
+    "gateway/api/event_stream": "relay",
+    "gateway/metering": "usage event",
+    "gateway/settlement": "usage event",
+    "gateway/outbox/": "usage event",
+    "contracts/": "usage event",
+    "gateway/access_log": "log, metrics",
+    "gateway/line_writer": "log, metrics",
+    "gateway/metrics": "log, metrics",
+}
+ANSWER = json.dumps(
+    {
+        "id": "chatcmpl-5f2d9f3f6a0e4c7fb1a2c3d4e5f60718",
+        "object": "chat.completion",
+        "created": 1730000000,
+        "model": "mock",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "The quick brown fox rests. " * 3},
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {"prompt_tokens": 200, "completion_tokens": 16, "total_tokens": 216},
+    }
+).encode()
+EVENT = (
+    b'data: {"id":"c","object":"chat.completion.chunk","choices":[{"delta":{"content":"x"}}]}\n\n'
+)
+LAST_EVENTS = (
+    b'data: {"id":"c","choices":[],"usage":{"prompt_tokens":200,"completion_tokens":16}}\n\n'
+    b"data: [DONE]\n\n"
+)
+
+
+def answer(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
+        len(body),
+        body,
+    )
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+class Wire(asyncio.Transport):
+    """The near end of a connection without a kernel."""
+
+    def __init__(self, socket_: socket.socket) -> None:
+        super().__init__({"socket": socket_})
+        self.is_closed = False
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_closed = True
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+class ReplicaWire(Wire):
+    """Answers what is written to it: at the loop's next turn, streams a chunk a turn."""
+
+    def __init__(self, loop: "LoopbackLoop", protocol: Any) -> None:
+        super().__init__(loop.socket)
+        self._loop, self._protocol = loop, protocol
+        self._num_left = 0
+
+    def write(self, data: Any) -> None:
+        if data.startswith(b"POST"):
+            if self._loop.num_chunks:
+                self._num_left = self._loop.num_chunks
+                self._loop.call_soon(self._stream)
+            else:
+                self._loop.call_soon(self._protocol.data_received, answer(ANSWER))
+        elif data.startswith(b"GET /v1/models"):
+            models = b'{"object":"list","data":[{"id":"mock"}]}'
+            self._loop.call_soon(self._protocol.data_received, answer(models))
+        else:
+            self._loop.call_soon(self._protocol.data_received, answer(b"{}"))
+
+    def _stream(self) -> None:
+        if self._num_left == self._loop.num_chunks:
+            head = b"content-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+            self._protocol.data_received(b"HTTP/1.1 200 OK\r\n" + head)
+        self._num_left -= 1
+        if self._num_left:
+            self._protocol.data_received(chunk(EVENT))
+            self._loop.call_soon(self._stream)
+        else:
+            self._protocol.data_received(chunk(LAST_EVENTS) + b"0\r\n\r\n")
+
+
+class LoopbackLoop(uvloop.Loop):  # type: ignore[misc]  # a C class
+    """Whose TCP connections lead to ``ReplicaWire``.  Those to the store's socket are real."""
+
+    def __init__(self, num_chunks: int) -> None:
+        super().__init__()
+        self.num_chunks = num_chunks
+        self.socket = socket.socket()
+
+    async def create_connection(self, factory: Any, *_: object, **__: object) -> Any:
+        protocol = factory()
+        wire = ReplicaWire(self, protocol)
+        protocol.connection_made(wire)
+        return wire, protocol
+
+
+class Load:
+    """Clients that ask again as soon as they are answered, until enough are."""
+
+    def __init__(self, loop: LoopbackLoop, request: bytes) -> None:
+        self.loop, self.request = loop, request
+        self.failures: Counter[bytes] = Counter()  # by status line
+        self._num_left = 0
+        self._clients: list[ClientWire] = []
+        self._all_answered = asyncio.Event()
+
+    def connect(self, server: GatewayServer) -> None:
+        config = server.config
+        protocol = config.http_protocol_class(
+            config=config, server_state=server.server_state, app_state={}, _loop=self.loop
+        )
+        self._clients.append(ClientWire(self, protocol))
+
+    async def run(self, num_requests: int) -> None:
+        self._num_left = num_requests
+        self._all_answered.clear()
+        for client in self._clients:
+            client.ask()
+        await self._all_answered.wait()
+
+    def answered(self, client: "ClientWire") -> None:
+        self._num_left -= 1
+        if self._num_left >= len(self._clients):
+            self.loop.call_soon(client.ask)
+        elif self._num_left == 0:
+            self._all_answered.set()
+
+
+class ClientWire(Wire):
+    def __init__(self, load: Load, protocol: Any) -> None:
+        super().__init__(load.loop.socket)
+        self._load, self._protocol = load, protocol
+        self._is_first = True
+        protocol.connection_made(self)
+
+    def ask(self) -> None:
+        self._is_first = True
+        self._protocol.data_received(self._load.request)
+
+    def write(self, data: Any) -> None:
+        if self._is_first:
+            self._is_first = False
+            if not data.startswith(b"HTTP/1.1 200"):
+                self._load.failures[data.partition(b"\r\n")[0]] += 1
+        if not self._load.loop.num_chunks or data.endswith(b"0\r\n\r\n"):
+            self._load.answered(self)
+
+
+class Profiler:
+    """Which step runs, at every tick of the process's CPU clock."""
+
+    def __init__(self) -> None:
+        self.by_step: Counter[str] = Counter()
+        self.by_line: Counter[str] = Counter()
+        self._step_of: dict[str, str] = {}
+
+    def __enter__(self) -> "Profiler":
+        signal.signal(signal.SIGPROF, self._look)
+        signal.setitimer(signal.ITIMER_PROF, 0.001, 0.001)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+    def _look(self, _: int, frame: FrameType | None) -> None:
+        """For the innermost frame of ours: what it calls, it calls for its own step."""
+        while frame is not None:
+            path = frame.f_code.co_filename
+            if path.startswith((f"{ROOT}/gateway/", f"{ROOT}/contracts/")):
+                self.by_step[self._step(path)] += 1
+                self.by_line[f"{path[len(str(ROOT)) + 1 :]}:{frame.f_lineno}"] += 1
+                return
+            if path == __file__:
+                break
+            frame = frame.f_back
+        self.by_step[STEPS[""]] += 1
+
+    def _step(self, path: str) -> str:
+        if path not in self._step_of:
+            relative = path[len(str(ROOT)) + 1 :]
+            self._step_of[path] = STEPS[max((s for s in STEPS if relative.startswith(s)), key=len)]
+        return self._step_of[path]
+
+
+def request_bytes(prompt_bytes: int, *, is_stream: bool) -> bytes:
+    content = ("The second node's disk filled up at noon. " * (prompt_bytes // 41 + 1))[
+        :prompt_bytes
+    ]
+    messages = [{"role": "user", "content": content}]
+    members = {"model": "mock", "messages": messages, "max_tokens": 64, "stream": is_stream}
+    body = json.dumps(members).encode()
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/json\r\n"
+        f"authorization: Bearer {peers.KEY}\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def settings_for(folder: Path) -> Settings:
+    peers.write_policy(folder / "policy.json")
+    return Settings(
+        replicas=tuple(
+            ReplicaAddress(name=f"r{n}", url=f"http://127.0.0.1:{20_000 + n}")
+            for n in range(peers.NUM_UPSTREAMS)
+        ),
+        policy_file=folder / "policy.json",
+        key_pepper=peers.PEPPER,
+        quota_url=f"unix://{folder}/quota.sock",
+        spool_dir=folder / "spool",
+        quota_call_deadline_s=10.0,  # other work on the machine is no outage
+        durability="relaxed",
+    )
+
+
+async def measure(folder: Path, load: Load, options: argparse.Namespace) -> None:
+    log = LineWriter(os.open(os.devnull, os.O_WRONLY))
+    async with create_app(settings_for(folder), log.write) as gateway:
+        listener = Listener("127.0.0.1", 0, 75, 20.0)
+        server = GatewayServer(gateway, listener, ConnectionLimits(8 << 20, 60.0, 60.0, 60.0))
+        server.config.load()
+        while gateway.readiness.reasons_not_ready():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for _ in range(options.connections):
+            load.connect(server)
+        await load.run(NUM_WARM_UP)
+        per_request = options.requests // NUM_ROUNDS * max(1, options.chunks)
+        loop_us, all_us = [], []
+        for _ in range(NUM_ROUNDS):
+            thread_s, process_s = time.thread_time(), time.process_time()
+            await load.run(options.requests // NUM_ROUNDS)
+            loop_us.append((time.thread_time() - thread_s) * 1e6 / per_request)
+            all_us.append((time.process_time() - process_s) * 1e6 / per_request)
+        with Profiler() as profiler:
+            await load.run(options.requests)
+        print_table(profiler, min(loop_us), statistics.median(loop_us), min(all_us), options)
+        print(f"failed: {dict(load.failures)}")
+
+
+def print_table(
+    profiler: Profiler, best_us: float, median_us: float, all_us: float, options: argparse.Namespace
+) -> None:
+    total = profiler.by_step.total()
+    unit = "chunk" if options.chunks else "request"
+    outside = profiler.by_step[STEPS[""]] / total
+    print(f"| step | us per {unit} | share |\n|---|---|---|")
+    for step, count in profiler.by_step.most_common():
+        print(f"| {step} | {count / total * best_us:.1f} | {count / total:.0%} |")
+    print(f"| event loop's thread | {best_us:.1f} (median {median_us:.1f}) | |")
+    print(f"| of which the gateway | {best_us * (1 - outside):.1f} | |")
+    print(f"| with the threads of log and spool | {all_us:.1f} | |")
+    for line, count in profiler.by_line.most_common(options.lines):
+        print(f"{count / total * best_us:6.2f} us  {line}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--prompt-bytes", type=int, default=900)
+    parser.add_argument("--connections", type=int, default=64)
+    parser.add_argument("--chunks", type=int, default=0, help="of a stream; 0: a whole answer")
+    parser.add_argument("--lines", type=int, default=0, help="the costliest lines to list")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, handlers=[logging.NullHandler()])
+    with tempfile.TemporaryDirectory() as name, peers.store(Path(name), "1"):
+        request = request_bytes(options.prompt_bytes, is_stream=options.chunks > 0)
+        loop = LoopbackLoop(options.chunks)
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+
+            async def run() -> None:
+                await measure(Path(name), Load(loop, request), options)
+
+            runner.run(run())
+
+
+if __name__ == "__main__":
+    main()

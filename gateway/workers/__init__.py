@@ -1,0 +1,1 @@
+"""Several processes behind one port: each a gateway of its own, down to its boot id."""
