@@ -57,18 +57,18 @@ class AccessLog:
         return Trace(request_id, operation, self._clock.monotonic_s())
 
     def finish(self, trace: Trace) -> None:
-        self._metrics.num_active -= 1
         self._count(trace)
         if self._is_on:
             self._write(self._line(trace))
 
     def _count(self, trace: Trace) -> None:
         metrics, usage = self._metrics, trace.usage
-        metrics.count_request(trace.operation.value, trace.status)
+        metrics.num_active -= 1
+        metrics.count_request(trace.operation, trace.status)
         if trace.reason is not None:
             metrics.count_refusal(trace.reason)
         if usage is not None:
-            metrics.count_tokens(
+            metrics.count_usage(
                 uncached=usage.prompt_tokens - usage.cached_prompt_tokens,
                 cached=usage.cached_prompt_tokens,
                 output=usage.completion_tokens,

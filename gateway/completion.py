@@ -36,30 +36,34 @@ class Completion(Generic[T]):
         if not self._is_done:
             self._is_done = True
             self._result = result
-            self._wake()
+            if self._waiter is not None:
+                self._wake()
 
     def fail(self, failure: BaseException) -> None:
         if not self._is_done:
             self._is_done = True
             self._failure = failure
-            self._wake()
+            if self._waiter is not None:
+                self._wake()
 
     def then(self, waiter: Callable[[], object] | None) -> None:
         """Calls ``waiter`` once it is done, in place of any other; at once if it is."""
         self._waiter = waiter
-        if self._is_done:
+        if self._is_done and waiter is not None:
             self._wake()
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None  # who keeps the result keeps not its waiter
-        if waiter is not None:
-            waiter()
+        assert waiter is not None
+        waiter()
 
     def __await__(self) -> Generator[Any, None, T]:  # yields itself, to a flow or a task
         if not self._is_done:
             self._asyncio_future_blocking = True
             yield self
-        return self.result()
+        if self._failure is not None:
+            raise self._failure
+        return self._result  # type: ignore[return-value]  # set, for it is done
 
     def done(self) -> bool:
         return self._is_done

@@ -20,6 +20,7 @@ T = TypeVar("T")
 Header = tuple[bytes, bytes]
 
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in http.HTTPStatus}
+_OK = _STATUS_LINES[200]
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
@@ -85,7 +86,8 @@ class Exchange:
 
     def watch(self, completion: Completion[T]) -> Completion[T]:
         """For awaiting it.  Raises Interrupted if the exchange is, before or while waiting."""
-        self.raise_if_interrupted()
+        if self._interruption is not None:
+            raise Interrupted(*self._interruption)
         self._watched = completion
         return completion
 
@@ -120,7 +122,7 @@ class Exchange:
         self._write(
             b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n%b"
             % (
-                _status_line(status),
+                _OK if status == 200 else _status_line(status),
                 content_type,
                 len(body),
                 headers,
@@ -137,7 +139,7 @@ class Exchange:
         self._write(
             b"%bcontent-type: %b\r\ncache-control: no-cache\r\n%b%b%b\r\n%b"
             % (
-                _STATUS_LINES[200],
+                _OK,
                 EVENT_STREAM,
                 b"transfer-encoding: chunked\r\n" if self._is_chunking_understood else b"",
                 headers,

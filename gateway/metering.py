@@ -93,18 +93,19 @@ class EventSource:
     def event(
         self, context: RequestContext, meter: Meter, usage: Usage, outcome: Outcome, seq: int
     ) -> UsageEvent:
-        first_byte = meter.first_byte_monotonic_s
+        first_byte, request = meter.first_byte_monotonic_s, context.request
+        tenant = context.grant.tenant
         return UsageEvent(
             event_id=context.event_id,
             request_id=context.request_id,
-            tenant_id=context.grant.tenant.tenant_id,
+            tenant_id=tenant.tenant_id,
             key_id=context.grant.key.key_id,
-            tier=context.grant.tenant.tier,
-            model_requested=context.request.model_requested,
-            model=context.request.model,
+            tier=tenant.tier,
+            model_requested=request.model_requested,
+            model=request.model,
             replica=meter.replica,
-            endpoint=context.request.operation.value,
-            is_stream=context.request.is_stream,
+            endpoint=request.operation,
+            is_stream=request.is_stream,
             admitted_at=context.admitted_at,
             occurred_at=self.clock.now(),
             outcome=outcome,
@@ -112,7 +113,7 @@ class EventSource:
             input_uncached_tokens=usage.prompt_tokens - usage.cached_prompt_tokens,
             input_cache_read_tokens=usage.cached_prompt_tokens,
             output_text_tokens=usage.completion_tokens,
-            reserved_tokens=context.request.estimated_tokens,
+            reserved_tokens=request.estimated_tokens,
             ttft_ms=(
                 None if first_byte is None else (first_byte - context.started_monotonic_s) * 1e3
             ),

@@ -47,10 +47,11 @@ class Metrics:
     def count_refusal(self, reason: str) -> None:
         self._refusals[(("reason", reason),)] += 1
 
-    def count_tokens(self, *, uncached: int, cached: int, output: int) -> None:
-        self._num_tokens["input"] += uncached
-        self._num_tokens["cached"] += cached
-        self._num_tokens["output"] += output
+    def count_usage(self, *, uncached: int, cached: int, output: int) -> None:
+        tokens = self._num_tokens
+        tokens["input"] += uncached
+        tokens["cached"] += cached
+        tokens["output"] += output
 
     def count_shipped(self, num_events: int) -> None:
         self.num_shipped += num_events

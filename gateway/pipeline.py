@@ -180,7 +180,8 @@ class Pipeline:
             closing = settlement.closing or settlement.close(relay.usage(), Outcome.CANCELLED)
             trace.usage, trace.outcome = closing.usage, closing.outcome
             relay.close()
-        await self._stages.desk.hold(closing)
+        if self._stages.desk.waits:
+            await closing.until_kept()
         if failure is not None:
             raise failure
         return end

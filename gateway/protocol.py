@@ -72,6 +72,7 @@ class DataPlaneProtocol(HttpToolsProtocol):
         self._make_request_id = make_request_id
         self._limits = limits
         self._num_hosts = 0  # of the message that is being parsed
+        self._num_announced_bytes = 0  # of its body
         self._is_in_head = True
         self._num_framing_bytes = 0  # since the last byte of a body: head, chunk sizes, trailers
         self._is_turn_due = False  # an answer has ended, but the client does not read
@@ -110,7 +111,7 @@ class DataPlaneProtocol(HttpToolsProtocol):
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
-        self._num_hosts = 0
+        self._num_hosts = self._num_announced_bytes = 0
         self._incoming = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -119,6 +120,8 @@ class DataPlaneProtocol(HttpToolsProtocol):
             name = name.lower()
             if name == b"host":
                 self._num_hosts += 1
+            elif name == b"content-length":
+                self._num_announced_bytes = int(value)
             elif name == b"expect" and value.lower() == b"100-continue":
                 self.expect_100_continue = True
             self.headers.append((name, value))
@@ -127,7 +130,8 @@ class DataPlaneProtocol(HttpToolsProtocol):
         """Raises InvalidRequest, which ends the parsing, and with it the connection."""
         self._is_in_head = False
         is_modern = self.parser.get_http_version() != "1.0"
-        self._check_host(is_needed=is_modern)
+        if self._num_hosts != 1:
+            self._refuse_hosts(is_needed=is_modern)
         operation = DATA_PLANE_PATHS.get(self.url) or self._operation_of_query()
         if operation is None or self.parser.get_method() != b"POST":
             self._hand_to_uvicorn()
@@ -144,7 +148,7 @@ class DataPlaneProtocol(HttpToolsProtocol):
         self._take_place(exchange)
         if self.parser.should_upgrade():  # the parser would take the body for another protocol's
             self._refuse(exchange, InvalidRequest("Send the request without 'Upgrade'."))
-        elif self._is_announced_too_large(exchange):
+        elif self._num_announced_bytes > self._limits.max_body_bytes:
             self._refuse(exchange, self._too_large())
         elif exchange is self._running and self.expect_100_continue:
             self.transport.write(_CONTINUE)
@@ -173,8 +177,8 @@ class DataPlaneProtocol(HttpToolsProtocol):
         elif exchange is None:
             super().on_message_complete()
         else:
-            exchange.body = b"".join(self._incoming_parts)
-            self._incoming_parts = []
+            parts, self._incoming_parts = self._incoming_parts, []
+            exchange.body = parts[0] if len(parts) == 1 else b"".join(parts)
             exchange.is_whole = True
             if exchange is self._running:
                 self._begin(exchange)
@@ -182,9 +186,9 @@ class DataPlaneProtocol(HttpToolsProtocol):
     def _operation_of_query(self) -> Operation | None:
         return DATA_PLANE_PATHS.get(self.url.partition(b"?")[0])
 
-    def _check_host(self, *, is_needed: bool) -> None:
+    def _refuse_hosts(self, *, is_needed: bool) -> None:
         """RFC 9112, 3.2: two could be taken for two sites, by us and by whoever is before us."""
-        if not is_needed <= self._num_hosts <= 1:
+        if is_needed or self._num_hosts > 1:
             raise InvalidRequest("A request needs one 'Host' header, no more and no less.")
 
     def _hand_to_uvicorn(self) -> None:
@@ -211,10 +215,6 @@ class DataPlaneProtocol(HttpToolsProtocol):
 
     def _too_large(self) -> RequestTooLarge:
         return RequestTooLarge(f"The body may hold at most {self._limits.max_body_bytes} bytes.")
-
-    def _is_announced_too_large(self, exchange: Exchange) -> bool:
-        length = exchange.header(b"content-length")
-        return length is not None and int(length) > self._limits.max_body_bytes
 
     def _refuse(self, exchange: Exchange, error: GatewayError) -> None:
         """In its turn; the rest of its body is read and dropped."""
@@ -269,8 +269,10 @@ class DataPlaneProtocol(HttpToolsProtocol):
         if self.flow.write_paused:
             self._is_turn_due = True
             self.flow.pause_reading()
-        else:
+        elif self._waiting or self.flow.read_paused:
             self._go_on()
+        else:
+            self._idle_since_s = self.loop.time()
 
     def _go_on(self) -> None:
         """Reads on only when nothing waits: what one client can make us keep is bounded."""

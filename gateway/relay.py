@@ -6,7 +6,8 @@ only go on or end with an error event.  The relay keeps the meter; it never sett
 
 import asyncio
 import re
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
 import msgspec
 
@@ -48,6 +49,7 @@ def _is_plain(chunk: bytes) -> bool:
     )
 
 
+_EVENT_STREAM = b"text/event-stream"
 _NULL = msgspec.Raw(b"null")
 
 
@@ -67,6 +69,10 @@ class _Attempt(msgspec.Struct, frozen=True):
 
 
 class Relay:
+    _is_answered = False
+    _is_usage_final = False
+    _retry_after_ms: int | None = None  # the least that a replica asked for
+
     def __init__(
         self, fleet: Fleet, exchange: Exchange, context: RequestContext, meter: Meter, head: bytes
     ) -> None:
@@ -76,11 +82,7 @@ class Relay:
         self._meter = meter
         self._head = head  # header lines of the answer
         self._attempt: _Attempt | None = None
-        self._splitter = EventSplitter(fleet.limits.max_event_bytes)
-        self._is_stream = False
-        self._is_answered = False
-        self._is_usage_final = False
-        self._retry_after_ms: int | None = None  # the least that a replica asked for
+        self._splitter: EventSplitter | None = None  # None: not a stream, so far
 
     async def answer(self) -> bytes:
         """Relays all but the end, and returns that: ``[DONE]``, or the whole document.
@@ -90,15 +92,17 @@ class Relay:
         response = await self._open()
         if response.status != 200:
             raise refusal(response.status, await self._read(response, _MAX_ERROR_BYTES))
-        self._is_stream = response.is_event_stream
-        relay = self._relay_stream if self._is_stream else self._relay_document
-        end = await relay(response)
+        if response.content_type.lower().startswith(_EVENT_STREAM):
+            end = await self._relay_stream(response)
+        else:
+            body = await self._read(response, self._fleet.limits.max_answer_bytes)
+            end = self._meter_document(body)
         self._is_answered = True
         return end
 
     def send_end(self, end: bytes) -> None:
         """What ``answer`` returned."""
-        if not self._is_stream:
+        if self._splitter is None:
             self._exchange.send(200, self._head, end)
             return
         if not self._exchange.is_started:
@@ -151,7 +155,7 @@ class Relay:
                 self._fleet.pool.mark_unreachable(attempt.replica.name)
                 attempt.response.cancel()
             else:
-                if not self._is_turned_away(attempt):
+                if attempt.response.status != 503 or not self._is_turned_away(attempt):
                     self._exchange.body = b""  # megabytes, maybe, which no other replica needs now
                     return attempt.response
                 self._note_retry_after(attempt.response)
@@ -179,9 +183,8 @@ class Relay:
         return self._attempt
 
     def _is_turned_away(self, attempt: _Attempt) -> bool:
-        """The replica is draining or full, and has done nothing."""
-        elapsed_s = self._fleet.clock.monotonic_s() - attempt.began_monotonic_s
-        return attempt.response.status == 503 and elapsed_s < _AT_ONCE_S
+        """With its 503: the replica is draining or full, and has done nothing."""
+        return self._fleet.clock.monotonic_s() - attempt.began_monotonic_s < _AT_ONCE_S
 
     def _note_retry_after(self, response: UpstreamResponse) -> None:
         if response.retry_after_s is not None:
@@ -199,31 +202,32 @@ class Relay:
 
     # Relaying
 
-    async def _relay_document(self, response: UpstreamResponse) -> bytes:
-        body = await self._read(response, self._fleet.limits.max_answer_bytes)
-        self._meter.engine_usage = reported_usage(body)
-        self._meter.num_content_events = len(body) // _ANSWER_BYTES_PER_TOKEN
-        self._note_first_byte()
+    def _meter_document(self, body: bytes) -> bytes:
+        meter = self._meter
+        meter.engine_usage = reported_usage(body)
+        meter.num_content_events = len(body) // _ANSWER_BYTES_PER_TOKEN
+        meter.first_byte_monotonic_s = self._fleet.clock.monotonic_s()
         return body
 
     async def _relay_stream(self, response: UpstreamResponse) -> bytes:
-        exchange, splitter = self._exchange, self._splitter
+        exchange = self._exchange
+        self._splitter = splitter = EventSplitter(self._fleet.limits.max_event_bytes)
         while True:
             chunk = await exchange.watch(response.next_chunk())
             if splitter.is_between_events and _is_plain(chunk):
                 self._count_texts(chunk)
                 self._send(chunk)
             else:
-                end = self._relay_events(chunk)
+                end = self._relay_events(splitter, chunk)
                 if end is not None:
                     return end
             if exchange.is_write_paused:
                 await exchange.wait_writable()
 
-    def _relay_events(self, chunk: bytes) -> bytes | None:
+    def _relay_events(self, splitter: EventSplitter, chunk: bytes) -> bytes | None:
         """One by one, for one of them may not be for the client; the last, once it has come."""
         try:
-            events = list(self._splitter.feed(chunk)) if chunk else [self._splitter.flush()]
+            events = list(splitter.feed(chunk)) if chunk else [splitter.flush()]
         except EventTooLarge as exc:
             raise UpstreamError("The replica sent an event without end.") from exc
         visible: list[bytes] = []
@@ -277,15 +281,11 @@ class Relay:
         if self._exchange.is_started:
             self._exchange.write_stream(events)
         else:
-            self._note_first_byte()
+            self._meter.first_byte_monotonic_s = self._fleet.clock.monotonic_s()
             self._exchange.start_stream(self._head, events)
 
-    def _note_first_byte(self) -> None:
-        if self._meter.first_byte_monotonic_s is None:
-            self._meter.first_byte_monotonic_s = self._fleet.clock.monotonic_s()
-
-    async def _read(self, response: UpstreamResponse, max_bytes: int) -> bytes:
-        return await read_body(response, max_bytes, self._exchange.watch)
+    def _read(self, response: UpstreamResponse, max_bytes: int) -> Coroutine[Any, Any, bytes]:
+        return read_body(response, max_bytes, self._exchange.watch)
 
     # Stopping
 
@@ -320,7 +320,7 @@ class Relay:
 
     async def _drain(self, response: UpstreamResponse) -> None:
         """Looks for a usage report among what has arrived already, or arrives in a moment."""
-        splitter = self._splitter
+        splitter = self._splitter or EventSplitter(self._fleet.limits.max_event_bytes)
         try:
             async with asyncio.timeout(_DRAIN_S):
                 while chunk := await response.next_chunk():

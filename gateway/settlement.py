@@ -26,6 +26,12 @@ class Closing(msgspec.Struct, frozen=True):
     committed: Completion[None] | None  # the event is on disk
     settled: Completion[bool]  # the store has confirmed, or did not in time
 
+    async def until_kept(self) -> None:
+        """Within the bounds of both.  Raises SpoolUnavailable."""
+        if self.committed is not None:
+            await self.committed
+        await self.settled  # as a rule it came first
+
 
 @dataclass(frozen=True, slots=True)
 class SettlementDesk:
@@ -35,14 +41,6 @@ class SettlementDesk:
     spool: Spool
     source: EventSource
     waits: bool  # False: a crash may lose the usage of answers that ended milliseconds before
-
-    async def hold(self, closing: Closing) -> None:
-        """Until committed and settled, within the bounds of both.  Raises SpoolUnavailable."""
-        if not self.waits:
-            return
-        if closing.committed is not None:
-            await closing.committed
-        await closing.settled  # as a rule it came first
 
 
 class Settlement:

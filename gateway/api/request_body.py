@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from contracts.policy import Limits
 from contracts.replica_api import CACHE_SALT_FIELD, GATEWAY_OWNED_FIELDS
@@ -110,21 +110,20 @@ def _measure_completion(body: CompletionBody, grant: Grant) -> tuple[int, int, b
 
 def _completion_bound(body: Body, limits: Limits) -> int:
     """Most tokens of one choice.  Whichever field the replica obeys, the bound holds."""
-    asked = _asked("max_completion_tokens", body.max_completion_tokens, limits)
-    also_asked = _asked("max_tokens", body.max_tokens, limits)
-    if asked is None:
-        return limits.default_completion_tokens if also_asked is None else also_asked
-    return asked if also_asked is None else max(asked, also_asked)
+    bound = 0  # what is asked for is more
+    if isinstance(body.max_tokens, int):
+        bound = _checked("max_tokens", body.max_tokens, limits)
+    if body.max_completion_tokens is not None:
+        bound = max(bound, _checked("max_completion_tokens", body.max_completion_tokens, limits))
+    return limits.default_completion_tokens if bound == 0 else bound
 
 
-def _asked(name: str, value: int | UnsetType | None, limits: Limits) -> int | None:
-    if not isinstance(value, int):
-        return None
-    if value > limits.max_completion_tokens:
+def _checked(name: str, asked: int, limits: Limits) -> int:
+    if asked > limits.max_completion_tokens:
         raise InvalidRequest(
-            f"{name} may be at most {limits.max_completion_tokens}, got {value}.", param=name
+            f"{name} may be at most {limits.max_completion_tokens}, got {asked}.", param=name
         )
-    return value
+    return asked
 
 
 # What the replica gets

@@ -63,7 +63,7 @@ class UpstreamConnection(asyncio.Protocol):
         assert self._response is None
         self._response = response
         self._reset_message()
-        response.attach(self)
+        response.source = self
         response.is_sent = True
         self._num_request_bytes = len(response.request)
         self._sent_s = self._loop.time()
@@ -83,7 +83,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._has_answered = True
-        self._allow(self._idle_timeout_s)
+        self._deadline_s = self._loop.time() + self._idle_timeout_s
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
@@ -99,7 +99,7 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         response, self._response = self._response, None
         if response is not None:
-            response.detach()
+            response.source = None
             self._end_by_loss(response, exc)
         self._transport = None
         self._on_closed(self)
@@ -152,7 +152,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._num_served += 1
         self._num_sent_bytes += self._num_request_bytes
         self.idle_since_s = self._loop.time()
-        response.detach()
+        response.source = None
         if self._is_reusable and not self._has_excess and self.is_usable:
             assert self._transport is not None
             self._transport.resume_reading()
@@ -194,7 +194,7 @@ class UpstreamConnection(asyncio.Protocol):
         response, self._response = self._response, None
         self.close()
         if response is not None:
-            response.detach()
+            response.source = None
             response.fail(failure)
 
     # A response's source
@@ -203,7 +203,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Closing is how HTTP/1.1 says so."""
         response, self._response = self._response, None
         if response is not None:
-            response.detach()
+            response.source = None
             response.fail(UpstreamError("cancelled"))
         if self._transport is not None:
             self._transport.abort()

@@ -125,12 +125,12 @@ class ReplicaClient:
             self._dial(response)
         else:
             connection.send(response)
-        self._check_soon()
+        if self._check is None:
+            self._check_soon()
         return response
 
     def _check_soon(self) -> None:
-        if self._check is None:
-            self._check = self._loop.call_later(_CHECK_S, self._check_deadlines)
+        self._check = self._loop.call_later(_CHECK_S, self._check_deadlines)
 
     def _check_deadlines(self) -> None:
         """Looks again later, also if somebody raises who learns here that his time is up."""
@@ -140,7 +140,8 @@ class ReplicaClient:
             for connection in list(self._open):
                 connection.check_deadline(now_s)
         finally:
-            if self._dialling or len(self._open) > len(self._idle):
+            is_busy = self._dialling or len(self._open) > len(self._idle)
+            if is_busy and self._check is None:
                 self._check_soon()
 
     def _take_idle(self) -> UpstreamConnection | None:
@@ -156,7 +157,7 @@ class ReplicaClient:
     def _dial(self, response: UpstreamResponse) -> None:
         response.is_sent = False  # what was written to a dead connection does not count
         task = self._loop.create_task(self._connect(response))
-        response.attach(_Dialling(task))
+        response.source = _Dialling(task)
         self._dialling.add(task)
         task.add_done_callback(functools.partial(self._dialled, response))
 
@@ -172,7 +173,7 @@ class ReplicaClient:
                     self._new_connection, self._host, self._port
                 )
         except (OSError, TimeoutError):
-            response.detach()
+            response.source = None
             response.fail(UpstreamUnreachable(f"Replica {self.name!r} cannot be reached."))
             return
         self._open.add(connection)
@@ -214,7 +215,10 @@ async def read_body(
     ``watch`` waits for a chunk and may end the wait by raising.
     """
     if response.is_ended:  # as most are by the time their head is looked at
-        return _checked(response.take(), max_bytes)
+        body = response.take()
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+        return body
     parts: list[bytes] = []
     num_bytes = 0
     while not response.is_exhausted and (chunk := await watch(response.next_chunk())):
@@ -224,12 +228,6 @@ async def read_body(
             raise _too_large(max_bytes)
         parts.append(chunk)
     return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _checked(body: bytes, max_bytes: int) -> bytes:
-    if len(body) > max_bytes:
-        raise _too_large(max_bytes)
-    return body
 
 
 def _too_large(max_bytes: int) -> UpstreamError:

@@ -36,16 +36,12 @@ class UpstreamResponse:
     _num_buffered_bytes = 0
     _failure: UpstreamError | None = None
     _next: Completion[bytes] | None = None
-    _source: Source | None = None
+    source: Source | None = None  # None: nothing more will come
 
     def __init__(self, request: bytes) -> None:
         self.request = request  # kept whole until the head is in: it may be sent once more
         self.head: Completion[None] = Completion()
         self._chunks: list[bytes] = []
-
-    @property
-    def is_event_stream(self) -> bool:
-        return self.content_type.lower().startswith(b"text/event-stream")
 
     @property
     def is_exhausted(self) -> bool:
@@ -74,29 +70,24 @@ class UpstreamResponse:
         taken = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         self._chunks = []
         self._num_buffered_bytes = 0
-        if self.is_paused and self._source is not None:
+        if self.is_paused and self.source is not None:
             self.is_paused = False
-            self._source.resume()
+            self.source.resume()
         return taken
 
     def cancel(self) -> None:
         """Closes the connection unless the answer is complete.  Idempotent."""
-        if self._source is not None:
-            source, self._source = self._source, None
+        if self.source is not None:
+            source, self.source = self.source, None
             source.abandon()
 
     def discard(self) -> None:
         """The consumer has all it wants; the connection is worth keeping if the end is near."""
         self._is_discarding = True
-        self.take()
+        if not self.is_ended:
+            self.take()
 
     # For the connection
-
-    def attach(self, source: Source) -> None:
-        self._source = source
-
-    def detach(self) -> None:
-        self._source = None
 
     def set_head(self, status: int, content_type: bytes, retry_after_s: int | None) -> None:
         self.request = b""
@@ -108,19 +99,23 @@ class UpstreamResponse:
             return
         self._chunks.append(chunk)
         self._num_buffered_bytes += len(chunk)
-        if self._num_buffered_bytes > _HIGH_WATER_BYTES and not self.is_paused and self._source:
+        if self._num_buffered_bytes > _HIGH_WATER_BYTES and not self.is_paused and self.source:
             self.is_paused = True
-            self._source.pause()
+            self.source.pause()
 
     def publish(self) -> None:
         """Wakes the consumer: once per read of the socket, not once per chunk."""
         if self.status:
             self.head.resolve(None)
-        self._serve_next()
+        if self._next is not None:
+            self._serve_next()
 
     def end(self) -> None:
         self.is_ended = True
-        self.publish()
+        if self.status:
+            self.head.resolve(None)
+        if self._next is not None:
+            self._serve_next()
 
     def fail(self, failure: UpstreamError) -> None:
         self._failure = failure
