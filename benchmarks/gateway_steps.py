@@ -11,6 +11,7 @@ which of our lines runs.  A call into C counts for the line that made it.
 
 import argparse
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -297,6 +298,9 @@ async def measure(folder: Path, load: Load, options: argparse.Namespace) -> None
         for _ in range(options.connections):
             load.connect(server)
         await load.run(NUM_WARM_UP)
+        gc.collect()
+        gc.freeze()  # as the gateway's own main does
+        gc.set_threshold(20_000, 20, 20)
         per_request = options.requests // NUM_ROUNDS * max(1, options.chunks)
         loop_us, all_us = [], []
         for _ in range(NUM_ROUNDS):

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -19,13 +19,9 @@ logger = logging.getLogger(__name__)
 CLIENT_CLOSED_REQUEST = 499  # nginx's code for a client that did not wait; never sent
 
 
-@dataclass(slots=True)
 class Trace:
     """One request as far as it got; ``None`` where it did not get."""
 
-    request_id: str
-    operation: Operation
-    started_monotonic_s: float
     status: int = CLIENT_CLOSED_REQUEST
     reason: str | None = None  # the error's code
     grant: Grant | None = None
@@ -33,7 +29,12 @@ class Trace:
     budget: Budget | None = None
     usage: Usage | None = None
     outcome: Outcome | None = None
-    meter: Meter = field(default_factory=Meter)
+
+    def __init__(self, request_id: str, operation: Operation, started_monotonic_s: float) -> None:
+        self.request_id = request_id
+        self.operation = operation
+        self.started_monotonic_s = started_monotonic_s
+        self.meter = Meter()
 
 
 _HEAD = (
@@ -51,6 +52,8 @@ class AccessLog:
         self._clock = clock
         self._write = write
         self._is_on = logger.isEnabledFor(logging.INFO)
+        self._second = -1.0  # whose date and time these are
+        self._date_and_time = b""
 
     def begin(self, request_id: str, operation: Operation) -> Trace:
         self._metrics.num_active += 1
@@ -64,24 +67,33 @@ class AccessLog:
     def _count(self, trace: Trace) -> None:
         metrics, usage = self._metrics, trace.usage
         metrics.num_active -= 1
-        metrics.count_request(trace.operation, trace.status)
+        metrics.requests[trace.operation, trace.status] += 1
         if trace.reason is not None:
             metrics.count_refusal(trace.reason)
         if usage is not None:
-            metrics.count_usage(
-                uncached=usage.prompt_tokens - usage.cached_prompt_tokens,
-                cached=usage.cached_prompt_tokens,
-                output=usage.completion_tokens,
-            )
+            cached = usage.cached_prompt_tokens
+            metrics.num_cached_tokens += cached
+            metrics.num_input_tokens += usage.prompt_tokens - cached
+            metrics.num_output_tokens += usage.completion_tokens
         first_byte = trace.meter.first_byte_monotonic_s
         if first_byte is not None:
-            metrics.observe_ttft(first_byte - trace.started_monotonic_s)
+            metrics.ttft_s.observe(first_byte - trace.started_monotonic_s)
+
+    def _now(self) -> bytes:
+        """As a JSON string; a second's date and time are written once."""
+        second, fraction = divmod(self._clock.wall_s(), 1)
+        if second != self._second:
+            self._second = second
+            self._date_and_time = (
+                f"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%M:%S}".encode()
+            )
+        return b'"%b.%06dZ"' % (self._date_and_time, fraction * 1e6)
 
     def _line(self, trace: Trace) -> bytes:
         """Fields as in ``contracts.logs``; without those of steps that it did not reach."""
         started_s, meter = trace.started_monotonic_s, trace.meter
         line = _HEAD % (
-            _encode(self._clock.now()),
+            self._now(),
             trace.request_id.encode(),
             trace.operation.encode(),
             trace.status,

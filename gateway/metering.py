@@ -25,7 +25,6 @@ class Usage(msgspec.Struct, frozen=True):
 NOTHING_USED = Usage(0, 0, 0, UsageSource.ENGINE)
 
 
-@dataclass(slots=True)
 class Meter:
     """What is known so far about one attempt.  Zero is a count, ``None`` is "unknown"."""
 
@@ -61,15 +60,13 @@ class _UsageCarrier(msgspec.Struct):
     usage: _ReportedUsage | None = None
 
 
+_SHORT_BYTES = 2_048  # as soon read from the beginning
 _usage_decoder = msgspec.json.Decoder(_UsageCarrier)
 
 
 def reported_usage(document: bytes) -> Usage | None:
     """The ``usage`` member of an OpenAI object, or ``None`` where there is no valid one."""
-    try:
-        usage = _usage_decoder.decode(document).usage
-    except UNDECODABLE:
-        return None
+    usage = _usage_at_end(document) if len(document) > _SHORT_BYTES else _usage_of(document)
     if usage is None:
         return None
     details = usage.prompt_tokens_details
@@ -80,6 +77,21 @@ def reported_usage(document: bytes) -> Usage | None:
         usage.completion_tokens,
         UsageSource.ENGINE,
     )
+
+
+def _usage_of(document: bytes) -> _ReportedUsage | None:
+    try:
+        return _usage_decoder.decode(document).usage
+    except UNDECODABLE:
+        return None
+
+
+def _usage_at_end(document: bytes) -> _ReportedUsage | None:
+    """Reads from the last member of that name on, which is not inside a string: there its quotes
+    would be escaped.  If it is no member of the whole object, there is a brace too many."""
+    start = document.rfind(b'"usage"')
+    usage = None if start < 0 else _usage_of(b"{" + document[start:])
+    return _usage_of(document) if usage is None else usage
 
 
 @dataclass(frozen=True, slots=True)

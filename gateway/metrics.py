@@ -33,39 +33,33 @@ class Histogram:
 
 
 class Metrics:
+    """Numbers that their sources add to: a call for each would cost more than the addition."""
+
     def __init__(self) -> None:
-        self._requests: Counter[tuple[str, int]] = Counter()  # by endpoint and status
-        self._refusals: Counter[Labels] = Counter()
-        self._num_tokens = {"input": 0, "cached": 0, "output": 0}
-        self._ttft = Histogram(names.LATENCY_BUCKETS_S)
+        self.requests: Counter[tuple[str, int]] = Counter()  # by endpoint and status
+        self.num_input_tokens = 0  # without the cached ones
+        self.num_cached_tokens = 0
+        self.num_output_tokens = 0
+        self.ttft_s = Histogram(names.LATENCY_BUCKETS_S)
         self.num_active = 0
         self.num_shipped = 0
-
-    def count_request(self, endpoint: str, status: int) -> None:
-        self._requests[endpoint, status] += 1
+        self._refusals: Counter[Labels] = Counter()
 
     def count_refusal(self, reason: str) -> None:
         self._refusals[(("reason", reason),)] += 1
 
-    def count_usage(self, *, uncached: int, cached: int, output: int) -> None:
-        tokens = self._num_tokens
-        tokens["input"] += uncached
-        tokens["cached"] += cached
-        tokens["output"] += output
-
     def count_shipped(self, num_events: int) -> None:
         self.num_shipped += num_events
-
-    def observe_ttft(self, seconds: float) -> None:
-        self._ttft.observe(seconds)
 
     def render(self, *, num_spooled: int) -> str:
         requests: dict[Labels, int] = {
             (("endpoint", endpoint), ("status", str(status))): count
-            for (endpoint, status), count in self._requests.items()
+            for (endpoint, status), count in self.requests.items()
         }
         tokens: dict[Labels, int] = {
-            (("class", kind),): count for kind, count in self._num_tokens.items()
+            (("class", "input"),): self.num_input_tokens,
+            (("class", "cached"),): self.num_cached_tokens,
+            (("class", "output"),): self.num_output_tokens,
         }
         return "\n".join(
             [
@@ -76,7 +70,7 @@ class Metrics:
                 *_family(names.GATEWAY_SPOOLED_EVENTS, "counter", {(): num_spooled}),
                 *_family(names.GATEWAY_SHIPPED_EVENTS, "counter", {(): self.num_shipped}),
                 f"# TYPE {names.GATEWAY_TTFT} histogram",
-                *self._ttft.lines(names.GATEWAY_TTFT),
+                *self.ttft_s.lines(names.GATEWAY_TTFT),
                 "",
             ]
         )

@@ -46,6 +46,8 @@ class SettlementDesk:
 class Settlement:
     """Owns the end of one request: the first ``close`` wins, later ones change nothing."""
 
+    closing: Closing | None = None
+
     def __init__(
         self, desk: SettlementDesk, context: RequestContext, reservation: Reservation, meter: Meter
     ) -> None:
@@ -53,7 +55,6 @@ class Settlement:
         self._context = context
         self._reservation = reservation
         self._meter = meter
-        self.closing: Closing | None = None
 
     def close(self, usage: Usage, outcome: Outcome) -> Closing:
         if self.closing is None:

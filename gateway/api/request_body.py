@@ -13,7 +13,7 @@ from contracts.replica_api import CACHE_SALT_FIELD, GATEWAY_OWNED_FIELDS
 from gateway.admission.estimate import estimate_prompt_tokens, num_prompts
 from gateway.api.affinity import chat_affinity_key, prompt_affinity_key
 from gateway.api.context import InferenceRequest, Operation
-from gateway.api.schemas import ChatCompletionBody, CompletionBody, StreamOptions
+from gateway.api.schemas import ABSENT, ChatCompletionBody, CompletionBody, StreamOptions
 from gateway.errors import InvalidRequest
 from gateway.policies import Grant
 
@@ -82,8 +82,8 @@ def _decode(operation: Operation, raw_body: bytes) -> Body:
 
 
 def _check_members(body: Body) -> None:
-    if bytes(body.priority) or bytes(body.resume_tokens) or bytes(body.return_token_ids):
-        name = next(n for n in sorted(GATEWAY_OWNED_FIELDS) if bytes(getattr(body, n)))
+    if not body.priority is body.resume_tokens is body.return_token_ids is ABSENT:
+        name = next(n for n in sorted(GATEWAY_OWNED_FIELDS) if getattr(body, n) is not ABSENT)
         raise InvalidRequest(f"{name} is not for clients to set.", param=name)
 
 

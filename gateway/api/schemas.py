@@ -15,7 +15,7 @@ _Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
 _Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]  # OpenAI's own bound
 
 
-_ABSENT = msgspec.Raw(b"")
+ABSENT = msgspec.Raw(b"")  # itself, not an equal
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -35,14 +35,14 @@ class _Generation(msgspec.Struct, frozen=True, kw_only=True):
     prompt_cache_key: str | None = None
     cache_salt: str | UnsetType | None = UNSET
     # contracts.replica_api.GATEWAY_OWNED_FIELDS
-    priority: msgspec.Raw = _ABSENT
-    resume_tokens: msgspec.Raw = _ABSENT
-    return_token_ids: msgspec.Raw = _ABSENT
+    priority: msgspec.Raw = ABSENT
+    resume_tokens: msgspec.Raw = ABSENT
+    return_token_ids: msgspec.Raw = ABSENT
 
 
 class ChatCompletionBody(_Generation, frozen=True, kw_only=True):
     messages: msgspec.Raw
-    tools: msgspec.Raw = _ABSENT
+    tools: msgspec.Raw = ABSENT
 
 
 class CompletionBody(_Generation, frozen=True, kw_only=True):

@@ -56,7 +56,7 @@ async def test_kill_right_after_an_answer_loses_nothing(
 async def test_sequence_numbers_have_no_gaps_and_segments_rotate(
     start_gateway: Callable[..., Gateway], make_tenant: Callable[..., Tenant], upstream: Upstream
 ) -> None:
-    gateway = start_gateway(GATEWAY_SPOOL_SEGMENT_BYTES="2000")
+    gateway = start_gateway(GATEWAY_SPOOL_SEGMENT_BYTES="1000")
     tenant = make_tenant(on=gateway)
     await tenant.accepted()
     for _ in range(4):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.api.affinity import chat_affinity_key, prompt_affinity_key
@@ -92,6 +92,7 @@ def test_the_order_of_endpoints_does_not_matter() -> None:
     st.sets(st.text("abcdefgh0123456789-", min_size=1, max_size=8), min_size=2, max_size=8),
     st.data(),
 )
+@settings(deadline=None)  # the machine may be busy
 def test_removing_one_moves_only_its_keys(names: set[str], draw: st.DataObject) -> None:
     removed = draw.draw(st.sampled_from(sorted(names)))
     for key in KEYS[:60]:
@@ -172,6 +173,7 @@ messages = st.fixed_dictionaries(
     after=st.lists(messages, max_size=3),
     separators=st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", " :\t")]),
 )
+@settings(deadline=None)
 def test_any_conversation_keeps_its_key_from_its_first_question_on(
     before: list[object], first: object, after: list[object], separators: tuple[str, str]
 ) -> None:
