@@ -9,8 +9,12 @@ Any OpenAI-compatible server can stand in a replica's place.  It ignores what it
   ``deadline``, with what it has and what that took.
 - ``resume_tokens`` (body field): token ids generated elsewhere already.  The answer goes on behind
   them: same sampling positions, ``max_tokens`` and stop strings as if it had never moved.  They
-  count as prompt tokens here.  ``return_token_ids`` (body field, as vLLM spells it) puts the ids
-  generated here into ``choices[].token_ids``, for whoever may have to resume.
+  count as prompt tokens here.  Every token that has been in ``token_ids`` of a chunk may be among
+  them, though its text may still be held back: that is sent by whoever resumes.
+- ``return_token_ids`` (body field, as vLLM spells it), for whoever may have to resume: answers
+  and chunks have what was generated for them in ``choices[].token_ids``, also without any text;
+  ``prompt_token_ids`` (without what is resumed) stand in the answer, or the first chunk, of a chat,
+  and in ``choices[]`` of a plain completion, or of the first chunk for each.
 - ``POST abort_path(id)``: stop generating now; answers ``AbortedUsage`` with the final count.  A
   server without it answers 404, and the gateway falls back to closing the connection and to its
   own count.

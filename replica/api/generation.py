@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
@@ -63,7 +63,7 @@ async def serve_generation(request: Request, endpoint: Endpoint[Body]) -> Respon
     try:
         body = decode_body(await read_body(request, context), endpoint.body_type)
         check_model(body.model, context.engine)
-        await _submit(context, live, body, endpoint)
+        prompt = await _submit(context, live, body, endpoint)
         has_usage = bool(body.stream_options and body.stream_options.include_usage)
         replies = endpoint.replies(
             ReplyOptions(
@@ -71,7 +71,7 @@ async def serve_generation(request: Request, endpoint: Endpoint[Body]) -> Respon
                 model=context.engine.model_name,
                 created=context.unix_time_s(),
                 has_usage=bool(body.stream) and has_usage,
-                has_token_ids=bool(body.return_token_ids),
+                prompt_token_ids=prompt if body.return_token_ids else None,
             )
         )
         if body.stream:
@@ -100,7 +100,8 @@ def tokenizer_of(engine: Engine) -> Tokenizer:
 
 async def _submit(
     context: ReplicaContext, live: LiveRequest, body: Body, endpoint: Endpoint[Body]
-) -> None:
+) -> Sequence[int]:
+    """The prompt's token ids."""
     engine = context.engine
     refuse_unsupported(body)
     if body.stream_options is not None and not body.stream:
@@ -123,6 +124,7 @@ async def _submit(
         resume_token_ids=resume_tokens(body, budget, tokenizer.eos_token_ids),
     )
     engine.submit(live, work)
+    return prompt
 
 
 def _encode(

@@ -26,10 +26,13 @@ class _ChatMessage(msgspec.Struct, frozen=True):
     content: str
 
 
+_TokenIds = Sequence[int] | msgspec.UnsetType  # where vLLM puts them, when they are asked for
+
+
 class _Choice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     logprobs: None = None
-    token_ids: Sequence[int] | msgspec.UnsetType = msgspec.UNSET  # as vLLM has it, when asked for
+    token_ids: _TokenIds = msgspec.UNSET
 
 
 class _ChatChoice(_Choice, frozen=True, kw_only=True):
@@ -50,6 +53,7 @@ class _ChatChunkChoice(_Choice, frozen=True, kw_only=True):
 class _TextChoice(_Choice, frozen=True, kw_only=True):
     text: str
     finish_reason: str | None = None
+    prompt_token_ids: _TokenIds = msgspec.UNSET
 
 
 class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +63,7 @@ class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: tuple[_ChatChoice | _ChatChunkChoice | _TextChoice, ...]
     usage: UsageBody | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_token_ids: _TokenIds = msgspec.UNSET
 
 
 class Replies(Protocol):
@@ -91,7 +96,7 @@ class ReplyOptions:
     model: str
     created: int  # Unix time, seconds
     has_usage: bool
-    has_token_ids: bool
+    prompt_token_ids: Sequence[int] | None  # None: no token ids are wanted
 
 
 class _Encoder:
@@ -102,17 +107,27 @@ class _Encoder:
         self._options = options
         self._usage: msgspec.UnsetType | None = None if options.has_usage else msgspec.UNSET
 
-    def token_ids(self, piece: Piece) -> Sequence[int] | msgspec.UnsetType:
-        return piece.token_ids if self._options.has_token_ids else msgspec.UNSET
+    @property
+    def has_token_ids(self) -> bool:
+        return self._options.prompt_token_ids is not None
+
+    @property
+    def prompt_token_ids(self) -> _TokenIds:
+        wanted = self._options.prompt_token_ids
+        return msgspec.UNSET if wanted is None else wanted
+
+    def token_ids(self, piece: Piece) -> _TokenIds:
+        return piece.token_ids if self.has_token_ids else msgspec.UNSET
 
     def is_empty(self, piece: Piece) -> bool:
-        return not piece.text and not (self._options.has_token_ids and piece.token_ids)
+        return not piece.text and not (self.has_token_ids and piece.token_ids)
 
     def encode(
         self,
         object_: str,
         *choices: _ChatChoice | _ChatChunkChoice | _TextChoice,
         usage: Usage | None = None,
+        prompt_token_ids: _TokenIds = msgspec.UNSET,
     ) -> bytes:
         return msgspec.json.encode(
             _Envelope(
@@ -122,6 +137,7 @@ class _Encoder:
                 model=self._options.model,
                 choices=choices,
                 usage=self._usage if usage is None else _usage_body(usage),
+                prompt_token_ids=prompt_token_ids,
             )
         )
 
@@ -142,11 +158,20 @@ class ChatReplies:
             )
             for piece in pieces
         ]
-        return self._encoder.encode("chat.completion", *choices, usage=usage)
+        return self._encoder.encode(
+            "chat.completion",
+            *choices,
+            usage=usage,
+            prompt_token_ids=self._encoder.prompt_token_ids,
+        )
 
     def opening(self, index: int) -> bytes | None:
         delta = _ChatDelta(role="assistant", content="")
-        return self._chunk(_ChatChunkChoice(index=index, delta=delta))
+        return self._encoder.encode(
+            "chat.completion.chunk",
+            _ChatChunkChoice(index=index, delta=delta),
+            prompt_token_ids=self._encoder.prompt_token_ids,
+        )
 
     def piece(self, piece: Piece) -> bytes | None:
         if self._encoder.is_empty(piece):
@@ -179,13 +204,18 @@ class CompletionReplies:
                 text=piece.text,
                 finish_reason=piece.finish_reason,
                 token_ids=self._encoder.token_ids(piece),
+                prompt_token_ids=self._encoder.prompt_token_ids,
             )
             for piece in pieces
         ]
         return self._encoder.encode("text_completion", *choices, usage=usage)
 
     def opening(self, index: int) -> bytes | None:
-        return None
+        if not self._encoder.has_token_ids:
+            return None
+        prompt_token_ids = self._encoder.prompt_token_ids
+        choice = _TextChoice(index=index, text="", token_ids=(), prompt_token_ids=prompt_token_ids)
+        return self._encoder.encode("text_completion", choice)
 
     def piece(self, piece: Piece) -> bytes | None:
         if self._encoder.is_empty(piece):

@@ -55,3 +55,17 @@ def replica(
     with ReplicaProcess(log_path, **replica_settings) as process:
         process.wait_ready()
         yield process
+
+
+@pytest.fixture(scope="session")
+def tiny_replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaProcess]:
+    """Random weights, a vocabulary of bytes: whole answers in a millisecond."""
+    from tests.replica.tiny_hf import save_tiny_model  # transformers, which few need
+
+    directory = tmp_path_factory.mktemp("tiny")
+    model = directory / "tiny"
+    save_tiny_model(model, context_length=128)
+    settings = {"model": model, "max_model_len": 128, "kv_cache_bytes": 1 << 20, "max_num_seqs": 8}
+    with ReplicaProcess(directory / "log", **settings, num_threads=1) as process:
+        process.wait_ready()
+        yield process

@@ -3,7 +3,6 @@
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from contracts.replica_api import abort_path
 from replica.api.schemas import ChatCompletionBody, CompletionBody
 from tests.replica.replica_process import ReplicaProcess, events
-from tests.replica.tiny_hf import save_tiny_model
 
 NUM_BODIES = 10_000
 NUM_CLIENTS = 4
@@ -20,18 +18,6 @@ PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
 ACCEPTABLE = {200, 400, 404, 413}
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(scope="module")
-def tiny_replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaProcess]:
-    """Random weights, a vocabulary of bytes: whole answers in a millisecond."""
-    directory = tmp_path_factory.mktemp("tiny")
-    model = directory / "tiny"
-    save_tiny_model(model, context_length=64)
-    settings = {"model": model, "max_model_len": 64, "kv_cache_bytes": 1 << 20, "max_num_seqs": 8}
-    with ReplicaProcess(directory / "log", **settings, num_threads=1) as process:
-        process.wait_ready()
-        yield process
 
 
 class Bodies:
