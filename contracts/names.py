@@ -10,6 +10,8 @@ TenantId = NewType("TenantId", str)
 USAGE_TOPIC = "usage.v1"
 
 HEADER_REQUEST_ID = "x-request-id"
+HEADER_EVENT_ID = "x-pandal-event-id"
+HEADER_TENANT_ID = "x-pandal-tenant-id"
 
 _TENANT_ID = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?")
 

@@ -3,6 +3,8 @@
 Any OpenAI-compatible server can stand in a replica's place.  It ignores what it does not know:
 
 - ``x-request-id`` (request header): the gateway's id of the request, unique per attempt.
+- ``x-pandal-event-id`` and ``x-pandal-tenant-id`` (request headers): the usage event that the
+  gateway will write and whose it is, for the replica's own count (``contracts.replica_usage``).
 - ``cache_salt`` (body field, as vLLM spells it): prefixes are shared only under equal salts.
 - ``priority`` (body field, as vLLM spells it): the least goes first.
 - ``max_time_s`` (body field): seconds from arrival; then the request ends with finish reason

@@ -48,6 +48,10 @@ class DataDir:
     def spool(self) -> Path:
         return self.root / "spool"
 
+    def usage_journal(self, replica: str) -> Path:
+        """What a replica counted itself, to compare with what was billed."""
+        return self.root / "replica-usage" / replica
+
     @property
     def quota(self) -> Path:
         return self.root / "quota"

@@ -64,6 +64,7 @@ def replica_child(plan: FleetPlan, replica: OwnReplica, inherited: Mapping[str, 
             "REPLICA_PRECISION": plan.precision,
             "REPLICA_KV_CACHE_DTYPE": plan.kv_cache_dtype,
             "REPLICA_DRAIN_TIMEOUT_S": str(_replica_drain_s(plan)),
+            "REPLICA_USAGE_JOURNAL_DIR": str(plan.data_dir.usage_journal(replica.name)),
             **_optional("REPLICA_MODEL_CACHE_DIR", plan.model_cache),
         },
     )

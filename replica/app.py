@@ -3,6 +3,7 @@
 import logging
 import secrets
 import time
+from datetime import UTC, datetime
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -15,19 +16,27 @@ from replica.api import abort, blocks, chat, completions, health, load, metrics,
 from replica.api.context import ReplicaContext
 from replica.api.errors import error_response
 from replica.api.patience import Patience, PatientApp
+from replica.api.witness import Witness
 from replica.engine.engine import Engine
 from replica.errors import ReplicaError
+from replica.usage_journal import UsageJournal
 
 logger = logging.getLogger(__name__)
 
 
 def create_app(
-    engine: Engine, patience: Patience, *, max_body_bytes: int, max_choices: int
+    engine: Engine,
+    patience: Patience,
+    journal: UsageJournal | None,
+    *,
+    max_body_bytes: int,
+    max_choices: int,
 ) -> FastAPI:
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     app.state.context = ReplicaContext(
         engine=engine,
         patience=patience,
+        witness=Witness(journal, engine.model_name, lambda: datetime.now(UTC)),
         max_body_bytes=max_body_bytes,
         max_choices=max_choices,
         new_id=lambda: secrets.token_hex(16),

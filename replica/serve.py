@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import secrets
 import signal
 import socket
 import time
@@ -19,6 +20,7 @@ from replica.app import create_app
 from replica.engine.engine import Engine
 from replica.engine.watchdog import Watchdog
 from replica.settings import Settings
+from replica.usage_journal import UsageJournal
 
 _MAX_CHOICES = 16  # of one request, and no more than can run at once
 _KEEP_ALIVE_S = 75  # longer than a gateway's pool keeps a connection idle
@@ -27,7 +29,14 @@ _ABORT_TIMEOUT_S = 3.0  # for the engine to count what it is made to stop: a ste
 _ENGINE_END_TIMEOUT_S = 2.0
 _CLOSE_TIMEOUT_S = 2.0  # at least, for answers on their way when all else is over
 _CANCEL_TIMEOUT_S = 1.0  # for the server, which would log each answer that it ends as a defect
-ENDING_S = _ABORT_TIMEOUT_S + _ENGINE_END_TIMEOUT_S + _CLOSE_TIMEOUT_S + _CANCEL_TIMEOUT_S
+_JOURNAL_TIMEOUT_S = 0.5  # for what is not written yet: a few lines
+ENDING_S = (
+    _ABORT_TIMEOUT_S
+    + _ENGINE_END_TIMEOUT_S
+    + _CLOSE_TIMEOUT_S
+    + _CANCEL_TIMEOUT_S
+    + _JOURNAL_TIMEOUT_S
+)
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +61,11 @@ async def serve(settings: Settings) -> int:
         read_timeout_s=settings.read_timeout_s, write_timeout_s=settings.write_timeout_s
     )
     engine = _engine(settings)
+    journal = _journal(settings)
     app = create_app(
         engine,
         patience,
+        journal,
         max_body_bytes=settings.max_body_bytes,
         max_choices=min(_MAX_CHOICES, settings.max_num_seqs),
     )
@@ -73,10 +84,24 @@ async def serve(settings: Settings) -> int:
             else:
                 exit_code = await _linger(engine, running, settings.failure_linger_s)
             _close(server, patience, give_up_at_s - time.monotonic())
+    if journal is not None:
+        journal.stop(_JOURNAL_TIMEOUT_S)
     if exit_code != 0:
         # The log's last line: what a supervisor shows of it.
         logger.error("replica failed", extra={"error": engine.state.detail})
     return exit_code
+
+
+def _journal(settings: Settings) -> UsageJournal | None:
+    if settings.usage_journal_dir is None:
+        return None
+    journal = UsageJournal(
+        settings.usage_journal_dir,
+        boot_id=f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(4)}",
+        max_bytes=settings.usage_journal_bytes,
+    )
+    journal.start()
+    return journal
 
 
 def _engine(settings: Settings) -> Engine:

@@ -97,6 +97,8 @@ class Settings(BaseSettings):
     hang_exit_timeout_s: float = Field(
         60.0, gt=0
     )  # no step for so long: nothing will come; a supervisor starts anew
+    usage_journal_dir: Path | None = None  # None: nobody reconciles, so nothing is kept
+    usage_journal_bytes: int = Field(64 << 20, ge=1 << 16)  # the latest 130,000 requests
     failure_linger_s: float = Field(1.0, ge=0)  # after the engine died: for errors to reach clients
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

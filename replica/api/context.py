@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from replica.api.patience import Patience
+from replica.api.witness import Witness
 from replica.engine.engine import Engine
 
 
@@ -13,6 +14,7 @@ from replica.engine.engine import Engine
 class ReplicaContext:
     engine: Engine
     patience: Patience
+    witness: Witness
     max_body_bytes: int
     max_choices: int  # of one request
     new_id: Callable[[], str]

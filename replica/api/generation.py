@@ -2,11 +2,10 @@
 
 import asyncio
 import logging
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,6 +15,7 @@ from contracts.replica_api import RESUME_TOKENS_FIELD
 from replica.api.body import read_body
 from replica.api.context import ReplicaContext, context_of
 from replica.api.event_stream import EventStream, abort_on_disconnect, events
+from replica.api.headers import printable
 from replica.api.parameters import (
     cache_salt,
     check_prompt_fits,
@@ -36,8 +36,6 @@ from replica.engine.submission import Work
 from replica.errors import InvalidRequest, NotReady, UnknownModel
 from replica.model.tokenizer import Tokenizer
 
-_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,200}")
-
 logger = logging.getLogger(__name__)
 
 Body = TypeVar("Body", bound=GenerationBody)
@@ -57,13 +55,17 @@ class Endpoint(Generic[Body]):
 
 async def serve_generation(request: Request, endpoint: Endpoint[Body]) -> Response:
     context = context_of(request)
-    request_id = _request_id(request, context)
+    given_id = printable(request, HEADER_REQUEST_ID)
+    request_id = context.new_id() if given_id is None else given_id
+    asked = context.witness.asked(request, endpoint.name)
     live = context.engine.open(request_id)
     is_handed_over = False
     try:
         body = decode_body(await read_body(request, context), endpoint.body_type)
         check_model(body.model, context.engine)
-        prompt = await _submit(context, live, body, endpoint)
+        work = await _work(context, body, endpoint)
+        on_end = context.witness.on_end(asked, work, is_stream=bool(body.stream))
+        context.engine.submit(live, work, on_end)
         has_usage = bool(body.stream_options and body.stream_options.include_usage)
         replies = endpoint.replies(
             ReplyOptions(
@@ -71,7 +73,7 @@ async def serve_generation(request: Request, endpoint: Endpoint[Body]) -> Respon
                 model=context.engine.model_name,
                 created=context.unix_time_s(),
                 has_usage=bool(body.stream) and has_usage,
-                prompt_token_ids=prompt if body.return_token_ids else None,
+                prompt_token_ids=work.prompt_token_ids if body.return_token_ids else None,
             )
         )
         if body.stream:
@@ -98,10 +100,8 @@ def tokenizer_of(engine: Engine) -> Tokenizer:
     return engine.tokenizer
 
 
-async def _submit(
-    context: ReplicaContext, live: LiveRequest, body: Body, endpoint: Endpoint[Body]
-) -> Sequence[int]:
-    """The prompt's token ids."""
+async def _work(context: ReplicaContext, body: Body, endpoint: Endpoint[Body]) -> Work:
+    """Raises InvalidRequest or NotReady."""
     engine = context.engine
     refuse_unsupported(body)
     if body.stream_options is not None and not body.stream:
@@ -114,7 +114,7 @@ async def _submit(
     prompt = await asyncio.to_thread(_encode, body, endpoint, tokenizer, max_model_len)
     budget = completion_budget(len(prompt), max_tokens, max_model_len, endpoint.prompt_param)
     check_token_ids(body.resume_tokens or (), tokenizer, RESUME_TOKENS_FIELD)
-    work = Work(
+    return Work(
         prompt_token_ids=prompt,
         params=sampling_params(body, budget, context.new_seed()),
         num_choices=num_choices(body, context.max_choices),
@@ -123,8 +123,6 @@ async def _submit(
         max_time_s=max_time_s(body),
         resume_token_ids=resume_tokens(body, budget, tokenizer.eos_token_ids),
     )
-    engine.submit(live, work)
-    return prompt
 
 
 def _encode(
@@ -151,15 +149,3 @@ async def _whole(request: Request, engine: Engine, live: LiveRequest, replies: R
         headers={HEADER_REQUEST_ID: live.request_id},
         media_type="application/json",
     )
-
-
-def _request_id(request: Request, context: ReplicaContext) -> str:
-    """The caller's, if it can stand in a header and a log."""
-    value = request.headers.get(HEADER_REQUEST_ID)
-    if value is None:
-        return context.new_id()
-    if _REQUEST_ID.fullmatch(value) is None:
-        raise InvalidRequest(
-            "x-request-id must be 1 to 200 printable ASCII characters", param=HEADER_REQUEST_ID
-        )
-    return value

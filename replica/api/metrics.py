@@ -6,19 +6,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from contracts import metrics as names
-from replica.api.context import context_of
+from replica.api.context import ReplicaContext, context_of
 from replica.engine.engine import Engine
 from replica.engine.messages import Preemption
 from replica.telemetry import Histogram
 
 
 async def metrics(request: Request) -> Response:
-    text = "\n".join(_lines(context_of(request).engine)) + "\n"
+    context = context_of(request)
+    lines = [*_lines(context.engine), *_journal_lines(context)]
+    text = "\n".join(lines) + "\n"
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _lines(engine: Engine) -> Iterator[str]:
-    label = f'model_name="{_escape(engine.model_name)}"'
+    label = _model_label(engine)
     yield from _gauges(engine, label)
     yield from _counters(engine, label)
     telemetry = engine.telemetry
@@ -61,6 +63,18 @@ def _counters(engine: Engine, label: str) -> Iterator[str]:
     yield f"# TYPE {names.REQUEST_SUCCESS} counter"
     for reason, count in engine.telemetry.num_finished.items():
         yield f'{names.REQUEST_SUCCESS}{{{label},finished_reason="{reason}"}} {count}'
+
+
+def _journal_lines(context: ReplicaContext) -> Iterator[str]:
+    journal = context.witness.journal
+    if journal is not None:
+        label = _model_label(context.engine)
+        yield from _single(names.JOURNAL_WRITTEN, "counter", label, journal.num_written)
+        yield from _single(names.JOURNAL_LOST, "counter", label, journal.num_lost)
+
+
+def _model_label(engine: Engine) -> str:
+    return f'model_name="{_escape(engine.model_name)}"'
 
 
 def _single(name: str, kind: str, labels: str, value: float) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import Final
 
 from contracts.replica_api import Phase, ReplicaState
 from replica.engine.block_mirror import BlockMirror
-from replica.engine.live_request import Choice, LiveRequest
+from replica.engine.live_request import Choice, LiveRequest, OnEnd
 from replica.engine.messages import (
     LENGTH_PREFIX_BYTES,
     Abort,
@@ -150,11 +150,7 @@ class Engine:
         self._log.open(request)
         return request
 
-    def submit(
-        self,
-        request: LiveRequest,
-        work: Work,
-    ) -> None:
+    def submit(self, request: LiveRequest, work: Work, on_end: OnEnd) -> None:
         """Raises NotReady, Overloaded or RequestAborted.  The caller has proven that it fits."""
         self.check_accepting()
         if request.is_abort_wanted:
@@ -166,7 +162,7 @@ class Engine:
         time_left_s = self._time_left_s(request, work.max_time_s)
         first_id = self._next_sequence_id
         self._next_sequence_id += work.num_choices
-        request.begin(range(first_id, self._next_sequence_id))
+        request.begin(range(first_id, self._next_sequence_id), on_end)
         self._by_sequence.update({choice.sequence_id: choice for choice in request.choices})
         self._send(submission(work, first_id, time_left_s))
 

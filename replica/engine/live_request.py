@@ -1,7 +1,7 @@
 """One HTTP request as the facade sees it: from its arrival to the engine's final count."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from replica.engine.messages import Delta, FinishReason, Usage
@@ -39,6 +39,7 @@ class Choice:
         self.sequence_id = sequence_id
         self.last_token_monotonic_s: float | None = None
         self.finish_reason: FinishReason | None = None
+        self.num_tokens = 0  # so far
         self.usage = Usage()
         self._index = index
         self._texts: list[str] = []
@@ -46,6 +47,7 @@ class Choice:
 
     def push(self, delta: Delta) -> None:
         self._texts.append(delta.text)
+        self.num_tokens += delta.num_tokens
         if delta.token_id is not None:
             self._token_ids.append(delta.token_id)
         if delta.finish_reason is not None:
@@ -73,6 +75,7 @@ class LiveRequest:
         self.choices: Sequence[Choice] = ()  # empty: the engine has not heard of it
         self.is_abort_wanted = is_abort_wanted
         self.ended = asyncio.Event()
+        self._on_end: OnEnd = ignore_end
         self._failure: ReplicaError | None = None
         self._news = asyncio.Event()
 
@@ -86,23 +89,29 @@ class LiveRequest:
         """Of all choices; final when the request has ended."""
         return sum_usage(choice.usage for choice in self.choices)
 
-    def begin(self, sequence_ids: Iterable[int]) -> None:
+    def begin(self, sequence_ids: Iterable[int], on_end: "OnEnd") -> None:
         """The engine is about to hear of it: a sequence for each choice, in their order."""
         assert not self.choices, "a request begins once"
         self.choices = [Choice(self, index, id_) for index, id_ in enumerate(sequence_ids)]
+        self._on_end = on_end
 
     def push(self, choice: Choice, delta: Delta) -> None:
         choice.push(delta)
         if delta.finish_reason is FinishReason.ERROR:
             self._failure = GenerationFailed("the model produced numbers that are not finite")
         if delta.finish_reason is not None and self.is_counted:
-            self.ended.set()
+            self._end()
         self._news.set()
 
     def fail(self, failure: ReplicaError) -> None:
         self._failure = failure
-        self.ended.set()
+        self._end()
         self._news.set()
+
+    def _end(self) -> None:
+        if not self.ended.is_set():
+            self.ended.set()
+            self._on_end(self)
 
     async def pieces(self) -> AsyncGenerator[Piece]:
         """Ends when every choice has; then ``usage`` is final.
@@ -121,6 +130,13 @@ class LiveRequest:
                     continue
                 num_unfinished -= piece.finish_reason is not None
                 yield piece
+
+
+OnEnd = Callable[[LiveRequest], None]  # called once: its usage is final, or will never be known
+
+
+def ignore_end(request: LiveRequest) -> None:
+    """An OnEnd."""
 
 
 def sum_usage(usages: Iterable[Usage]) -> Usage:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from replica.engine.live_request import LiveRequest
+from replica.engine.live_request import LiveRequest, ignore_end
 from replica.engine.messages import Delta, FinishReason, Usage
 from replica.engine.request_log import RequestLog
 from replica.errors import EngineDied
@@ -11,7 +11,7 @@ from replica.errors import EngineDied
 def opened(log: RequestLog, num_choices: int) -> LiveRequest:
     request = LiveRequest("one id", 0.0, is_abort_wanted=False)
     log.open(request)
-    request.begin(range(num_choices))
+    request.begin(range(num_choices), ignore_end)
     return request
 
 

@@ -1,0 +1,341 @@
+"""The replica's own count of each request, and a disk that takes nothing."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from contracts.replica_api import abort_path
+from contracts.replica_usage import ReplicaUsage, decode_replica_usage
+from contracts.spool import segment_name, unframe
+from replica.usage_journal import UsageJournal
+from tests.replica.replica_process import ReplicaProcess, next_event
+from tests.support.waiting import eventually
+
+BOOT = "0123456789ab00000000"
+AT = datetime(2026, 11, 30, tzinfo=UTC)
+NUM_EARLY = 3
+ACCOUNT = {"x-pandal-event-id": "event-1", "x-pandal-tenant-id": "acme"}
+
+
+def record(boot_id: str, seq: int, request_id: str = "r") -> ReplicaUsage:
+    return ReplicaUsage(
+        event_id=None,
+        request_id=request_id,
+        tenant_id=None,
+        model="m",
+        endpoint="completions",
+        is_stream=False,
+        finish_reasons=("stop",),
+        is_final=True,
+        input_uncached_tokens=1,
+        input_cache_read_tokens=0,
+        output_text_tokens=2,
+        resumed_tokens=0,
+        arrived_at=AT,
+        finished_at=AT,
+        replica_boot_id=boot_id,
+        replica_seq=seq,
+    )
+
+
+def read(folder: Path) -> list[ReplicaUsage]:
+    """Whole records, in the order in which they were written."""
+    whole = b"".join(path.read_bytes() for path in sorted(folder.glob("*.spool")))
+    lines = whole[: whole.rfind(b"\n") + 1].splitlines(keepends=True)
+    return [decode_replica_usage(unframe(line)) for line in lines]
+
+
+def write(journal: UsageJournal, num_records: int) -> None:
+    """One after the other: no two share a write."""
+    for _ in range(num_records):
+        before = journal.num_written
+        journal.append(record)
+        eventually(lambda: journal.num_written > before, "a record was not written")  # noqa: B023
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., UsageJournal]]:
+    journals: list[UsageJournal] = []
+
+    def start(
+        folder: Path = tmp_path / "journal", boot: str = BOOT, max_bytes: int = 1 << 20
+    ) -> UsageJournal:
+        journals.append(UsageJournal(folder, boot_id=boot, max_bytes=max_bytes))
+        journals[-1].start()
+        return journals[-1]
+
+    yield start
+    for journal in journals:
+        journal.stop(1.0)
+
+
+def test_records_are_kept_in_order_and_numbered(
+    start: Callable[..., UsageJournal], tmp_path: Path
+) -> None:
+    journal = start()
+    for _ in range(1200):
+        journal.append(record)
+    journal.stop(10.0)
+    kept = read(tmp_path / "journal")
+    assert [usage.replica_seq for usage in kept] == list(range(1, 1201))
+    assert {usage.replica_boot_id for usage in kept} == {BOOT}
+    assert (journal.num_written, journal.num_lost) == (1200, 0)
+
+
+def test_nothing_is_made_for_nothing(start: Callable[..., UsageJournal], tmp_path: Path) -> None:
+    start().stop(1.0)
+    assert not (tmp_path / "journal").exists()
+
+
+def test_the_oldest_go_when_the_folder_is_full(
+    start: Callable[..., UsageJournal], tmp_path: Path
+) -> None:
+    folder, max_bytes = tmp_path / "journal", 1 << 14
+    first = start(max_bytes=max_bytes)
+    write(first, 40)
+    first.stop(1.0)
+    (folder / "notes.txt").write_bytes(bytes(max_bytes))
+    second = start(boot="0123456789ac00000000", max_bytes=max_bytes)
+    for _ in range(40):
+        write(second, 1)
+        assert sum(path.stat().st_size for path in folder.glob("*.spool")) <= max_bytes
+    kept = [usage.replica_seq for usage in read(folder)]
+    assert kept == list(range(41 - len(kept), 41)), "the latest ones, without a gap"
+    assert len(kept) > 20
+    assert (folder / "notes.txt").exists(), "a file of somebody else's"
+
+
+def test_many_small_segments_of_earlier_boots_go_too(
+    start: Callable[..., UsageJournal], tmp_path: Path
+) -> None:
+    folder = tmp_path / "journal"
+    folder.mkdir()
+    for boot in range(300):
+        (folder / segment_name(f"{boot:012x}", 0)).write_bytes(b"")
+    write(start(), 1)
+    names = sorted(path.name for path in folder.glob("*.spool"))
+    assert len(names) == 256
+    assert names[-1] == segment_name(BOOT, 0)
+
+
+def test_what_another_writes_is_left_alone(
+    start: Callable[..., UsageJournal], tmp_path: Path
+) -> None:
+    max_bytes = 1 << 14
+    early = start(max_bytes=max_bytes)
+    write(early, 1)
+    late = start(boot="0123456789ac00000000", max_bytes=max_bytes)
+    write(late, 60)
+    assert read(tmp_path / "journal")[0].replica_boot_id == BOOT
+
+
+def test_records_wait_for_a_folder_that_cannot_be_written(
+    start: Callable[..., UsageJournal], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "journal"
+    folder.write_text("in the way")
+    journal = start()
+    for _ in range(3):
+        journal.append(record)
+    eventually(lambda: bool(caplog.records), "nothing was said")
+    assert journal.num_written == 0
+    folder.unlink()
+    eventually(lambda: journal.num_written == 3, "the records were not written")
+    assert [usage.replica_seq for usage in read(folder)] == [1, 2, 3]
+    assert [r.message for r in caplog.records] == ["usage journal cannot be written"]
+
+
+def test_too_many_that_wait_are_lost_and_counted(
+    start: Callable[..., UsageJournal], tmp_path: Path
+) -> None:
+    folder = tmp_path / "journal"
+    folder.write_text("in the way")
+    journal = start()
+    for _ in range(12_000):
+        journal.append(record)
+    num_lost = journal.num_lost
+    assert 0 < num_lost <= 2_000
+    folder.unlink()
+    eventually(lambda: journal.num_written + num_lost == 12_000, "some were neither")
+    write(journal, 1)
+    assert read(folder)[-1].replica_seq == 12_001, "what was lost shows as a gap"
+
+
+def test_a_disk_that_takes_nothing_keeps_nobody_from_ending(
+    start: Callable[..., UsageJournal], tmp_path: Path
+) -> None:
+    (tmp_path / "journal").write_text("in the way")
+    journal = start()
+    journal.append(record)
+    journal.stop(10.0)
+    assert (journal.num_written, journal.num_lost) == (0, 1)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ("mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(disk))
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small tmpfs")
+    yield disk
+    subprocess.run(("umount", "--lazy", str(disk)), check=True)
+
+
+def test_a_full_disk_tears_no_record(
+    start: Callable[..., UsageJournal], small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(64 << 10))
+    folder = small_disk / "journal"
+    journal = start(folder)
+    for _ in range(200):  # some 80 kB, and 60 are free
+        journal.append(record)
+    eventually(lambda: bool(caplog.records), "it never got full")
+    assert read(folder) == [] or read(folder)[-1].replica_seq < 200
+    ballast.unlink()
+    eventually(lambda: journal.num_written == 200, "the rest was not written")
+    assert [usage.replica_seq for usage in read(folder)] == list(range(1, 201))
+
+
+# A replica's
+
+
+@pytest.fixture(scope="module")
+def journaling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaProcess]:
+    """Its disk takes nothing at first."""
+    from tests.replica.tiny_hf import save_tiny_model  # transformers, which few need
+
+    directory = tmp_path_factory.mktemp("journaling")
+    save_tiny_model(directory / "tiny", context_length=4096)
+    with ReplicaProcess(
+        directory / "log",
+        model=directory / "tiny",
+        max_num_seqs=8,
+        kv_cache_bytes=16 << 20,
+        num_threads=1,
+        usage_journal_dir=directory / "journal",
+    ) as process:
+        process.wait_ready()
+        journal_of(process).write_text("in the way")
+        for number in range(NUM_EARLY):
+            headers = {"x-request-id": f"early-{number}"}
+            answer = process.post("/v1/completions", {"prompt": "ab", "max_tokens": 2}, headers)
+            assert answer.status == 200
+        process.wait_metric("pandal:usage_journal_written_total", 0)
+        journal_of(process).unlink()
+        yield process
+
+
+def journal_of(replica: ReplicaProcess) -> Path:
+    return replica.log_path.parent / "journal"
+
+
+def witnessed(replica: ReplicaProcess, request_id: str) -> ReplicaUsage:
+    def find() -> ReplicaUsage | None:
+        folder = journal_of(replica)
+        found = [usage for usage in read(folder) if usage.request_id == request_id]
+        return found[0] if found else None
+
+    eventually(lambda: find() is not None, "no record was kept")
+    usage = find()
+    assert usage is not None
+    return usage
+
+
+def test_an_answer_is_witnessed(journaling: ReplicaProcess) -> None:
+    body = {"prompt": "a prompt of some length, told twice", "max_tokens": 5, "ignore_eos": True}
+    for request_id in ("whole-1", "whole-2"):
+        headers = {"x-request-id": request_id, **ACCOUNT}
+        told = journaling.post("/v1/completions", body, headers).json["usage"]
+    usage = witnessed(journaling, "whole-2")
+    assert (usage.event_id, usage.tenant_id, usage.model) == ("event-1", "acme", "tiny")
+    assert (usage.endpoint, usage.is_stream) == ("completions", False)
+    assert (usage.finish_reasons, usage.is_final) == (("length",), True)
+    assert usage.input_cache_read_tokens == told["prompt_tokens_details"]["cached_tokens"] > 0
+    num_input = usage.input_uncached_tokens + usage.input_cache_read_tokens
+    assert (num_input, usage.output_text_tokens) == (told["prompt_tokens"], 5)
+    assert usage.arrived_at <= usage.finished_at
+    assert usage.replica_seq == witnessed(journaling, "whole-1").replica_seq + 1
+
+
+def test_choices_are_witnessed_together(journaling: ReplicaProcess) -> None:
+    body = {"prompt": "ab", "max_tokens": 5, "ignore_eos": True, "n": 3}
+    told = journaling.post("/v1/completions", body, {"x-request-id": "choices"}).json["usage"]
+    usage = witnessed(journaling, "choices")
+    assert (usage.event_id, usage.tenant_id) == (None, None)
+    assert usage.finish_reasons == ("length",) * 3
+    assert usage.output_text_tokens == told["completion_tokens"] == 15
+    assert usage.input_uncached_tokens + usage.input_cache_read_tokens == told["prompt_tokens"]
+
+
+def test_resumed_tokens_are_told_apart(journaling: ReplicaProcess) -> None:
+    body = {"prompt": "ab", "max_tokens": 9, "ignore_eos": True, "resume_tokens": [1, 2, 3]}
+    told = journaling.post("/v1/completions", body, {"x-request-id": "resumed"}).json["usage"]
+    usage = witnessed(journaling, "resumed")
+    assert usage.resumed_tokens == 3
+    assert (usage.output_text_tokens, told["completion_tokens"]) == (6, 6)
+    num_input = usage.input_uncached_tokens + usage.input_cache_read_tokens
+    assert num_input == told["prompt_tokens"]
+
+
+def test_a_client_that_left_is_witnessed_as_the_engine_counted(journaling: ReplicaProcess) -> None:
+    connection = journaling.connect()
+    body = {"prompt": "ab", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"x-request-id": "left"})
+    response = connection.getresponse()
+    next_event(response)
+    connection.close()
+    response.close()
+    usage = witnessed(journaling, "left")
+    told = journaling.request("POST", abort_path("left")).json
+    assert usage.finish_reasons == ("abort",)
+    assert usage.is_stream
+    assert 0 < usage.output_text_tokens == told["completion_tokens"] < 4000
+
+
+def test_what_the_engine_was_never_given_is_not_witnessed(journaling: ReplicaProcess) -> None:
+    body = {"prompt": "ab", "max_tokens": 0}
+    answer = journaling.post("/v1/completions", body, {"x-request-id": "refused"})
+    assert answer.status == 400
+    journaling.post("/v1/completions", body | {"max_tokens": 1}, {"x-request-id": "after"})
+    witnessed(journaling, "after")
+    assert all(usage.request_id != "refused" for usage in read(journal_of(journaling)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("x-pandal-tenant-id", "No Tenant"), ("x-pandal-event-id", "x" * 201)]
+)
+def test_an_account_that_cannot_be_is_refused_by_name(
+    journaling: ReplicaProcess, name: str, value: str
+) -> None:
+    answer = journaling.post("/v1/completions", {"prompt": "a", "max_tokens": 1}, {name: value})
+    assert answer.status == 400
+    assert answer.json["error"]["param"] == name
+
+
+def test_neither_prompts_nor_answers_are_kept(journaling: ReplicaProcess) -> None:
+    body = {"prompt": "SECRET-PROMPT", "max_tokens": 4, "ignore_eos": True, "cache_salt": "SALT"}
+    text = journaling.post("/v1/completions", body, {"x-request-id": "secret"}).json["choices"][0]
+    witnessed(journaling, "secret")
+    kept = b"".join(path.read_bytes() for path in journal_of(journaling).iterdir()).decode()
+    assert not any(word in kept for word in ("SECRET", "SALT", text["text"]))
+
+
+def test_records_are_metrics(journaling: ReplicaProcess) -> None:
+    before = journaling.metric("pandal:usage_journal_written_total")
+    journaling.post("/v1/completions", {"prompt": "a", "max_tokens": 1})
+    journaling.wait_metric("pandal:usage_journal_written_total", before + 1)
+    assert journaling.metric("pandal:usage_journal_lost_total") == 0
+
+
+def test_serving_goes_on_without_the_journals_disk(journaling: ReplicaProcess) -> None:
+    """And what was counted meanwhile is written when the disk is there again."""
+    seqs = [witnessed(journaling, f"early-{n}").replica_seq for n in range(NUM_EARLY)]
+    assert seqs == list(range(1, NUM_EARLY + 1))
+    assert journaling.log.count("usage journal cannot be written") == 1
