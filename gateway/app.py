@@ -12,8 +12,8 @@ from fastapi import FastAPI
 from gateway.access_log import AccessLog
 from gateway.admission.quota_plan import PlanBook
 from gateway.admission.quota_scripts import preload_commands
+from gateway.admission.quota_store import QuotaStore
 from gateway.admission.redis_limiter import RedisLimiter
-from gateway.admission.resp import RespClient
 from gateway.api.control_plane import control_plane
 from gateway.api.health import health_router
 from gateway.api.models import models_router
@@ -66,7 +66,7 @@ class _Parts:
 
     policies: PolicyStore
     authenticator: Authenticator
-    quota: RespClient
+    quota: QuotaStore
     limiter: RedisLimiter
     pool: ReplicaPool
     spool: Spool
@@ -121,7 +121,7 @@ def _parts(settings: Settings, boot_id: str) -> _Parts:
     policies = PolicyStore(settings.policy_file, pepper)
     policies.refresh()
     address = RespAddress.parse(settings.quota_url.get_secret_value())
-    quota = RespClient(address, settings.quota_call_deadline_s, preload_commands())
+    quota = QuotaStore(address, settings.quota_call_deadline_s, preload_commands())
     return _Parts(
         policies=policies,
         authenticator=Authenticator(policies, pepper),

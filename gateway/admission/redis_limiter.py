@@ -29,7 +29,8 @@ from gateway.admission.quota_scripts import (
     pack_keys,
     pack_number,
 )
-from gateway.admission.resp import RespClient, first_word, pack_arguments
+from gateway.admission.quota_store import QuotaStore, slot_of
+from gateway.admission.resp import first_word, pack_arguments
 from gateway.completion import Completion
 from gateway.errors import QuotaRefused, QuotaUnanswered, QuotaUnavailable
 
@@ -58,12 +59,13 @@ class _Settlement(msgspec.Struct, frozen=True):
 @dataclass(slots=True, eq=False)
 class _Tenant:
     keys: bytes  # packed
+    slot: int
     joining: list[_Settlement]  # until the next write to the store
 
 
 class RedisLimiter:
-    def __init__(self, client: RespClient, lease_s: float) -> None:
-        self._client = client
+    def __init__(self, store: QuotaStore, lease_s: float) -> None:
+        self._store = store
         self._lease_s = lease_s
         self._lease = pack_number(int(lease_s * 1000))
         self._tenants: dict[TenantId, _Tenant] = {}
@@ -79,7 +81,7 @@ class RedisLimiter:
 
     @property
     def is_reachable(self) -> bool:
-        return self._client.connected.is_set()
+        return self._store.is_reachable
 
     async def reserve(self, reservation: Reservation) -> Verdict:
         """Raises QuotaUnavailable.  The reservation is held only if the verdict has no refusal."""
@@ -96,10 +98,12 @@ class RedisLimiter:
         )
         num_arguments = _RESERVE_ARGUMENTS + plan.num_arguments
         try:
-            reply = await self._client.call(RESERVE.command(tenant.keys, arguments, num_arguments))
+            reply = await self._store.call(
+                RESERVE.command(tenant.keys, arguments, num_arguments), tenant.slot
+            )
             if _is_unknown_script(reply):
                 command = RESERVE.command_in_full(tenant.keys, arguments, num_arguments)
-                reply = await self._client.call(command)
+                reply = await self._store.call(command, tenant.slot)
         except (QuotaUnanswered, asyncio.CancelledError):
             self.release(reservation)  # it may have been made although no answer came
             raise
@@ -144,7 +148,9 @@ class RedisLimiter:
         if tenant is None:
             if len(self._tenants) >= _MAX_TENANTS:
                 self._tenants.clear()  # those with settlements to send are kept by them
-            tenant = self._tenants[tenant_id] = _Tenant(pack_keys(tenant_id), [])
+            tenant = self._tenants[tenant_id] = _Tenant(
+                pack_keys(tenant_id), slot_of(tenant_id), []
+            )
         return tenant
 
     # Leases
@@ -166,7 +172,8 @@ class RedisLimiter:
             ids_by_tenant.setdefault(tenant, []).append(pack_id(reservation_id))
         for tenant, ids in ids_by_tenant.items():
             arguments = self._lease + b"".join(ids)
-            self._client.call(RENEW.command_in_full(tenant.keys, arguments, 1 + len(ids)))
+            command = RENEW.command_in_full(tenant.keys, arguments, 1 + len(ids))
+            self._store.call(command, tenant.slot)
 
     # Settling
 
@@ -183,7 +190,7 @@ class RedisLimiter:
             self._joining.append(tenant)
         tenant.joining.append(settlement)
         if is_first:
-            self._client.before_flush(self._send_joined)
+            self._store.before_flush(self._send_joined)
         return settlement.is_confirmed
 
     def _send_joined(self) -> None:
@@ -194,7 +201,8 @@ class RedisLimiter:
             self._send(settlements, SETTLE.command)
 
     def _send(self, settlements: Sequence[_Settlement], command: _MakeCommand) -> None:
-        reply = self._client.call(_settle_command(settlements, command))
+        slot = settlements[0].tenant.slot
+        reply = self._store.call(_settle_command(settlements, command), slot)
         reply.then(lambda: self._on_reply(settlements, reply))
 
     def _on_reply(self, settlements: Sequence[_Settlement], reply: Completion[object]) -> None:
@@ -228,7 +236,7 @@ class RedisLimiter:
             settlement = self._unconfirmed[0]
             command = _settle_command([settlement], SETTLE.command_in_full)
             try:
-                self._checked(await self._client.call(command))
+                self._checked(await self._store.call(command, settlement.tenant.slot))
             except QuotaUnavailable:
                 self._unconfirmed.rotate(-1)  # one that the store refuses must not block the others
                 return

@@ -12,11 +12,12 @@ from contracts.quota import ModelPrice, QuotaRule
 from gateway.admission.limiter import Reservation, Verdict
 from gateway.admission.quota_plan import PlanBook, QuotaPlan
 from gateway.admission.quota_scripts import preload_commands
+from gateway.admission.quota_store import QuotaStore
 from gateway.admission.redis_limiter import RedisLimiter
-from gateway.admission.resp import RespClient
 from gateway.policies import Grant
 from gateway.resp_address import RespAddress
 from tests.gateway.processes import Valkey
+from tests.gateway.scene import until
 
 MODEL = "model-a"
 _numbers = itertools.count()
@@ -44,6 +45,21 @@ class Terms:
         return PlanBook().plan_for(Grant(policy, key, policy.limits(), b"", prices), model)
 
 
+def reservation_of(
+    tenant: str,
+    tokens: int,
+    terms: Terms,
+    *,
+    nano_usd: int = 0,
+    turn: int | None = None,
+    **who: str,
+) -> Reservation:
+    """Of an ask that no other resembles, unless it is given the ``turn`` of one."""
+    number = next(_numbers)
+    plan = terms.plan(tenant, **who)
+    return Reservation(f"r{number}", plan, tokens, nano_usd, number if turn is None else turn)
+
+
 @dataclass
 class Bench:
     """A limiter and one fresh tenant."""
@@ -64,9 +80,7 @@ class Bench:
         turn: int | None = None,
         **who: str,
     ) -> Reservation:
-        plan = terms.plan(self.tenant, **who)
-        number = next(_numbers)
-        return Reservation(f"r{number}", plan, tokens, nano_usd, number if turn is None else turn)
+        return reservation_of(self.tenant, tokens, terms, nano_usd=nano_usd, turn=turn, **who)
 
     async def ask(
         self,
@@ -110,11 +124,11 @@ class Bench:
 
 
 @asynccontextmanager
-async def running_limiter(valkey: Valkey, lease_s: float = 60.0) -> AsyncIterator[RedisLimiter]:
-    client = RespClient(RespAddress.parse(valkey.url), 5.0, preload_commands())
-    limiter = RedisLimiter(client, lease_s)
-    tasks = [asyncio.create_task(client.run()), asyncio.create_task(limiter.run())]
-    await asyncio.wait_for(client.connected.wait(), 10)
+async def running_limiter(url: str, lease_s: float = 60.0) -> AsyncIterator[RedisLimiter]:
+    store = QuotaStore(RespAddress.parse(url), 5.0, preload_commands())
+    limiter = RedisLimiter(store, lease_s)
+    tasks = [asyncio.create_task(store.run()), asyncio.create_task(limiter.run())]
+    await until(lambda: limiter.is_reachable)
     yield limiter
     for task in tasks:
         task.cancel()

@@ -14,7 +14,7 @@ from tests.gateway.quota_bench import Bench, Terms, running_limiter
 
 @pytest.fixture
 async def bench(valkey: Valkey) -> AsyncIterator[Bench]:
-    async with running_limiter(valkey) as limiter:
+    async with running_limiter(valkey.url) as limiter:
         yield Bench(limiter, valkey)
 
 

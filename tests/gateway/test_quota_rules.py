@@ -20,7 +20,7 @@ FOREVER_MS = 10**12
 
 @pytest.fixture
 async def bench(valkey: Valkey) -> AsyncIterator[Bench]:
-    async with running_limiter(valkey) as limiter:
+    async with running_limiter(valkey.url) as limiter:
         yield Bench(limiter, valkey)
 
 
@@ -93,7 +93,7 @@ async def test_a_refusal_costs_nothing_in_any_dimension(bench: Bench, rule: Quot
 
 async def test_concurrency_is_shared_and_freed_by_settlement(bench: Bench, valkey: Valkey) -> None:
     terms = Terms(1_000_000, rules=(QuotaRule(concurrent_requests=2),))
-    async with running_limiter(valkey) as other:
+    async with running_limiter(valkey.url) as other:
         held = [bench.reservation(1, terms) for _ in range(2)]
         assert (await bench.limiter.reserve(held[0])).refusal is None
         assert (await other.reserve(held[1])).refusal is None
@@ -109,7 +109,7 @@ async def test_concurrency_is_shared_and_freed_by_settlement(bench: Bench, valke
 async def test_a_dead_gateways_holds_end_with_their_lease(bench: Bench, valkey: Valkey) -> None:
     rule = QuotaRule(concurrent_requests=1, tokens_per_day=1_000, nano_usd_per_day=1_000)
     terms = Terms(1_000_000, rules=(rule,), prices=(PRICE,))
-    async with running_limiter(valkey, lease_s=0.05) as dead:
+    async with running_limiter(valkey.url, lease_s=0.05) as dead:
         leaked = bench.reservation(900, terms, nano_usd=900)
         assert (await dead.reserve(leaked)).refusal is None
     assert kind_of(await bench.ask(900, terms, nano_usd=900)) is LimitKind.TOKENS_PER_DAY
@@ -123,7 +123,7 @@ async def test_a_dead_gateways_holds_end_with_their_lease(bench: Bench, valkey: 
 
 async def test_a_living_gateway_renews_its_leases(bench: Bench, valkey: Valkey) -> None:
     terms = Terms(1_000_000, rules=(QuotaRule(concurrent_requests=1),))
-    async with running_limiter(valkey, lease_s=0.5) as living:
+    async with running_limiter(valkey.url, lease_s=0.5) as living:
         running = bench.reservation(1, terms)
         assert (await living.reserve(running)).refusal is None
         with bench.valkey.client as client:

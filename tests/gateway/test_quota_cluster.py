@@ -1,0 +1,159 @@
+"""Quotas on a real cluster of three nodes: each tenant is decided where its slot lives."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from contracts.names import tenant_id
+from contracts.quota import QuotaRule
+from gateway.admission.quota_scripts import preload_commands
+from gateway.admission.quota_store import QuotaStore, slot_of
+from gateway.admission.redis_limiter import RedisLimiter
+from gateway.admission.resp import pack
+from gateway.errors import QuotaUnavailable
+from gateway.resp_address import RespAddress
+from tests.gateway.quota_bench import Terms, reservation_of, running_limiter
+from tests.gateway.scene import until
+from tests.gateway.valkey_cluster import NUM_SLOTS, ValkeyCluster
+from tests.support.waiting import eventually
+
+TERMS = Terms(1_000, rules=(QuotaRule(concurrent_requests=4, tokens_per_day=5_000),))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyCluster]:
+    cluster = ValkeyCluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+async def limiter(cluster: ValkeyCluster) -> AsyncIterator[RedisLimiter]:
+    async with running_limiter(cluster.url) as limiter:
+        yield limiter
+
+
+@pytest.fixture
+async def store(cluster: ValkeyCluster) -> AsyncIterator[QuotaStore]:
+    store = QuotaStore(RespAddress.parse(cluster.url), 5.0, preload_commands())
+    task = asyncio.create_task(store.run())
+    await until(lambda: store.is_reachable)
+    yield store
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def test_slots_are_the_specifications(cluster: ValkeyCluster) -> None:
+    for tag in ("acme", "a", "tenant-0", "x" * 63):
+        assert cluster.nodes[0].command("KEYSLOT", f"{{{tag}}}:quota:bucket") == slot_of(tag)
+
+
+async def test_every_tenant_is_decided_where_its_slot_lives(
+    cluster: ValkeyCluster, limiter: RedisLimiter
+) -> None:
+    tenants = [f"spread-{number}" for number in range(12)]
+    asks = [reservation_of(t, 300, TERMS) for t in tenants for _ in range(5)]
+    verdicts = await asyncio.gather(*(limiter.reserve(ask) for ask in asks))
+    admitted = [a for a, v in zip(asks, verdicts, strict=True) if v.refusal is None]
+    assert sorted(a.plan.tenant_id for a in admitted) == sorted(tenants * 3)
+    for ask in admitted:
+        assert await limiter.settle(ask, used_tokens=100, used_nano_usd=0)
+    homes = {cluster.home_of(slot_of(tenant)).port for tenant in tenants}
+    assert homes == {node.port for node in cluster.nodes}
+    for tenant in tenants:
+        with cluster.home_of(slot_of(tenant)).client as client:
+            assert client.hgetall(f"{{{tenant}}}:quota:settled") == {
+                b"requests": b"3",
+                b"tokens": b"300",
+            }
+
+
+async def test_a_slot_that_moved_is_followed(cluster: ValkeyCluster, store: QuotaStore) -> None:
+    slot = slot_of("moved-away")
+    home = cluster.home_of(slot)
+    other = next(node for node in cluster.nodes if node is not home)
+    cluster.give(slot, other)
+    try:
+        for _ in range(2):
+            assert await store.call(pack("SET", "{moved-away}:x", "1"), slot) == b"OK"
+        with other.client as client:
+            assert client.get("{moved-away}:x") == b"1"
+            client.delete("{moved-away}:x")
+    finally:
+        cluster.give(slot, home)
+
+
+async def test_a_slot_on_its_way_is_asked_for_where_it_goes(
+    cluster: ValkeyCluster, store: QuotaStore
+) -> None:
+    slot = slot_of("on-its-way")
+    home = cluster.home_of(slot)
+    other = next(node for node in cluster.nodes if node is not home)
+    other.command("SETSLOT", slot, "IMPORTING", home.name)
+    home.command("SETSLOT", slot, "MIGRATING", other.name)
+    try:
+        assert await store.call(pack("SET", "{on-its-way}:x", "1"), slot) == b"OK"
+        assert await store.call(pack("GET", "{on-its-way}:x"), slot) == b"1"
+    finally:
+        cluster.give(slot, other)
+    assert await store.call(pack("DEL", "{on-its-way}:x"), slot) == 1
+    cluster.give(slot, home)
+
+
+async def test_what_a_moving_slot_refuses_is_settled_once_it_has_moved(
+    cluster: ValkeyCluster, limiter: RedisLimiter
+) -> None:
+    """Scripts wait for the whole slot: a store says TRYAGAIN while its keys are on both sides."""
+    tenant = tenant_id("half-way")
+    slot = slot_of(tenant)
+    home = cluster.home_of(slot)
+    other = next(node for node in cluster.nodes if node is not home)
+    other.command("SETSLOT", slot, "IMPORTING", home.name)
+    home.command("SETSLOT", slot, "MIGRATING", other.name)
+    with pytest.raises(QuotaUnavailable):
+        await limiter.reserve(reservation_of(tenant, 300, TERMS))
+    late = reservation_of(tenant, 300, TERMS)
+    assert await limiter.settle(late, used_tokens=1, used_nano_usd=0) is False
+    cluster.give(slot, other)
+    assert await limiter.flush(10.0) == 0
+    assert (await limiter.reserve(reservation_of(tenant, 300, TERMS))).refusal is None
+
+
+async def test_a_node_that_dies_takes_only_its_own_tenants_along(
+    cluster: ValkeyCluster, limiter: RedisLimiter
+) -> None:
+    victim = cluster.nodes[2]
+    tenants = [f"node-{number}" for number in range(30)]
+    orphans = [t for t in tenants if cluster.home_of(slot_of(t)) is victim]
+    others = [t for t in tenants if t not in orphans]
+    victim.stop()
+    try:
+        for tenant in others:
+            assert (await limiter.reserve(reservation_of(tenant, 1, TERMS))).refusal is None
+        for tenant in orphans:
+            with pytest.raises(QuotaUnavailable):
+                await limiter.reserve(reservation_of(tenant, 1, TERMS))
+    finally:
+        victim.start()
+    await asyncio.to_thread(eventually, victim.is_complete, "the node to come back")
+
+    async with asyncio.timeout(20):
+        while not await is_admitted(limiter, orphans[0]):  # noqa: ASYNC110  # it has no event
+            await asyncio.sleep(0.02)
+
+
+async def is_admitted(limiter: RedisLimiter, tenant: str) -> bool:
+    try:
+        return (await limiter.reserve(reservation_of(tenant, 1, TERMS))).refusal is None
+    except QuotaUnavailable:
+        return False
+
+
+def test_a_tag_has_one_slot_of_all() -> None:
+    slots = {slot_of(f"tenant-{number}") for number in range(1_000)}
+    assert len(slots) > 900
+    assert all(0 <= slot < NUM_SLOTS for slot in slots)
