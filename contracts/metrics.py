@@ -30,6 +30,8 @@ GATEWAY_REQUESTS: Final = "pandal_gateway_requests_total"  # labels endpoint, st
 GATEWAY_REFUSALS: Final = "pandal_gateway_refusals_total"  # label reason
 GATEWAY_TOKENS: Final = "pandal_gateway_tokens_total"  # label class: input, cached, output
 GATEWAY_TTFT: Final = "pandal_gateway_time_to_first_token_seconds"
+GATEWAY_TTFT_ERROR: Final = "pandal_gateway_ttft_prediction_error_ratio"  # of the actual one
+GATEWAY_WAITING_REQUESTS: Final = "pandal_gateway_waiting_requests"  # for their turn
 GATEWAY_ACTIVE_REQUESTS: Final = "pandal_gateway_active_requests"
 GATEWAY_SPOOLED_EVENTS: Final = "pandal_gateway_spooled_events_total"
 GATEWAY_SHIPPED_EVENTS: Final = "pandal_gateway_shipped_events_total"
@@ -38,5 +40,7 @@ LATENCY_BUCKETS_S: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
 """One set for every latency: TTFT on a GPU is tens of milliseconds, on a CPU seconds."""
+
+ERROR_RATIO_BUCKETS: Final = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
 
 ITERATION_TOKENS_BUCKETS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)

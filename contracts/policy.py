@@ -10,6 +10,7 @@ from typing import Annotated
 
 import msgspec
 
+from contracts.admission import ADMISSION_TIERS, AdmissionPolicy
 from contracts.errors import UNDECODABLE, ContractError
 from contracts.names import TenantId, tenant_id
 from contracts.quota import Limit, ModelPrice, QuotaRule
@@ -63,6 +64,10 @@ class TenantPolicy(
     requests_per_minute: Limit | None = None
     keys: tuple[ApiKeyRecord, ...] = ()
     rules: tuple[QuotaRule, ...] = ()  # one for each pair of key and model, beside the two rates
+    admission: AdmissionPolicy | None = None  # whole: in place of the tier's
+
+    def admitted_by(self) -> AdmissionPolicy:
+        return ADMISSION_TIERS[self.tier] if self.admission is None else self.admission
 
     def limits(self) -> Limits:
         """The tier's limits, narrowed or widened by the tenant's own."""

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from gateway.access_log import AccessLog
+from gateway.admission.cost import CostModel
 from gateway.admission.quota_plan import PlanBook
 from gateway.admission.quota_scripts import preload_commands
 from gateway.admission.quota_store import QuotaStore
@@ -19,7 +20,8 @@ from gateway.api.health import health_router
 from gateway.api.models import models_router
 from gateway.auth import Authenticator
 from gateway.clock import SYSTEM_CLOCK, Clock, IdMaker, RandomDigits
-from gateway.fleet import Fleet, RelayLimits
+from gateway.experience import Experience
+from gateway.fleet import Fleet, ObserveTtft, RelayLimits
 from gateway.metering import EventSource
 from gateway.metrics import Metrics
 from gateway.outbox.kafka import KafkaShipper
@@ -38,6 +40,7 @@ from gateway.routing.ring import PrefixRing
 from gateway.routing.scorers.prefix_affinity import PrefixAffinityScorer
 from gateway.settings import Settings
 from gateway.settlement import SettlementDesk
+from gateway.turnstile import Turnstile
 from gateway.upstream.replica_client import ReplicaClient, Timeouts
 from gateway.workers.place import Place
 from gateway.workers.siblings import Siblings
@@ -67,8 +70,11 @@ class _Parts:
     policies: PolicyStore
     authenticator: Authenticator
     quota: QuotaStore
+    costs: CostModel
     limiter: RedisLimiter
     pool: ReplicaPool
+    fleet: Fleet
+    turnstile: Turnstile
     spool: Spool
     metrics: Metrics
 
@@ -87,7 +93,7 @@ async def create_app(
     """
     ids = IdMaker(clock, RandomDigits())
     boot_id = ids.boot_id()
-    parts = _parts(settings, boot_id)
+    parts = _parts(settings, boot_id, clock)
     readiness = Readiness(parts.policies, parts.pool, parts.limiter, parts.spool)
     loops = [
         *_watching(settings, parts),
@@ -99,8 +105,10 @@ async def create_app(
             Stages(
                 authenticator=parts.authenticator,
                 plans=PlanBook(),
+                costs=parts.costs,
                 limiter=parts.limiter,
-                fleet=_fleet(settings, parts.pool, clock),
+                fleet=parts.fleet,
+                turnstile=parts.turnstile,
                 desk=_desk(settings, parts, source),
                 access_log=AccessLog(parts.metrics, clock, write_log),
                 clock=clock,
@@ -116,18 +124,25 @@ async def create_app(
             await parts.limiter.flush(_CLOSE_S)
 
 
-def _parts(settings: Settings, boot_id: str) -> _Parts:
+def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
     pepper = settings.key_pepper.get_secret_value().encode()
     policies = PolicyStore(settings.policy_file, pepper)
     policies.refresh()
     address = RespAddress.parse(settings.quota_url.get_secret_value())
     quota = QuotaStore(address, settings.quota_call_deadline_s, preload_commands())
+    metrics, pool = Metrics(), _open_pool(settings, clock)
+    fleet = _fleet(settings, pool, clock, metrics.observe_predicted_ttft)
     return _Parts(
         policies=policies,
         authenticator=Authenticator(policies, pepper),
         quota=quota,
+        costs=CostModel(settings.prompt_estimate_quantile),
         limiter=RedisLimiter(quota, settings.quota_lease_s),
-        pool=_open_pool(settings),
+        pool=pool,
+        fleet=fleet,
+        turnstile=Turnstile(
+            fleet, clock, max_waiting=settings.max_waiting, ageing_s=settings.batch_ageing_s
+        ),
         spool=Spool(
             settings.spool_dir,
             boot_id,
@@ -135,7 +150,7 @@ def _parts(settings: Settings, boot_id: str) -> _Parts:
             hold_s=settings.spool_hold_s,
             gather_s=0.0 if settings.durability == "commit" else _GATHER_S,
         ),
-        metrics=Metrics(),
+        metrics=metrics,
     )
 
 
@@ -144,7 +159,9 @@ async def _metrics(parts: _Parts, place: Place | None) -> AsyncGenerator[RenderM
     """What ``/metrics`` says: of all workers, where there are several."""
 
     def render() -> str:
-        return parts.metrics.render(num_spooled=parts.spool.num_committed)
+        return parts.metrics.render(
+            num_spooled=parts.spool.num_committed, num_waiting=parts.turnstile.num_waiting
+        )
 
     async def render_alone() -> str:
         return render()
@@ -179,7 +196,7 @@ def _watching(settings: Settings, parts: _Parts) -> list[Loop]:
     ]
 
 
-def _open_pool(settings: Settings) -> ReplicaPool:
+def _open_pool(settings: Settings, clock: Clock) -> ReplicaPool:
     timeouts = Timeouts(
         connect_s=settings.connect_timeout_s,
         head_s=settings.head_timeout_s,
@@ -187,10 +204,10 @@ def _open_pool(settings: Settings) -> ReplicaPool:
         keep_alive_s=settings.upstream_keep_alive_s,
     )
     clients = [ReplicaClient(replica.name, replica.url, timeouts) for replica in settings.replicas]
-    return ReplicaPool(clients, settings.model_aliases, settings.poll_timeout_s)
+    return ReplicaPool(clients, settings.model_aliases, settings.poll_timeout_s, clock)
 
 
-def _fleet(settings: Settings, pool: ReplicaPool, clock: Clock) -> Fleet:
+def _fleet(settings: Settings, pool: ReplicaPool, clock: Clock, observe_ttft: ObserveTtft) -> Fleet:
     profile = RoutingProfile(
         filters=[ServesModel(), Ready()],
         scorers=[(PrefixAffinityScorer(PrefixRing()), 1.0)],
@@ -201,7 +218,7 @@ def _fleet(settings: Settings, pool: ReplicaPool, clock: Clock) -> Fleet:
         max_event_bytes=settings.max_event_bytes,
         abort_timeout_s=settings.abort_timeout_s,
     )
-    return Fleet(pool, profile, limits, clock)
+    return Fleet(pool, profile, limits, clock, observe_ttft)
 
 
 def _desk(settings: Settings, parts: _Parts, source: EventSource) -> SettlementDesk:
@@ -209,6 +226,7 @@ def _desk(settings: Settings, parts: _Parts, source: EventSource) -> SettlementD
         limiter=parts.limiter,
         spool=parts.spool,
         source=source,
+        experience=Experience(parts.costs, parts.fleet, parts.turnstile),
         waits=settings.durability == "commit",
     )
 

@@ -143,6 +143,24 @@ class NoReplicaAvailable(Unavailable):
     code = "server_is_overloaded"
 
 
+class Overloaded(GatewayError):
+    """No replica would give the first token in time; nobody has begun this request."""
+
+    status = 429
+    code = "server_is_overloaded"
+
+    def __init__(self, retry_after_ms: int) -> None:
+        super().__init__(
+            "No replica can begin to answer in time now; "
+            f"retry in {whole_seconds(retry_after_ms)} s."
+        )
+        self.retry_after_ms = retry_after_ms
+
+
+class TokenizerUnavailable(GatewayError):
+    """Prompts are estimated instead; no client reads this."""
+
+
 class ShuttingDown(Unavailable):
     code = "shutting_down"
 

@@ -41,6 +41,7 @@ class Metrics:
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
         self.ttft_s = Histogram(names.LATENCY_BUCKETS_S)
+        self._ttft_error = Histogram(names.ERROR_RATIO_BUCKETS)
         self.num_active = 0
         self.num_shipped = 0
         self._refusals: Counter[Labels] = Counter()
@@ -51,7 +52,10 @@ class Metrics:
     def count_shipped(self, num_events: int) -> None:
         self.num_shipped += num_events
 
-    def render(self, *, num_spooled: int) -> str:
+    def observe_predicted_ttft(self, predicted_s: float, actual_s: float) -> None:
+        self._ttft_error.observe(abs(predicted_s - actual_s) / actual_s)
+
+    def render(self, *, num_spooled: int, num_waiting: int) -> str:
         requests: dict[Labels, int] = {
             (("endpoint", endpoint), ("status", str(status))): count
             for (endpoint, status), count in self.requests.items()
@@ -67,10 +71,13 @@ class Metrics:
                 *_family(names.GATEWAY_REFUSALS, "counter", self._refusals),
                 *_family(names.GATEWAY_TOKENS, "counter", tokens),
                 *_family(names.GATEWAY_ACTIVE_REQUESTS, "gauge", {(): self.num_active}),
+                *_family(names.GATEWAY_WAITING_REQUESTS, "gauge", {(): num_waiting}),
                 *_family(names.GATEWAY_SPOOLED_EVENTS, "counter", {(): num_spooled}),
                 *_family(names.GATEWAY_SHIPPED_EVENTS, "counter", {(): self.num_shipped}),
                 f"# TYPE {names.GATEWAY_TTFT} histogram",
                 *self.ttft_s.lines(names.GATEWAY_TTFT),
+                f"# TYPE {names.GATEWAY_TTFT_ERROR} histogram",
+                *self._ttft_error.lines(names.GATEWAY_TTFT_ERROR),
                 "",
             ]
         )

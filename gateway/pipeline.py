@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from contracts.usage import Outcome
 from gateway.access_log import AccessLog, Trace
+from gateway.admission.cost import CostModel
 from gateway.admission.limiter import Reservation, refused, turn_of
 from gateway.admission.quota_plan import PlanBook, QuotaPlan
 from gateway.admission.redis_limiter import RedisLimiter
@@ -28,6 +29,7 @@ from gateway.errors import (
     GatewayError,
     Interrupted,
     NoReplicaAvailable,
+    Overloaded,
     ShuttingDown,
     SpoolUnavailable,
     UpstreamRefused,
@@ -38,6 +40,7 @@ from gateway.metering import Usage
 from gateway.policies import Grant
 from gateway.relay import Relay
 from gateway.settlement import Settlement, SettlementDesk
+from gateway.turnstile import Turnstile
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +51,10 @@ class Stages:
 
     authenticator: Authenticator
     plans: PlanBook
+    costs: CostModel
     limiter: RedisLimiter
     fleet: Fleet
+    turnstile: Turnstile
     desk: SettlementDesk
     access_log: AccessLog
     clock: Clock
@@ -113,7 +118,7 @@ class Pipeline:
         stages = self._stages
         trace.grant = grant = stages.authenticator.authenticate(exchange.header(b"authorization"))
         request, exchange.body = parse_request(
-            exchange.operation, exchange.body, grant, stages.fleet.pool.resolve
+            exchange.operation, exchange.body, grant, stages.fleet.pool.resolve, stages.costs
         )
         trace.request = request
         plan = stages.plans.plan_for(grant, request.model)
@@ -123,7 +128,7 @@ class Pipeline:
         await self._admit(trace, reservation)
         settlement = Settlement(stages.desk, context, reservation, trace.meter)
         relay = Relay(stages.fleet, exchange, context, trace.meter, _head(trace))
-        end = await self._generate(relay, settlement, trace)
+        end = await self._generate(context, relay, settlement, trace)
         trace.status = 200
         relay.send_end(end)
 
@@ -155,7 +160,9 @@ class Pipeline:
 
     # The answer
 
-    async def _generate(self, relay: Relay, settlement: Settlement, trace: Trace) -> bytes:
+    async def _generate(
+        self, context: RequestContext, relay: Relay, settlement: Settlement, trace: Trace
+    ) -> bytes:
         """The end of the answer, once its usage is settled and recorded.
 
         Failures are raised after that, too: the client learns nothing that is not on disk.
@@ -163,12 +170,15 @@ class Pipeline:
         failure: GatewayError | Interrupted | None = None
         end = b""
         try:
+            place = self._stages.turnstile.enter(context)
+            if place is not None:
+                await self._stages.turnstile.wait(relay.exchange, place)
             end = await relay.answer()
             settlement.close(relay.usage(), Outcome.COMPLETED)
         except Interrupted as interruption:
             failure = interruption
             settlement.close(await in_task(relay.stop()), interruption.outcome)
-        except NoReplicaAvailable as error:
+        except (NoReplicaAvailable, Overloaded) as error:
             failure = error
             settlement.withdraw()
         except GatewayError as error:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from contracts.admission import AdmissionPolicy
 from contracts.errors import ContractError
 from contracts.policy import (
     ApiKeyRecord,
@@ -35,6 +36,7 @@ class Grant:
     tenant: TenantPolicy
     key: ApiKeyRecord
     limits: Limits
+    admission: AdmissionPolicy
     salt: bytes  # [32] secret of the tenant: seeds cache salts and prefix affinity
     prices: Mapping[str, ModelPrice] = field(default_factory=dict)  # by model, for budgets in money
 
@@ -51,9 +53,9 @@ def snapshot_of(document: PolicyDocument, pepper: bytes) -> PolicySnapshot:
         salt = hashlib.blake2b(
             tenant.tenant_id.encode(), key=pepper, person=_SALT_PERSON, digest_size=32
         ).digest()
-        limits = tenant.limits()
+        limits, admission = tenant.limits(), tenant.admitted_by()
         for key in tenant.keys:
-            grants[key.key_hash] = Grant(tenant, key, limits, salt, prices)
+            grants[key.key_hash] = Grant(tenant, key, limits, admission, salt, prices)
     return PolicySnapshot(grants)
 
 

@@ -23,6 +23,7 @@ from gateway.exchange import Exchange
 from gateway.fleet import Fleet
 from gateway.metering import NOTHING_USED, Meter, Usage, reported_usage
 from gateway.routing.pool import Replica
+from gateway.routing.ttft_forecast import Visit
 from gateway.upstream.replica_client import read_body
 from gateway.upstream.response import UpstreamResponse
 
@@ -66,6 +67,7 @@ class _Attempt(msgspec.Struct, frozen=True):
     request_id: str
     response: UpstreamResponse
     began_monotonic_s: float
+    visit: Visit | None
 
 
 class Relay:
@@ -109,6 +111,10 @@ class Relay:
             self._exchange.start_stream(self._head, b"")
         self._exchange.end_stream(end)
 
+    @property
+    def exchange(self) -> Exchange:
+        return self._exchange
+
     def usage(self) -> Usage:
         """The best count so far: the replica's, or ours."""
         attempt = self._attempt
@@ -135,7 +141,7 @@ class Relay:
         """Gives the connection back after a whole answer, and up after any other; idempotent."""
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
-            attempt.replica.end()
+            self._fleet.end(attempt.replica, attempt.visit)
             if self._is_answered:
                 attempt.response.discard()
             else:
@@ -161,13 +167,14 @@ class Relay:
                 self._note_retry_after(attempt.response)
                 attempt.response.discard()
             tried.add(attempt.replica.name)
-            attempt.replica.end()
+            self._fleet.end(attempt.replica, attempt.visit)
             self._attempt = self._meter.replica = None
 
     def _try_next(self, tried: set[str]) -> _Attempt:
         request = self._context.request
         try:
-            replica = self._fleet.choose(request, tried)
+            target_ms = self._context.grant.admission.ttft_target_ms
+            replica = self._fleet.choose(request, tried, target_ms)
         except NoReplicaAvailable as error:
             if self._retry_after_ms is not None:
                 error.retry_after_ms = self._retry_after_ms
@@ -177,9 +184,9 @@ class Relay:
         response = replica.client.post(
             request.operation.path.encode(), self._request_headers(request_id), self._exchange.body
         )
-        replica.begin()
+        visit = self._fleet.begin(replica, request, began_s)
         self._meter.replica = replica.name
-        self._attempt = _Attempt(replica, request_id, response, began_s)
+        self._attempt = _Attempt(replica, request_id, response, began_s, visit)
         return self._attempt
 
     def _is_turned_away(self, attempt: _Attempt) -> bool:
@@ -281,8 +288,15 @@ class Relay:
         if self._exchange.is_started:
             self._exchange.write_stream(events)
         else:
-            self._meter.first_byte_monotonic_s = self._fleet.clock.monotonic_s()
+            self._note_first_token()
             self._exchange.start_stream(self._head, events)
+
+    def _note_first_token(self) -> None:
+        now_s = self._fleet.clock.monotonic_s()
+        self._meter.first_byte_monotonic_s = now_s
+        attempt = self._attempt
+        if attempt is not None and attempt.visit is not None:
+            self._fleet.first_token(attempt.replica, attempt.visit, now_s)
 
     def _read(self, response: UpstreamResponse, max_bytes: int) -> Coroutine[Any, Any, bytes]:
         return read_body(response, max_bytes, self._exchange.watch)

@@ -42,6 +42,9 @@ class Settings(BaseSettings):
     quota_url: SecretStr  # unix:///path/quota.sock or redis://[user:password@]host:port[/db]
     quota_call_deadline_s: float = Field(default=0.25, gt=0)  # 100x a healthy call's time
     quota_lease_s: float = Field(default=120.0, gt=0, le=600)  # then a dead gateway's holds end
+    prompt_estimate_quantile: float = Field(default=0.95, gt=0.5, lt=1)  # one in 20 is too low
+    max_waiting: int = Field(default=1_024, ge=1)  # for their turn, of one model; seconds of work
+    batch_ageing_s: float = Field(default=30.0, ge=0)  # then batch takes turns like everybody
     spool_dir: Path  # must outlive the process: events wait here for billing
     spool_segment_bytes: int = Field(default=64 * 1024 * 1024, ge=1)  # minutes of full load
     spool_hold_s: float = Field(default=5.0, gt=0)  # longer than a slow disk, shorter than a client

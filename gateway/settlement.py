@@ -14,6 +14,7 @@ from gateway.admission.limiter import Reservation
 from gateway.admission.redis_limiter import RedisLimiter
 from gateway.api.context import RequestContext
 from gateway.completion import Completion
+from gateway.experience import Experience
 from gateway.metering import EventSource, Meter, Usage
 from gateway.outbox.spool import Spool
 
@@ -40,6 +41,7 @@ class SettlementDesk:
     limiter: RedisLimiter
     spool: Spool
     source: EventSource
+    experience: Experience
     waits: bool  # False: a crash may lose the usage of answers that ended milliseconds before
 
 
@@ -71,6 +73,7 @@ class Settlement:
                     output=usage.completion_tokens,
                 ),
             )
+            desk.experience.note(context, self._meter.replica, usage, outcome)
             self.closing = Closing(usage, outcome, committed, settled)
         return self.closing
 

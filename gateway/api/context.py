@@ -6,6 +6,7 @@ from datetime import datetime
 import msgspec
 
 from gateway.policies import Grant
+from gateway.prompt import Prompt
 
 
 class Operation(enum.StrEnum):
@@ -28,13 +29,16 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     model: str
     is_stream: bool
     wants_usage_chunk: bool  # the client set stream_options.include_usage
+    prompt: Prompt
+    num_choices: int
     estimated_prompt_tokens: int
     max_completion_tokens: int  # over all choices: the most the replica may generate
+    reserved_completion_tokens: int  # what is more than this becomes debt
     affinity_key: bytes
 
     @property
     def estimated_tokens(self) -> int:
-        return self.estimated_prompt_tokens + self.max_completion_tokens
+        return self.estimated_prompt_tokens + self.reserved_completion_tokens
 
 
 class RequestContext(msgspec.Struct, frozen=True):

@@ -10,12 +10,14 @@ from msgspec import UNSET
 
 from contracts.policy import Limits
 from contracts.replica_api import CACHE_SALT_FIELD, GATEWAY_OWNED_FIELDS
-from gateway.admission.estimate import estimate_prompt_tokens, num_prompts
+from gateway.admission.cost import CostModel
+from gateway.admission.estimate import completion_prompt, num_prompts, text_prompt
 from gateway.api.affinity import chat_affinity_key, prompt_affinity_key
 from gateway.api.context import InferenceRequest, Operation
 from gateway.api.schemas import ABSENT, ChatCompletionBody, CompletionBody, StreamOptions
 from gateway.errors import InvalidRequest
 from gateway.policies import Grant
+from gateway.prompt import Prompt
 
 _FIELD_IN_FAULT = re.compile(r"`\$\.(\w+)|required field `(\w+)`")
 
@@ -30,37 +32,50 @@ _USAGE_WANTED = b',"stream_options":{"include_usage":true}'  # metered, whatever
 
 
 def parse_request(
-    operation: Operation, raw_body: bytes, grant: Grant, resolve_model: Callable[[str], str]
+    operation: Operation,
+    raw_body: bytes,
+    grant: Grant,
+    resolve_model: Callable[[str], str],
+    costs: CostModel,
 ) -> tuple[InferenceRequest, bytes]:
     """The request, and the body that the replica gets.
 
     Raises InvalidRequest, and whatever ``resolve_model`` raises for an unknown model.
     """
     try:
-        return _parse(operation, raw_body, grant, resolve_model)
+        return _parse(operation, raw_body, grant, resolve_model, costs)
     except RecursionError as exc:  # which any of the decoders may find first
         raise InvalidRequest("The body is nested too deeply.") from exc
 
 
 def _parse(
-    operation: Operation, raw_body: bytes, grant: Grant, resolve_model: Callable[[str], str]
+    operation: Operation,
+    raw_body: bytes,
+    grant: Grant,
+    resolve_model: Callable[[str], str],
+    costs: CostModel,
 ) -> tuple[InferenceRequest, bytes]:
     body = _decode(operation, raw_body)
     _check_members(body)
     if isinstance(body, ChatCompletionBody):
-        num_prompt_bytes, num_choices, affinity_key = _measure_chat(body, grant)
+        prompt, num_choices, affinity_key = _measure_chat(body, grant)
     else:
-        num_prompt_bytes, num_choices, affinity_key = _measure_completion(body, grant)
+        prompt, num_choices, affinity_key = _measure_completion(body, grant)
     model = resolve_model(body.model)
     options = body.stream_options
+    bound = _completion_bound(body, grant.limits)
+    reserved = costs.answer_tokens(grant.tenant.tenant_id, grant.admission, model, at_most=bound)
     request = InferenceRequest(
         operation,
         model_requested=body.model,
         model=model,
         is_stream=body.stream is True,
         wants_usage_chunk=isinstance(options, StreamOptions) and options.include_usage is True,
-        estimated_prompt_tokens=estimate_prompt_tokens(num_prompt_bytes),
-        max_completion_tokens=_completion_bound(body, grant.limits) * num_choices,
+        prompt=prompt,
+        num_choices=num_choices,
+        estimated_prompt_tokens=_prompt_tokens(costs, model, prompt, grant),
+        max_completion_tokens=bound * num_choices,
+        reserved_completion_tokens=reserved * num_choices,
         affinity_key=affinity_key,
     )
     return request, _for_replica(raw_body, body, model, grant)
@@ -87,25 +102,38 @@ def _check_members(body: Body) -> None:
         raise InvalidRequest(f"{name} is not for clients to set.", param=name)
 
 
-def _measure_chat(body: ChatCompletionBody, grant: Grant) -> tuple[int, int, bytes]:
-    """Bytes of the prompt, with tools, which the chat template writes into it; choices; key."""
+def _measure_chat(body: ChatCompletionBody, grant: Grant) -> tuple[Prompt, int, bytes]:
+    """The prompt, with tools, which the chat template writes into it; choices; affinity key."""
     messages = bytes(body.messages)
     if not messages.startswith(b"["):
         raise InvalidRequest("Expected 'messages' to be an array.", param="messages")
-    num_bytes = len(messages) + len(bytes(body.tools))
+    measured = text_prompt(messages, len(bytes(body.tools)))
     num_choices = 1 if body.n is None else body.n
-    return num_bytes, num_choices, chat_affinity_key(grant.salt, messages, body.prompt_cache_key)
+    return measured, num_choices, chat_affinity_key(grant.salt, messages, body.prompt_cache_key)
 
 
-def _measure_completion(body: CompletionBody, grant: Grant) -> tuple[int, int, bytes]:
-    """Bytes of the prompt, completions the replica will generate, affinity key."""
+def _measure_completion(body: CompletionBody, grant: Grant) -> tuple[Prompt, int, bytes]:
+    """The prompt, completions the replica will generate, affinity key."""
     prompt = bytes(body.prompt)
     if not prompt.startswith((b'"', b"[")):
         raise InvalidRequest("Expected 'prompt' to be a string or an array.", param="prompt")
     num_choices = max(
         1 if body.n is None else body.n, 1 if body.best_of is None else body.best_of
     ) * num_prompts(prompt)
-    return len(prompt), num_choices, prompt_affinity_key(grant.salt, prompt, body.prompt_cache_key)
+    key = prompt_affinity_key(grant.salt, prompt, body.prompt_cache_key)
+    return completion_prompt(prompt), num_choices, key
+
+
+def _prompt_tokens(costs: CostModel, model: str, prompt: Prompt, grant: Grant) -> int:
+    """Raises InvalidRequest for a prompt that the tenant may not send."""
+    num_tokens = costs.prompt_tokens(model, prompt)
+    limit = grant.admission.max_prompt_tokens
+    if num_tokens > limit:
+        raise InvalidRequest(
+            f"The prompt may hold at most {limit} tokens, it has about {num_tokens}.",
+            code="prompt_too_long",
+        )
+    return num_tokens
 
 
 def _completion_bound(body: Body, limits: Limits) -> int:

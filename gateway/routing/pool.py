@@ -8,8 +8,11 @@ from typing import Annotated
 import msgspec
 
 from contracts.errors import UNDECODABLE
+from contracts.load import LOAD_PATH, ReplicaLoad
+from gateway.clock import Clock
 from gateway.errors import ModelNotFound, NoReplicaAvailable, UpstreamError
 from gateway.routing.endpoint import Endpoint
+from gateway.routing.ttft_forecast import TtftForecast
 from gateway.upstream.replica_client import ReplicaClient
 
 logger = logging.getLogger(__name__)
@@ -32,6 +35,8 @@ class Replica:
         self.name = client.name
         self.models: frozenset[str] | None = None  # None: it has never told
         self.endpoint = Endpoint(client.name, is_ready=False, models=frozenset())
+        self.forecast = TtftForecast()
+        self.knows_load = True  # until it says otherwise
 
     @property
     def is_ready(self) -> bool:
@@ -52,11 +57,16 @@ class Replica:
 
 class ReplicaPool:
     def __init__(
-        self, clients: Sequence[ReplicaClient], aliases: Mapping[str, str], poll_timeout_s: float
+        self,
+        clients: Sequence[ReplicaClient],
+        aliases: Mapping[str, str],
+        poll_timeout_s: float,
+        clock: Clock,
     ) -> None:
         self._replicas = {client.name: Replica(client) for client in clients}
         self._aliases = aliases
         self._poll_timeout_s = poll_timeout_s
+        self._clock = clock
         self._known_models = frozenset[str]()  # ready or not
         self._created_unix_s: dict[str, int] = {}
         self.version = 0  # rises with each change of what a replica serves, or of its readiness
@@ -121,8 +131,11 @@ class ReplicaPool:
             if is_ready or replica.models is None:
                 await self._ask_models(replica)
             self._set_ready(replica, is_ready=is_ready and bool(replica.models))
+            if is_ready and replica.knows_load:
+                await self._ask_load(replica)
         except (UpstreamError, *UNDECODABLE):
             self._set_ready(replica, is_ready=False)
+            replica.knows_load = True  # another may come back in its place
 
     async def _ask_ready(self, replica: Replica) -> bool:
         answer = await replica.client.fetch("/ready", self._poll_timeout_s)
@@ -142,6 +155,18 @@ class ReplicaPool:
         told = model.created
         if isinstance(told, int) and told > 0:
             self._created_unix_s[model.id] = min(told, self._created_unix_s.get(model.id, told))
+
+    async def _ask_load(self, replica: Replica) -> None:
+        """Raises UpstreamError.  A replica of another make has no report: it is asked once."""
+        answer = await replica.client.fetch(LOAD_PATH, self._poll_timeout_s)
+        replica.knows_load = answer.status != 404
+        if answer.status == 200:
+            try:
+                load = msgspec.json.decode(answer.body, type=ReplicaLoad)
+            except UNDECODABLE:
+                replica.knows_load = False
+            else:
+                replica.forecast.report(load, self._clock.monotonic_s())
 
     def _set_ready(self, replica: Replica, *, is_ready: bool) -> None:
         was_ready, known_models = replica.is_ready, replica.endpoint.models

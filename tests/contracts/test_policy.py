@@ -59,7 +59,8 @@ GOLDEN = b"""{
           "nano_usd_per_day": null,
           "nano_usd_per_month": 5000000000
         }
-      ]
+      ],
+      "admission": null
     }
   ],
   "prices": [

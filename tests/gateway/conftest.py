@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from contracts.usage import UsageEvent
-from tests.gateway.http_client import Reply, get, post
+from tests.gateway.http_client import Reply, get, post, request_bytes, send
 from tests.gateway.processes import Gateway, Policies, Valkey
 from tests.gateway.upstream_server import Upstream
 from tests.support.waiting import eventually
@@ -103,6 +103,9 @@ class Tenant:
 
     async def chat(self, body: object, **headers: str) -> Reply:
         return await post(self.gateway.port, body, self.key, **headers)
+
+    async def complete(self, body: object) -> Reply:
+        return await send(self.gateway.port, request_bytes(body, self.key, "/v1/completions"))
 
     async def accepted(self) -> None:
         """Waits until the gateway knows the key and has a ready replica."""

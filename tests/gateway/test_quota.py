@@ -9,20 +9,24 @@ from tests.gateway.processes import Gateway, Policies
 from tests.gateway.upstream_server import Upstream, words
 
 
-def cost_of(content: str, max_tokens: int) -> int:
-    """The gateway's stated rule for one chat message."""
-    num_bytes = len(f'[{{"role": "user", "content": "{content}"}}]')
-    return -(-num_bytes // 3) + 8 + max_tokens
+def counted(max_tokens: int, **members: object) -> dict[str, object]:
+    """A request whose prompt is token ids: its cost is known, and not learned."""
+    return {"model": "model-a", "prompt": [7] * 20, "max_tokens": max_tokens, **members}
+
+
+def cost_of(max_completion_tokens: int) -> int:
+    """Of ``counted``: its ids, and the token that a model may put in front."""
+    return 20 + 1 + max_completion_tokens
 
 
 async def test_fifty_racers_get_exactly_what_the_bucket_holds(
     make_tenant: Callable[..., Tenant], upstream: Upstream
 ) -> None:
-    cost = cost_of("hello", 79)
+    cost = cost_of(79)
     tenant = make_tenant(tokens_per_minute=5 * cost + cost // 2)
     await tenant.accepted()
     upstream.behaviour = words(30, pause_s=0.01)
-    replies = await asyncio.gather(*(tenant.chat(chat(max_tokens=79)) for _ in range(50)))
+    replies = await asyncio.gather(*(tenant.complete(counted(79)) for _ in range(50)))
     statuses = sorted(reply.status for reply in replies)
     assert statuses == [200] * 5 + [429] * 45
     assert len(tenant.events()) == 5
@@ -73,12 +77,12 @@ async def test_a_refusal_names_the_limit_what_is_used_and_the_wait(
     tenant = make_tenant(tokens_per_minute=2_000)
     await tenant.accepted()
     upstream.behaviour = words(30, pause_s=0.01)
-    replies = await asyncio.gather(*(tenant.chat(chat(max_tokens=1_200)) for _ in range(2)))
+    replies = await asyncio.gather(*(tenant.complete(counted(1_200)) for _ in range(2)))
     refused = next(reply for reply in replies if reply.status == 429)
     remaining = int(refused.headers["x-ratelimit-remaining-tokens"])
     assert refused.error == {
         "message": f"Rate limit reached for tokens per minute: limit 2000, used {2000 - remaining},"
-        f" this request needs {cost_of('hello', 1_200)};"
+        f" this request needs {cost_of(1_200)};"
         f" retry in {refused.headers['retry-after']} s.",
         "type": "tokens",
         "param": None,
@@ -89,10 +93,10 @@ async def test_a_refusal_names_the_limit_what_is_used_and_the_wait(
 async def test_every_choice_is_reserved_and_counted_once(
     tenant: Tenant, upstream: Upstream
 ) -> None:
-    assert (await tenant.chat(chat(n=3, max_tokens=50))).status == 200
+    assert (await tenant.complete(counted(50, n=3))).status == 200
     assert upstream.generations[0].received.document["n"] == 3
     event = tenant.only_event()
-    assert event.reserved_tokens == cost_of("hello", 3 * 50)
+    assert event.reserved_tokens == cost_of(3 * 50)
     assert event.output_text_tokens == upstream.generations[0].completion_tokens
 
 
@@ -123,14 +127,14 @@ async def test_headers_show_what_is_left(
 ) -> None:
     tenant = make_tenant(tokens_per_minute=60_000, requests_per_minute=60)
     await tenant.accepted()
-    headers = (await tenant.chat(chat(max_tokens=1_000))).headers
+    headers = (await tenant.complete(counted(1_000))).headers
     assert headers["x-ratelimit-limit-tokens"] == "60000"
-    assert int(headers["x-ratelimit-remaining-tokens"]) == 60_000 - cost_of("hello", 1_000)
+    assert int(headers["x-ratelimit-remaining-tokens"]) == 60_000 - cost_of(1_000)
     assert headers["x-ratelimit-reset-requests"] == "1s"
     assert headers["x-ratelimit-reset-tokens"].endswith("s")
     policy = '"requests";q=60;w=60, "tokens";q=60000;w=60;qu="tokens"'
     assert headers["ratelimit-policy"] == policy
-    tokens_left = 60_000 - cost_of("hello", 1_000)
+    tokens_left = 60_000 - cost_of(1_000)
     assert headers["ratelimit"] == f'"requests";r=59;t=1, "tokens";r={tokens_left};t=2'
     second = (await tenant.chat(chat(max_tokens=1_000, stream=True))).headers
     assert second["x-ratelimit-remaining-requests"] == "58"

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from contracts.admission import ADMISSION_TIERS
 from contracts.names import tenant_id
 from contracts.policy import TIERS, ApiKeyRecord, TenantPolicy
 from contracts.replica_api import GATEWAY_OWNED_FIELDS
+from gateway.admission.cost import CostModel
 from gateway.api.context import Operation
 from gateway.api.request_body import parse_request, tenant_cache_salt
 from gateway.api.schemas import ChatCompletionBody
@@ -72,6 +74,7 @@ GRANT = Grant(
     TenantPolicy(tenant_id=tenant_id("acme"), tier="free"),
     ApiKeyRecord(key_id="k", key_hash="h", key_prefix="p"),
     TIERS["free"],
+    ADMISSION_TIERS["free"],
     b"s" * 32,
 )
 
@@ -82,7 +85,7 @@ def test_any_body_is_a_request_or_a_400(body: bytes | str, cut: int, operation: 
     raw = body if isinstance(body, bytes) else body.encode()
     try:
         request, body_sent = parse_request(
-            operation, raw[: len(raw) - cut], GRANT, lambda model: model
+            operation, raw[: len(raw) - cut], GRANT, lambda model: model, CostModel(0.95)
         )
     except InvalidRequest:
         return
@@ -109,7 +112,9 @@ def test_any_body_is_a_request_or_a_400(body: bytes | str, cut: int, operation: 
 )
 def test_the_replica_gets_the_clients_members_and_ours(body: dict[str, Any], padding: str) -> None:
     raw = f"{padding}{json.dumps(body)}{padding}".encode()
-    _, sent = parse_request(Operation.CHAT_COMPLETIONS, raw, GRANT, lambda _: "model-a")
+    _, sent = parse_request(
+        Operation.CHAT_COMPLETIONS, raw, GRANT, lambda _: "model-a", CostModel(0.95)
+    )
     expected = {**body, "model": "model-a"}
     expected["cache_salt"] = tenant_cache_salt(GRANT.salt, body.get("cache_salt"))
     if body.get("max_tokens") is None and body.get("max_completion_tokens") is None:
@@ -237,13 +242,13 @@ async def test_salts_differ_between_tenants_and_are_stable(
 
 
 async def test_completions_are_served_too(tenant: Tenant, upstream: Upstream) -> None:
-    body = {"model": "model-a", "prompt": ["one", "two"], "max_tokens": 7, "best_of": 2}
+    body = {"model": "model-a", "prompt": [[5, 6], [7]], "max_tokens": 7, "best_of": 2}
     request = request_bytes(body, tenant.key, path="/v1/completions?x=1")
     assert (await send(tenant.gateway.port, request)).status == 200
     assert upstream.generations[-1].received.path == "/v1/completions"
     event = tenant.only_event()
     assert event.endpoint == "completions"
-    assert event.reserved_tokens == 5 + 8 + 7 * 2 * 2  # 14 bytes of prompt, 4 completions
+    assert event.reserved_tokens == 3 + 1 + 7 * 2 * 2  # token ids, one in front, 4 completions
 
 
 async def test_a_request_that_no_bucket_can_hold_gets_400(

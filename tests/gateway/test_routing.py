@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.admission.estimate import text_prompt
 from gateway.api.affinity import chat_affinity_key, prompt_affinity_key
 from gateway.api.context import InferenceRequest, Operation
 from gateway.clock import SYSTEM_CLOCK
@@ -50,15 +51,29 @@ def fleet_of(*names: str) -> Fleet:
     """Its replicas are ready and serve ``m``, as if they had told so; nobody asks them."""
     timeouts = Timeouts(connect_s=1.0, head_s=1.0, idle_s=1.0, keep_alive_s=1.0)
     clients = [ReplicaClient(name, "http://127.0.0.1:1", timeouts) for name in names]
-    pool = ReplicaPool(clients, {}, poll_timeout_s=1.0)
+    pool = ReplicaPool(clients, {}, poll_timeout_s=1.0, clock=SYSTEM_CLOCK)
     for name in names:
         pool[name].models = frozenset({"m"})
         pool[name].set_ready(is_ready=True)
-    return Fleet(pool, PROFILE, RelayLimits(1, 1, 1.0), SYSTEM_CLOCK)
+    return Fleet(
+        pool, PROFILE, RelayLimits(1, 1, 1.0), SYSTEM_CLOCK, lambda predicted, actual: None
+    )
 
 
 def inference_request(model: str) -> InferenceRequest:
-    return InferenceRequest(Operation.COMPLETIONS, model, model, False, False, 1, 1, b"k")
+    return InferenceRequest(
+        operation=Operation.COMPLETIONS,
+        model_requested=model,
+        model=model,
+        is_stream=False,
+        wants_usage_chunk=False,
+        prompt=text_prompt(b'"text"'),
+        num_choices=1,
+        estimated_prompt_tokens=1,
+        max_completion_tokens=1,
+        reserved_completion_tokens=1,
+        affinity_key=b"k",
+    )
 
 
 async def test_a_tried_replica_is_not_tried_again() -> None:

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from contracts.load import LOAD_PATH
+
 MODEL = "model-a"
 BEGAN_UNIX_S = 1_700_000_000
 PROMPT_TOKENS = 11
@@ -142,6 +144,8 @@ class Upstream:
         self.is_ready = True
         self.knows_ready = True
         self.knows_abort = True
+        self.load: dict[str, Any] | None = None  # its load report; None: it knows none
+        self.num_load_reports = 0
         self.abort_pause_s = 0.0  # an engine answers between two of its steps
         self.generations: list[Generation] = []
         self.aborted: list[str] = []
@@ -216,6 +220,9 @@ class Upstream:
             listed = {"id": self.model, "created": self.now_unix_s}
             self.now_unix_s += 1  # as servers do that tell the time of the question
             await generation.answer(200, json.dumps({"data": [listed]}).encode())
+        elif received.path == LOAD_PATH and self.load is not None:
+            self.num_load_reports += 1
+            await generation.answer(200, json.dumps(self.load).encode())
         elif received.path.endswith("/abort") and self.knows_abort:
             await self._abort(generation)
         elif received.method == "POST" and received.path.endswith("/completions"):

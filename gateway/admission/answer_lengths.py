@@ -1,0 +1,46 @@
+"""How long a tenant's answers from a model are: the quantile that a reservation may count on.
+
+A reservation of ``max_tokens`` holds tokens that hardly any answer uses, so a tenant waits for what
+nobody spends.  Where its policy allows, the learned length is reserved instead; an answer that is
+longer makes debt, which settlement charges, the bucket bounds, and refilling repays.
+"""
+
+import math
+from typing import Final
+
+from contracts.names import TenantId
+from gateway.admission.quantile import QuantileTable
+
+QUANTILE: Final = 0.95
+_MAX_LEARNED: Final = 8_192  # pairs of tenant and model; the first to come are the first to go
+_ENOUGH: Final = 20  # answers: fewer say nothing of one in twenty
+
+
+class AnswerLengths:
+    def __init__(self) -> None:
+        self._indices: dict[tuple[TenantId, str], int] = {}
+        self._lengths = QuantileTable(_MAX_LEARNED, QUANTILE)
+
+    def expected_tokens(self, tenant: TenantId, model: str, at_most: int) -> int:
+        """Of one answer; ``at_most`` as long as too few have been seen."""
+        index = self._indices.get((tenant, model))
+        if index is None or self._lengths.num_seen(index) < _ENOUGH:
+            return at_most
+        length = self._lengths.guess(index)
+        return at_most if length is None else min(at_most, max(1, math.ceil(length)))
+
+    def learn(self, tenant: TenantId, model: str, num_tokens: float) -> None:
+        """``num_tokens``: of one answer that came to its own end."""
+        key = tenant, model
+        index = self._indices.get(key)
+        if index is None:
+            index = self._indices[key] = self._free_index()
+        length = max(1.0, num_tokens)
+        self._lengths.observe(index, length, first_guess=length)
+
+    def _free_index(self) -> int:
+        if len(self._indices) < _MAX_LEARNED:
+            return len(self._indices)
+        index = self._indices.pop(next(iter(self._indices)))
+        self._lengths.forget(index)
+        return index

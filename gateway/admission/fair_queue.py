@@ -1,0 +1,136 @@
+"""Who goes next where not everybody can go at once: by weighted fair shares of tokens.
+
+Interactive and standard tenants take turns by how little they have had (``VirtualCounters``).
+Batch goes only when none of them waits, except that who has waited long enough takes turns like
+everybody: it never starves.  The queue is short and bounded.  When it is full, whoever has most in
+it loses the newest, so a flood crowds out nobody but itself.
+
+Pure: it knows neither clock nor event loop.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Generic, TypeVar
+
+from contracts.admission import ServiceClass
+from contracts.names import TenantId
+from gateway.admission.virtual_counters import VirtualCounters
+
+T = TypeVar("T")
+
+_CLASS_WEIGHTS = {
+    ServiceClass.INTERACTIVE: 4.0,
+    ServiceClass.STANDARD: 1.0,
+    ServiceClass.BATCH: 1.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """By which weight a tenant's tokens count."""
+
+    tenant: TenantId
+    service_class: ServiceClass
+    weight: int
+
+    def weighted(self, num_tokens: float) -> float:
+        return num_tokens / (self.weight * _CLASS_WEIGHTS[self.service_class])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place(Generic[T]):
+    """One request's place; ``holder`` is whoever put it there."""
+
+    share: Share
+    num_tokens: int
+    entered_s: float
+    deadline_s: float
+    holder: T
+
+
+class FairQueue(Generic[T]):
+    def __init__(self, *, max_waiting: int, ageing_s: float) -> None:
+        self._max_waiting = max_waiting
+        self._ageing_s = ageing_s
+        self._counters = VirtualCounters()
+        self._by_tenant: dict[TenantId, deque[Place[T]]] = {}
+        self._num_waiting = 0
+        self.num_tokens = 0  # of all that wait
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    def __iter__(self) -> Iterator[Place[T]]:
+        return chain.from_iterable(self._by_tenant.values())
+
+    def charge(self, share: Share, num_tokens: float) -> None:
+        """Served without waiting, or elsewhere; negative to correct a charge."""
+        self._counters.charge(share.tenant, share.weighted(num_tokens))
+
+    def push(self, place: Place[T]) -> Place[T] | None:
+        """Whoever must leave for it: maybe the place itself."""
+        tenant = place.share.tenant
+        loser = None
+        if self._num_waiting >= self._max_waiting:
+            loser = self._newest_of_the_longest(tenant)
+            if loser is None:
+                return place
+            self.remove(loser)
+        self._by_tenant.setdefault(tenant, deque()).append(place)
+        self._counters.enter(tenant)
+        self._num_waiting += 1
+        self.num_tokens += place.num_tokens
+        return loser
+
+    def first(self, now_s: float) -> Place[T] | None:
+        """Whose turn it is.  O(tenants that wait)."""
+        heads = [places[0] for places in self._by_tenant.values()]
+        if not heads:
+            return None
+        in_turn = [place for place in heads if not self.is_in_slack(place, now_s)]
+        return min(in_turn or heads, key=self._rank)
+
+    def is_in_slack(self, place: Place[T], now_s: float) -> bool:
+        """It may go only where there is room to spare."""
+        is_aged = now_s - place.entered_s >= self._ageing_s
+        return place.share.service_class is ServiceClass.BATCH and not is_aged
+
+    def take(self, place: Place[T]) -> None:
+        """It goes, and is charged."""
+        self.charge(place.share, place.num_tokens)
+        self.remove(place)
+
+    def remove(self, place: Place[T]) -> bool:
+        """False: it was not there (any more)."""
+        tenant = place.share.tenant
+        places = self._by_tenant.get(tenant)
+        if places is None or place not in places:
+            return False
+        places.remove(place)
+        if not places:
+            del self._by_tenant[tenant]
+        self._counters.leave(tenant)
+        self._num_waiting -= 1
+        self.num_tokens -= place.num_tokens
+        return True
+
+    def overdue(self, now_s: float) -> list[Place[T]]:
+        return [place for place in self if place.deadline_s <= now_s]
+
+    def tokens_before(self, tenant: TenantId) -> float:
+        """That probably go before one that enters now, if everybody takes turns."""
+        own = sum(place.num_tokens for place in self._by_tenant.get(tenant, ()))
+        num_others = len(self._by_tenant) - (tenant in self._by_tenant)
+        return min(float(self.num_tokens), float(own * (1 + num_others)))
+
+    def _rank(self, place: Place[T]) -> tuple[float, float]:
+        return self._counters.of(place.share.tenant), place.entered_s
+
+    def _newest_of_the_longest(self, entering: TenantId) -> Place[T] | None:
+        tenant = max(self._by_tenant, key=lambda t: len(self._by_tenant[t]))
+        longest = self._by_tenant[tenant]
+        if len(longest) <= 1 + len(self._by_tenant.get(entering, ())):
+            return None
+        return longest[-1]

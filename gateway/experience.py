@@ -1,0 +1,34 @@
+"""What settled requests teach: how many tokens prompts have, how long answers are, what is cached.
+
+Only the engine's own counts teach anything, and only those of requests that came to their end.
+What a tenant has had in its turns is corrected in any case.
+"""
+
+from dataclasses import dataclass
+
+from contracts.usage import Outcome, UsageSource
+from gateway.admission.cost import CostModel
+from gateway.api.context import RequestContext
+from gateway.fleet import Fleet
+from gateway.metering import Usage
+from gateway.turnstile import Turnstile
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    costs: CostModel
+    fleet: Fleet
+    turnstile: Turnstile
+
+    def note(
+        self, context: RequestContext, replica: str | None, usage: Usage, outcome: Outcome
+    ) -> None:
+        self.turnstile.settle(context, usage.total_tokens)
+        if outcome is not Outcome.COMPLETED or usage.source is not UsageSource.ENGINE:
+            return
+        request, tenant = context.request, context.grant.tenant.tenant_id
+        self.costs.learn_prompt(request.model, request.prompt, usage.prompt_tokens)
+        answer_tokens = usage.completion_tokens / request.num_choices
+        self.costs.learn_answer(tenant, request.model, answer_tokens)
+        if replica is not None:
+            self.fleet.processed(request, replica, usage)

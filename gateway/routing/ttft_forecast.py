@@ -1,0 +1,160 @@
+"""When one replica would give the first token of a prompt, learned from when it gave others.
+
+Prompt tokens ahead and the prompt's own, divided by the rate at which they are prefilled, plus what
+a step takes anyway; running answers slow both down.  The rate begins as the replica's own report
+and is learned from every first token seen here.  What others have sent there is known from the
+replica's report only, which fades as the replica works it off, and is forgotten when it is old.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from contracts.load import ReplicaLoad
+from gateway.routing.regression import Regression
+
+_STALE_S: Final = 5.0  # a report from before that says nothing
+_ENOUGH: Final = 16  # first tokens, where a replica reports no rate
+_SAMPLE_S: Final = 0.01  # between two requests that are learned from: busy replicas teach enough
+_TOKENS: Final = 1_000.0  # of features, to keep them of the order of one
+_ANSWERS: Final = 10.0
+_LEAST_SLOPE_S: Final = 1e-7  # a token: no prompt is free
+
+
+class Forecast(msgspec.Struct, frozen=True):
+    wait_s: float  # for the prompts ahead
+    own_s: float  # for the prompt itself, on a replica that has nothing else to prefill
+    per_token_s: float
+
+    @property
+    def ttft_s(self) -> float:
+        return self.wait_s + self.own_s
+
+    def excess_s(self, target_s: float) -> float:
+        """How much of the wait must pass before the target can be met.
+
+        A prompt that cannot meet it even alone waits for nobody to be ahead, and no longer.
+        """
+        return self.wait_s - max(0.0, target_s - self.own_s)
+
+
+class _Lesson(msgspec.Struct, frozen=True):
+    """What was known when a request was sent, kept until its first token."""
+
+    features: tuple[float, float, float, float]
+    predicted_s: float | None
+
+
+@dataclass(slots=True, eq=False)
+class Visit:
+    """One request at the replica, from when it is sent until it ends."""
+
+    num_tokens: float  # of its prompt, without what is probably cached
+    sent_s: float
+    lesson: _Lesson | None  # most of very many requests teach nothing
+    is_answering: bool = False
+
+
+class Observation(msgspec.Struct, frozen=True):
+    predicted_s: float
+    actual_s: float
+
+
+class TtftForecast:
+    def __init__(self) -> None:
+        self._pending_tokens = 0.0  # of requests sent from here, first token not seen
+        self._num_answering = 0  # sent from here, first token seen
+        self._silent: deque[tuple[float, Visit]] = deque()  # until when they prefill, probably
+        self._load: ReplicaLoad | None = None
+        self._loaded_s = 0.0
+        self._others_tokens = 0.0  # as of the report
+        self._others_answering = 0
+        self._regression: Regression | None = None
+        self._sampled_s = float("-inf")
+
+    # What goes on there
+
+    def send(self, num_tokens: float, now_s: float, *, tells_first_token: bool) -> Visit:
+        """A document comes as a whole: when its first token was there nobody learns."""
+        self._end_silence(now_s)
+        lesson = None
+        if tells_first_token and now_s - self._sampled_s >= _SAMPLE_S:
+            self._sampled_s = now_s
+            lesson = self._lesson(num_tokens, now_s)
+        visit = Visit(num_tokens, now_s, lesson)
+        if not tells_first_token:
+            forecast = self.predict(num_tokens, now_s)
+            prefilled_s = now_s if forecast is None else now_s + forecast.ttft_s
+            self._silent.append((prefilled_s, visit))
+        self._pending_tokens += num_tokens
+        return visit
+
+    def first_token(self, visit: Visit, now_s: float) -> Observation | None:
+        """What was predicted for it, if anything was, and what came."""
+        self._answered(visit)
+        lesson = visit.lesson
+        if lesson is None:
+            return None
+        actual_s = max(1e-6, now_s - visit.sent_s)
+        if self._regression is None:
+            self._regression = Regression([0.0, 0.0, 0.0, 0.0])
+        self._regression.learn(lesson.features, actual_s)
+        return None if lesson.predicted_s is None else Observation(lesson.predicted_s, actual_s)
+
+    def end(self, visit: Visit) -> None:
+        """Whether or not its first token ever came."""
+        self._answered(visit)
+        self._num_answering -= 1
+
+    def report(self, load: ReplicaLoad, now_s: float) -> None:
+        self._load, self._loaded_s = load, now_s
+        self._others_tokens = max(0.0, load.queued_prompt_tokens - self._pending_tokens)
+        self._others_answering = max(0, load.num_running - self._num_answering)
+        if self._regression is None and load.prefill_tokens_per_s > 0:
+            self._regression = Regression([0.0, _TOKENS / load.prefill_tokens_per_s, 0.0, 0.0])
+
+    # Predicting
+
+    def predict(self, num_tokens: float, now_s: float) -> Forecast | None:
+        """Of a prompt that is sent now; ``None``: too little is known."""
+        regression = self._regression
+        if regression is None or (self._load is None and regression.num_seen < _ENOUGH):
+            return None
+        step_s, per_token, per_both, per_answer = regression.weights
+        num_answers = self._num_answers(now_s) / _ANSWERS
+        slope_s = max(_LEAST_SLOPE_S, (per_token + per_both * num_answers) / _TOKENS)
+        own_s = max(0.0, step_s + per_answer * num_answers) + slope_s * num_tokens
+        return Forecast(slope_s * self._tokens_ahead(now_s), own_s, slope_s)
+
+    def _lesson(self, num_tokens: float, now_s: float) -> _Lesson:
+        forecast = self.predict(num_tokens, now_s)
+        tokens = (num_tokens + self._tokens_ahead(now_s)) / _TOKENS
+        answers = self._num_answers(now_s) / _ANSWERS
+        features = 1.0, tokens, tokens * answers, answers
+        return _Lesson(features, None if forecast is None else forecast.ttft_s)
+
+    def _answered(self, visit: Visit) -> None:
+        if not visit.is_answering:
+            visit.is_answering = True
+            self._num_answering += 1
+            self._pending_tokens = max(0.0, self._pending_tokens - visit.num_tokens)
+
+    def _tokens_ahead(self, now_s: float) -> float:
+        self._end_silence(now_s)
+        return self._pending_tokens + self._others_left(now_s)
+
+    def _end_silence(self, now_s: float) -> None:
+        while self._silent and self._silent[0][0] <= now_s:
+            self._answered(self._silent.popleft()[1])
+
+    def _num_answers(self, now_s: float) -> int:
+        is_stale = now_s - self._loaded_s > _STALE_S
+        return self._num_answering + (0 if is_stale else self._others_answering)
+
+    def _others_left(self, now_s: float) -> float:
+        age_s = now_s - self._loaded_s
+        if self._load is None or age_s > _STALE_S:
+            return 0.0
+        return max(0.0, self._others_tokens - age_s * self._load.prefill_tokens_per_s)

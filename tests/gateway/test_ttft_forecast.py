@@ -1,0 +1,193 @@
+"""When a first token comes: learned from when others came, and from what replicas report."""
+
+import random
+from typing import Any
+
+import pytest
+
+from contracts.load import ReplicaLoad
+from gateway.routing.prefix_memory import PrefixMemory
+from gateway.routing.regression import Regression
+from gateway.routing.ttft_forecast import TtftForecast, Visit
+
+STEP_S, PER_TOKEN_S = 0.02, 0.001
+
+
+def load(**others: Any) -> ReplicaLoad:
+    figures: dict[str, Any] = {
+        "model": "m",
+        "is_ready": True,
+        "is_draining": False,
+        "num_running": 0,
+        "num_waiting": 0,
+        "queued_prompt_tokens": 0,
+        "expected_output_tokens": 0,
+        "kv_cache_usage": 0.0,
+        "num_kv_blocks": 100,
+        "block_size": 16,
+        "prefill_tokens_per_s": 1_000.0,
+        "decode_tokens_per_s": 0.0,
+    }
+    return ReplicaLoad(**{**figures, **others})
+
+
+def taught(num: int = 200, seed: int = 1) -> tuple[TtftForecast, float]:
+    """A replica that prefills one prompt after the other, and the time when it is idle again."""
+    source, forecast, now_s = random.Random(seed), TtftForecast(), 100.0
+    free_s = now_s
+    coming: list[tuple[float, Visit]] = []
+    for _ in range(num):
+        now_s += source.expovariate(2.0)
+        for answered in [c for c in coming if c[0] <= now_s]:
+            forecast.first_token(answered[1], answered[0])
+            forecast.end(answered[1])
+            coming.remove(answered)
+        tokens = source.randrange(50, 600)
+        visit = forecast.send(tokens, now_s, tells_first_token=True)
+        free_s = max(now_s, free_s) + tokens * PER_TOKEN_S
+        coming.append((free_s + STEP_S, visit))
+    for first_s, visit in coming:
+        forecast.first_token(visit, first_s)
+        forecast.end(visit)
+    return forecast, free_s + 10.0
+
+
+def test_nothing_is_predicted_before_anything_is_known() -> None:
+    forecast = TtftForecast()
+    assert forecast.predict(100, 0.0) is None
+    visit = forecast.send(100, 0.0, tells_first_token=True)
+    assert forecast.first_token(visit, 0.1) is None
+    assert forecast.predict(100, 0.2) is None, "one is too few"
+
+
+def test_a_reported_rate_is_where_it_begins() -> None:
+    forecast = TtftForecast()
+    forecast.report(load(prefill_tokens_per_s=500.0), 0.0)
+    predicted = forecast.predict(1_000, 0.0)
+    assert predicted is not None
+    assert (predicted.wait_s, predicted.ttft_s) == (0.0, pytest.approx(2.0))
+
+
+def test_the_rate_is_learned_from_first_tokens() -> None:
+    forecast, now_s = taught()
+    for tokens in (100, 500, 2_000):
+        predicted = forecast.predict(tokens, now_s)
+        assert predicted is not None
+        assert predicted.ttft_s == pytest.approx(STEP_S + tokens * PER_TOKEN_S, rel=0.3)
+
+
+def test_prompts_ahead_are_waited_for_until_their_first_tokens() -> None:
+    forecast, now_s = taught()
+    visit = forecast.send(3_000, now_s, tells_first_token=True)
+    waiting = forecast.predict(100, now_s)
+    assert waiting is not None
+    assert waiting.wait_s == pytest.approx(3.0, rel=0.3)
+    forecast.first_token(visit, now_s + 3.0)
+    after = forecast.predict(100, now_s + 3.0)
+    assert after is not None
+    assert after.wait_s == 0.0
+
+
+def test_a_request_that_failed_is_ahead_of_nobody() -> None:
+    forecast = TtftForecast()
+    forecast.report(load(), 0.0)
+    forecast.end(forecast.send(5_000, 0.0, tells_first_token=True))
+    predicted = forecast.predict(100, 0.0)
+    assert predicted is not None
+    assert predicted.wait_s == 0.0
+
+
+def test_a_document_is_ahead_for_as_long_as_its_prompt_probably_takes() -> None:
+    forecast = TtftForecast()
+    forecast.report(load(), 0.0)
+    visit = forecast.send(2_000, 0.0, tells_first_token=False)
+    early, late = forecast.predict(100, 1.0), forecast.predict(100, 2.5)
+    assert early is not None
+    assert late is not None
+    assert (early.wait_s, late.wait_s) == (pytest.approx(2.0), 0.0)
+    forecast.end(visit)
+
+
+def test_what_others_queued_fades_and_an_old_report_says_nothing() -> None:
+    forecast = TtftForecast()
+    forecast.report(load(queued_prompt_tokens=4_000), 0.0)
+    waits = [
+        predicted.wait_s
+        for at_s in (0.0, 1.0, 3.9, 5.1)
+        if (predicted := forecast.predict(1, at_s))
+    ]
+    assert waits == [pytest.approx(4.0), pytest.approx(3.0), pytest.approx(0.1), 0.0]
+
+
+def test_a_report_does_not_count_this_gateways_own_twice() -> None:
+    forecast = TtftForecast()
+    forecast.send(1_500, 0.0, tells_first_token=True)
+    forecast.report(load(queued_prompt_tokens=2_000), 0.0)
+    predicted = forecast.predict(1, 0.0)
+    assert predicted is not None
+    assert predicted.wait_s == pytest.approx(2.0)
+
+
+def test_the_error_of_each_prediction_is_told() -> None:
+    forecast = TtftForecast()
+    forecast.report(load(), 0.0)
+    visit = forecast.send(500, 0.0, tells_first_token=True)
+    observed = forecast.first_token(visit, 1.0)
+    assert observed is not None
+    assert (observed.predicted_s, observed.actual_s) == (pytest.approx(0.5), 1.0)
+
+
+def test_a_target_that_no_idle_replica_meets_waits_for_an_idle_one() -> None:
+    forecast = TtftForecast()
+    forecast.report(load(), 0.0)
+    alone = forecast.predict(5_000, 0.0)
+    assert alone is not None
+    assert alone.excess_s(target_s=1.0) == 0.0
+    forecast.send(700, 0.0, tells_first_token=True)
+    behind = forecast.predict(5_000, 0.0)
+    assert behind is not None
+    assert behind.excess_s(target_s=1.0) == pytest.approx(0.7)
+
+
+def test_weights_follow_a_change() -> None:
+    source, regression = random.Random(3), Regression([0.0, 0.0])
+    for slope in (2.0, 5.0):
+        for _ in range(600):
+            x = source.uniform(0.1, 4.0)
+            regression.learn([1.0, x], (0.5 + slope * x) * source.uniform(0.9, 1.1))
+    assert regression.predict([1.0, 2.0]) == pytest.approx(10.5, rel=0.05)
+
+
+def test_what_never_varies_does_not_blow_up() -> None:
+    regression = Regression([0.0, 0.0, 0.0])
+    for _ in range(20_000):
+        regression.learn([1.0, 1.0, 0.0], 2.0)
+    assert regression.predict([1.0, 1.0, 0.0]) == pytest.approx(2.0)
+    assert abs(regression.predict([1.0, 2.0, 1.0])) < 10.0
+
+
+# Prefixes
+
+
+def test_a_conversation_finds_its_last_turn_where_it_was() -> None:
+    memory = PrefixMemory()
+    assert memory.cached_tokens(b"k", "r0", 500) == 0.0
+    memory.processed(b"k", "r0", prompt=400, cached=0, answer=50)
+    assert memory.cached_tokens(b"k", "r0", 500) == pytest.approx(0.9 * 450)
+    assert memory.cached_tokens(b"k", "r1", 500) == 0.0
+    assert memory.cached_tokens(b"k", "r0", 100) == pytest.approx(90)
+
+
+def test_a_replica_that_caches_nothing_is_believed_after_a_while() -> None:
+    memory = PrefixMemory()
+    for _ in range(300):
+        memory.processed(b"k", "r0", prompt=400, cached=0, answer=50)
+    assert memory.cached_tokens(b"k", "r0", 400) < 5.0
+
+
+def test_the_longest_unheard_of_conversation_is_forgotten() -> None:
+    memory = PrefixMemory()
+    for number in range(16_385):
+        memory.processed(b"%d" % number, "r0", prompt=10, cached=0, answer=0)
+    assert memory.cached_tokens(b"0", "r0", 10) == 0.0
+    assert memory.cached_tokens(b"1", "r0", 10) > 0.0
