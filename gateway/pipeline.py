@@ -21,7 +21,7 @@ from gateway.admission.redis_limiter import RedisLimiter
 from gateway.api.context import InferenceRequest, RequestContext
 from gateway.api.errors import error_body, error_event, error_status, retry_headers
 from gateway.api.headers import rate_limit_headers, request_id_header
-from gateway.api.request_body import parse_request
+from gateway.api.request_body import check_prompt_fits, parse_request
 from gateway.auth import Authenticator
 from gateway.clock import Clock, IdMaker, event_id_of
 from gateway.completion import Flow, in_task
@@ -118,9 +118,15 @@ class Pipeline:
         stages = self._stages
         trace.grant = grant = stages.authenticator.authenticate(exchange.header(b"authorization"))
         request, exchange.body = parse_request(
-            exchange.operation, exchange.body, grant, stages.fleet.pool.resolve, stages.costs
+            exchange.operation,
+            exchange.body,
+            grant,
+            stages.fleet.pool.resolve,
+            stages.costs,
+            stages.fleet.pool.takes_priority,
         )
         trace.request = request
+        check_prompt_fits(request, grant)
         plan = stages.plans.plan_for(grant, request.model)
         self._check_can_be_served(request, plan)
         context = self._context(trace, grant, request)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from contracts.admission import AdmissionPolicy
 from contracts.usage import Outcome, encode_usage_event
 from gateway.admission.limiter import Reservation
 from gateway.admission.redis_limiter import RedisLimiter
@@ -45,6 +46,14 @@ class SettlementDesk:
     waits: bool  # False: a crash may lose the usage of answers that ended milliseconds before
 
 
+def _limited_tokens(usage: Usage, policy: AdmissionPolicy) -> int | None:
+    """That count towards limits, if not all; the settled total and the ledger know all."""
+    if policy.cached_token_weight == 1.0 or not usage.cached_prompt_tokens:
+        return None
+    forgiven = int(usage.cached_prompt_tokens * (1.0 - policy.cached_token_weight))
+    return usage.total_tokens - forgiven
+
+
 class Settlement:
     """Owns the end of one request: the first ``close`` wins, later ones change nothing."""
 
@@ -72,6 +81,7 @@ class Settlement:
                     cached=usage.cached_prompt_tokens,
                     output=usage.completion_tokens,
                 ),
+                limited_tokens=_limited_tokens(usage, context.grant.admission),
             )
             desk.experience.note(context, self._meter.replica, usage, outcome)
             self.closing = Closing(usage, outcome, committed, settled)

@@ -113,15 +113,23 @@ class RedisLimiter:
         return verdict
 
     def settle(
-        self, reservation: Reservation, *, used_tokens: int, used_nano_usd: int
+        self,
+        reservation: Reservation,
+        *,
+        used_tokens: int,
+        used_nano_usd: int,
+        limited_tokens: int | None = None,
     ) -> Completion[bool]:
-        """True once the store has confirmed; False if it did not at once.
+        """``limited_tokens``: those that count towards limits, if not all.
+
+        True once the store has confirmed; False if it did not at once.
 
         Then it goes on in the background, whether or not somebody waits.
         """
         tokens = pack_number(used_tokens)
+        limited = tokens if limited_tokens is None else pack_number(limited_tokens)
         return self._enqueue(
-            reservation, b"%b%b%b%b" % (tokens, tokens, pack_number(used_nano_usd), _SETTLE)
+            reservation, b"%b%b%b%b" % (tokens, limited, pack_number(used_nano_usd), _SETTLE)
         )
 
     def release(self, reservation: Reservation) -> Completion[bool]:

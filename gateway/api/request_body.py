@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from contracts.policy import Limits
-from contracts.replica_api import CACHE_SALT_FIELD, GATEWAY_OWNED_FIELDS
+from contracts.replica_api import CACHE_SALT_FIELD, GATEWAY_OWNED_FIELDS, PRIORITY_FIELD
 from gateway.admission.cost import CostModel
 from gateway.admission.estimate import completion_prompt, num_prompts, text_prompt
 from gateway.api.affinity import chat_affinity_key, prompt_affinity_key
@@ -28,6 +28,7 @@ _decoders: Mapping[Operation, Callable[[bytes], Body]] = {
 }
 _members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encoder = msgspec.json.Encoder()
+_PRIORITY = PRIORITY_FIELD.encode()
 _USAGE_WANTED = b',"stream_options":{"include_usage":true}'  # metered, whatever the client wants
 
 
@@ -37,13 +38,15 @@ def parse_request(
     grant: Grant,
     resolve_model: Callable[[str], str],
     costs: CostModel,
+    takes_priority: bool,
 ) -> tuple[InferenceRequest, bytes]:
     """The request, and the body that the replica gets.
 
+    ``takes_priority``: a replica of another make might refuse a body that holds one.
     Raises InvalidRequest, and whatever ``resolve_model`` raises for an unknown model.
     """
     try:
-        return _parse(operation, raw_body, grant, resolve_model, costs)
+        return _parse(operation, raw_body, grant, resolve_model, costs, takes_priority)
     except RecursionError as exc:  # which any of the decoders may find first
         raise InvalidRequest("The body is nested too deeply.") from exc
 
@@ -54,6 +57,7 @@ def _parse(
     grant: Grant,
     resolve_model: Callable[[str], str],
     costs: CostModel,
+    takes_priority: bool,
 ) -> tuple[InferenceRequest, bytes]:
     body = _decode(operation, raw_body)
     _check_members(body)
@@ -73,12 +77,13 @@ def _parse(
         wants_usage_chunk=isinstance(options, StreamOptions) and options.include_usage is True,
         prompt=prompt,
         num_choices=num_choices,
-        estimated_prompt_tokens=_prompt_tokens(costs, model, prompt, grant),
+        estimated_prompt_tokens=costs.prompt_tokens(model, prompt),
         max_completion_tokens=bound * num_choices,
         reserved_completion_tokens=reserved * num_choices,
         affinity_key=affinity_key,
     )
-    return request, _for_replica(raw_body, body, model, grant)
+    priority = grant.admission.priority if takes_priority else 0
+    return request, _for_replica(raw_body, body, model, grant, priority)
 
 
 def _decode(operation: Operation, raw_body: bytes) -> Body:
@@ -124,16 +129,14 @@ def _measure_completion(body: CompletionBody, grant: Grant) -> tuple[Prompt, int
     return completion_prompt(prompt), num_choices, key
 
 
-def _prompt_tokens(costs: CostModel, model: str, prompt: Prompt, grant: Grant) -> int:
+def check_prompt_fits(request: InferenceRequest, grant: Grant) -> None:
     """Raises InvalidRequest for a prompt that the tenant may not send."""
-    num_tokens = costs.prompt_tokens(model, prompt)
-    limit = grant.admission.max_prompt_tokens
+    num_tokens, limit = request.estimated_prompt_tokens, grant.admission.max_prompt_tokens
     if num_tokens > limit:
         raise InvalidRequest(
             f"The prompt may hold at most {limit} tokens, it has about {num_tokens}.",
             code="prompt_too_long",
         )
-    return num_tokens
 
 
 def _completion_bound(body: Body, limits: Limits) -> int:
@@ -157,7 +160,7 @@ def _checked(name: str, asked: int, limits: Limits) -> int:
 # What the replica gets
 
 
-def _for_replica(raw_body: bytes, body: Body, model: str, grant: Grant) -> bytes:
+def _for_replica(raw_body: bytes, body: Body, model: str, grant: Grant, priority: int) -> bytes:
     """The client's bytes with our members behind them, where none of ours is among them already.
 
     A name that a client sends twice goes on twice, and like us the replica obeys the last.
@@ -169,19 +172,22 @@ def _for_replica(raw_body: bytes, body: Body, model: str, grant: Grant) -> bytes
         or (needs_limit and body.max_tokens is not UNSET)
         or (body.stream is True and body.stream_options is not UNSET)
     ):
-        return _rewritten(raw_body, body, model, grant)
+        return _rewritten(raw_body, body, model, grant, priority)
     end = raw_body.rindex(b"}")
-    return b"%b%b%b%b}" % (
+    return b"%b%b%b%b%b}" % (
         raw_body[:end],
         _salt_member(grant.salt),
         b',"max_tokens":%d' % grant.limits.default_completion_tokens if needs_limit else b"",
         _USAGE_WANTED if body.stream is True else b"",
+        b',"%b":%d' % (_PRIORITY, priority) if priority else b"",
     )
 
 
-def _rewritten(raw_body: bytes, body: Body, model: str, grant: Grant) -> bytes:
+def _rewritten(raw_body: bytes, body: Body, model: str, grant: Grant, priority: int) -> bytes:
     members: dict[str, object] = dict(_members_decoder.decode(raw_body))
     members["model"] = model
+    if priority:
+        members[PRIORITY_FIELD] = priority
     client_salt = None if body.cache_salt is UNSET else body.cache_salt
     members[CACHE_SALT_FIELD] = tenant_cache_salt(grant.salt, client_salt)
     if not isinstance(body.max_tokens, int) and body.max_completion_tokens is None:

@@ -37,6 +37,7 @@ class Replica:
         self.endpoint = Endpoint(client.name, is_ready=False, models=frozenset())
         self.forecast = TtftForecast()
         self.knows_load = True  # until it says otherwise
+        self.has_reported = False  # it is one of our own make
 
     @property
     def is_ready(self) -> bool:
@@ -69,6 +70,7 @@ class ReplicaPool:
         self._clock = clock
         self._known_models = frozenset[str]()  # ready or not
         self._created_unix_s: dict[str, int] = {}
+        self.takes_priority = False  # all replicas do
         self.version = 0  # rises with each change of what a replica serves, or of its readiness
 
     def __getitem__(self, name: str) -> Replica:
@@ -160,6 +162,9 @@ class ReplicaPool:
         """Raises UpstreamError.  A replica of another make has no report: it is asked once."""
         answer = await replica.client.fetch(LOAD_PATH, self._poll_timeout_s)
         replica.knows_load = answer.status != 404
+        replica.has_reported = answer.status == 200
+        known = [r for r in self._replicas.values() if r.models is not None]
+        self.takes_priority = all(r.has_reported for r in known)
         if answer.status == 200:
             try:
                 load = msgspec.json.decode(answer.body, type=ReplicaLoad)

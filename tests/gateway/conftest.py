@@ -117,11 +117,14 @@ class Tenant:
         raise AssertionError("the gateway does not become ready")
 
     def num_requests_left(self) -> int:
+        return int(self.level("requests"))
+
+    def level(self, kind: str) -> float:
         """In the bucket as of its last change."""
         with self.valkey.client as client:
-            level = client.hget(f"{{{self.name}}}:quota:bucket", "requests")
+            level = client.hget(f"{{{self.name}}}:quota:bucket", kind)
             assert level is not None
-            return int(level) // 60_000
+            return int(level) / 60_000
 
     def events(self) -> list[UsageEvent]:
         return self.gateway.events(self.name)

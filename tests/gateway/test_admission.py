@@ -41,6 +41,45 @@ async def test_a_learned_bound_reserves_what_answers_need(
     assert upstream.generations[-1].received.document["max_tokens"] == 1_000
 
 
+async def test_cached_tokens_weigh_what_the_policy_says(
+    make_tenant: Callable[..., Tenant], upstream: Upstream
+) -> None:
+    """Four of the prompt's eleven tokens are cached; a token comes back each second."""
+    ask = {"model": "model-a", "prompt": [7] * 20, "max_tokens": 3}
+    left = []
+    for weight in (1.0, 0.0):
+        policy = AdmissionPolicy(cached_token_weight=weight)
+        tenant = make_tenant(tokens_per_minute=60, admission=policy)
+        await tenant.accepted()
+        assert (await tenant.complete(ask)).status == 200
+        assert tenant.only_event().total_tokens == 14, "the ledger knows all"
+        left.append(tenant.level("tokens"))
+    assert 2.0 < left[1] - left[0] < 6.0
+
+
+async def test_a_tiers_priority_reaches_replicas_that_know_priorities(
+    make_tenant: Callable[..., Tenant], replica: "Replica"
+) -> None:
+    replica.release()
+    for policy, expected in (
+        (AdmissionPolicy(priority=-1), -1),
+        (AdmissionPolicy(), None),
+        (AdmissionPolicy(priority=7), 7),
+    ):
+        tenant = await asking(replica, make_tenant, policy)
+        assert (await tenant.chat(chat())).status == 200
+        assert replica.upstream.generations[-1].received.document.get("priority") == expected
+
+
+async def test_a_replica_of_another_make_gets_no_priority(
+    make_tenant: Callable[..., Tenant], upstream: Upstream
+) -> None:
+    tenant = make_tenant(admission=AdmissionPolicy(priority=-1))
+    await tenant.accepted()
+    assert (await tenant.chat(chat())).status == 200
+    assert "priority" not in upstream.generations[-1].received.document
+
+
 # In time, or in turn
 
 

@@ -85,7 +85,7 @@ def test_any_body_is_a_request_or_a_400(body: bytes | str, cut: int, operation: 
     raw = body if isinstance(body, bytes) else body.encode()
     try:
         request, body_sent = parse_request(
-            operation, raw[: len(raw) - cut], GRANT, lambda model: model, CostModel(0.95)
+            operation, raw[: len(raw) - cut], GRANT, lambda model: model, CostModel(0.95), True
         )
     except InvalidRequest:
         return
@@ -113,9 +113,9 @@ def test_any_body_is_a_request_or_a_400(body: bytes | str, cut: int, operation: 
 def test_the_replica_gets_the_clients_members_and_ours(body: dict[str, Any], padding: str) -> None:
     raw = f"{padding}{json.dumps(body)}{padding}".encode()
     _, sent = parse_request(
-        Operation.CHAT_COMPLETIONS, raw, GRANT, lambda _: "model-a", CostModel(0.95)
+        Operation.CHAT_COMPLETIONS, raw, GRANT, lambda _: "model-a", CostModel(0.95), True
     )
-    expected = {**body, "model": "model-a"}
+    expected = {**body, "model": "model-a", "priority": 1}
     expected["cache_salt"] = tenant_cache_salt(GRANT.salt, body.get("cache_salt"))
     if body.get("max_tokens") is None and body.get("max_completion_tokens") is None:
         expected["max_tokens"] = GRANT.limits.default_completion_tokens
