@@ -23,25 +23,25 @@ class Completion(Generic[T]):
     (what ``asyncio.isfuture`` asks for), so tasks may await it as well, in the loop's next turn.
     """
 
-    __slots__ = ("_asyncio_future_blocking", "_failure", "_is_done", "_result", "_waiter")
+    __slots__ = ("_asyncio_future_blocking", "_failure", "_result", "_waiter", "is_done")
 
     def __init__(self) -> None:
         self._asyncio_future_blocking = False
-        self._is_done = False
+        self.is_done = False
         self._result: T | None = None
         self._failure: BaseException | None = None
         self._waiter: Callable[[], object] | None = None
 
     def resolve(self, result: T) -> None:
-        if not self._is_done:
-            self._is_done = True
+        if not self.is_done:
+            self.is_done = True
             self._result = result
             if self._waiter is not None:
                 self._wake()
 
     def fail(self, failure: BaseException) -> None:
-        if not self._is_done:
-            self._is_done = True
+        if not self.is_done:
+            self.is_done = True
             self._failure = failure
             if self._waiter is not None:
                 self._wake()
@@ -49,7 +49,7 @@ class Completion(Generic[T]):
     def then(self, waiter: Callable[[], object] | None) -> None:
         """Calls ``waiter`` once it is done, in place of any other; at once if it is."""
         self._waiter = waiter
-        if self._is_done and waiter is not None:
+        if self.is_done and waiter is not None:
             self._wake()
 
     def _wake(self) -> None:
@@ -58,7 +58,7 @@ class Completion(Generic[T]):
         waiter()
 
     def __await__(self) -> Generator[Any, None, T]:  # yields itself, to a flow or a task
-        if not self._is_done:
+        if not self.is_done:
             self._asyncio_future_blocking = True
             yield self
         if self._failure is not None:
@@ -66,7 +66,7 @@ class Completion(Generic[T]):
         return self._result  # type: ignore[return-value]  # set, for it is done
 
     def done(self) -> bool:
-        return self._is_done
+        return self.is_done
 
     def result(self) -> T:
         if self._failure is not None:
@@ -92,7 +92,7 @@ class Completion(Generic[T]):
         return 1
 
     def cancel(self, msg: object = None) -> bool:
-        was_done = self._is_done
+        was_done = self.is_done
         self.fail(asyncio.CancelledError())
         return not was_done
 

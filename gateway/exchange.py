@@ -149,7 +149,10 @@ class Exchange:
         )
 
     def write_stream(self, data: bytes) -> None:
-        self._write(self._chunk(data))
+        """``data`` is not empty: an empty chunk would be the end."""
+        if not self.disconnected:
+            is_chunked = self._is_chunking_understood
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if is_chunked else data)
 
     def end_stream(self, last: bytes) -> None:
         end = b"0\r\n\r\n" if self._is_chunking_understood else b""

@@ -127,10 +127,11 @@ class Pipeline:
         )
         trace.request = request
         check_prompt_fits(request, grant)
-        plan = stages.plans.plan_for(grant, request.model)
-        self._check_can_be_served(request, plan)
         context = self._context(trace, grant, request)
-        reservation = _reservation(context, plan, exchange.body)
+        reservation = _reservation(
+            context, stages.plans.plan_for(grant, request.model), exchange.body
+        )
+        self._check_can_be_served(request, reservation)
         await self._admit(trace, reservation)
         settlement = Settlement(stages.desk, context, reservation, trace.meter)
         relay = Relay(stages.fleet, exchange, context, trace.meter, _head(trace))
@@ -140,9 +141,9 @@ class Pipeline:
 
     # Admission
 
-    def _check_can_be_served(self, request: InferenceRequest, plan: QuotaPlan) -> None:
+    def _check_can_be_served(self, request: InferenceRequest, reservation: Reservation) -> None:
         """Before anything is reserved: a request that cannot run should not cost a request."""
-        plan.check_fits(request.estimated_tokens, _most_nano_usd(plan, request))
+        reservation.plan.check_fits(reservation.reserved_tokens, reservation.reserved_nano_usd)
         if self._stages.desk.spool.is_failing:
             raise SpoolUnavailable("Usage cannot be recorded now.")
         self._stages.fleet.require_candidate(request)
@@ -220,19 +221,17 @@ def _shut_down(exchange: Exchange) -> None:
 
 
 def _reservation(context: RequestContext, plan: QuotaPlan, body: bytes) -> Reservation:
+    """No cached token counts in its money yet: whether there are any, the replica knows."""
+    num_prompt_tokens = context.request.estimated_prompt_tokens
+    num_output_tokens = context.request.max_completion_tokens
     return Reservation(
         reservation_id=context.event_id,
         plan=plan,
-        reserved_tokens=context.request.estimated_tokens,
-        reserved_nano_usd=_most_nano_usd(plan, context.request),
+        reserved_tokens=num_prompt_tokens + num_output_tokens,
+        reserved_nano_usd=plan.nano_usd(
+            uncached=num_prompt_tokens, cached=0, output=num_output_tokens
+        ),
         turn=turn_of(plan.key_number, body),
-    )
-
-
-def _most_nano_usd(plan: QuotaPlan, request: InferenceRequest) -> int:
-    """No cached token counts yet: whether there are any, the replica knows."""
-    return plan.nano_usd(
-        uncached=request.estimated_prompt_tokens, cached=0, output=request.max_completion_tokens
     )
 
 

@@ -6,8 +6,7 @@ only go on or end with an error event.  The relay keeps the meter; it never sett
 
 import asyncio
 import re
-from collections.abc import Coroutine
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -93,11 +92,13 @@ class Relay:
         """
         response = await self._open()
         if response.status != 200:
-            raise refusal(response.status, await self._read(response, _MAX_ERROR_BYTES))
+            body = await read_body(response, _MAX_ERROR_BYTES, self._exchange.watch)
+            raise refusal(response.status, body)
         if response.content_type.lower().startswith(_EVENT_STREAM):
             end = await self._relay_stream(response)
         else:
-            body = await self._read(response, self._fleet.limits.max_answer_bytes)
+            max_bytes = self._fleet.limits.max_answer_bytes
+            body = await read_body(response, max_bytes, self._exchange.watch)
             end = self._meter_document(body)
         self._is_answered = True
         return end
@@ -117,6 +118,8 @@ class Relay:
 
     def usage(self) -> Usage:
         """The best count so far: the replica's, or ours."""
+        if self._is_answered and self._meter.engine_usage is not None:
+            return self._meter.engine_usage
         attempt = self._attempt
         if attempt is None or not attempt.response.is_sent or attempt.response.is_refusal:
             return NOTHING_USED
@@ -273,14 +276,13 @@ class Relay:
 
     def _count_texts(self, events: bytes) -> None:
         if events.find(b"\n\n") == len(events) - 2:  # one, as a rule
-            self._count_text(events)
+            self._meter.num_content_events += _GENERATED_TEXT.search(events) is not None
         else:
             for event in events.split(b"\n\n"):
                 self._count_text(event)
 
     def _count_text(self, payload: bytes) -> None:
-        if _GENERATED_TEXT.search(payload) is not None:
-            self._meter.num_content_events += 1
+        self._meter.num_content_events += _GENERATED_TEXT.search(payload) is not None
 
     def _send(self, events: bytes) -> None:
         if not events:
@@ -297,9 +299,6 @@ class Relay:
         attempt = self._attempt
         if attempt is not None and attempt.visit is not None:
             self._fleet.first_token(attempt.replica, attempt.visit, now_s)
-
-    def _read(self, response: UpstreamResponse, max_bytes: int) -> Coroutine[Any, Any, bytes]:
-        return read_body(response, max_bytes, self._exchange.watch)
 
     # Stopping
 

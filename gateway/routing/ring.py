@@ -20,7 +20,8 @@ class _Ring:
     orders: dict[int, tuple[str, ...]] = field(default_factory=dict)  # by where one begins
 
     def order(self, key: bytes) -> tuple[str, ...]:
-        index = bisect(self.points, _hash(key)) % len(self.points)
+        digest = hashlib.blake2b(key, digest_size=8).digest()  # as _hash
+        index = bisect(self.points, int.from_bytes(digest, "big")) % len(self.points)
         order = self.orders.get(index)
         if order is None:
             order = tuple(dict.fromkeys(self.names[index:] + self.names[:index]))

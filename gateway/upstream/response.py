@@ -58,8 +58,10 @@ class UpstreamResponse:
     def next_chunk(self) -> Completion[bytes]:
         """Everything that came since the last call; empty at the end; or fails."""
         chunk: Completion[bytes] = Completion()
-        self._next = chunk
-        self._serve_next()
+        if self._chunks or self.is_ended or self._failure is not None:
+            self._give(chunk)
+        else:
+            self._next = chunk
         return chunk
 
     def take(self) -> bytes:
@@ -105,17 +107,18 @@ class UpstreamResponse:
 
     def publish(self) -> None:
         """Wakes the consumer: once per read of the socket, not once per chunk."""
-        if self.status:
+        if self.status and not self.head.is_done:
             self.head.resolve(None)
-        if self._next is not None:
-            self._serve_next()
+        waiter = self._next
+        if waiter is None or waiter.is_done:
+            return
+        if self._chunks or self.is_ended or self._failure is not None:
+            self._next = None
+            self._give(waiter)
 
     def end(self) -> None:
         self.is_ended = True
-        if self.status:
-            self.head.resolve(None)
-        if self._next is not None:
-            self._serve_next()
+        self.publish()
 
     def fail(self, failure: UpstreamError) -> None:
         self._failure = failure
@@ -123,13 +126,10 @@ class UpstreamResponse:
             self.head.fail(failure)
         self.publish()
 
-    def _serve_next(self) -> None:
-        waiter = self._next
-        if waiter is None or waiter.done():
-            return
+    def _give(self, waiter: Completion[bytes]) -> None:
         if self._chunks:
             waiter.resolve(self.take())
         elif self._failure is not None:
             waiter.fail(self._failure)
-        elif self.is_ended:
+        else:
             waiter.resolve(b"")
