@@ -23,14 +23,11 @@ class Completion(Generic[T]):
     (what ``asyncio.isfuture`` asks for), so tasks may await it as well, in the loop's next turn.
     """
 
-    __slots__ = ("_asyncio_future_blocking", "_failure", "_result", "_waiter", "is_done")
-
-    def __init__(self) -> None:
-        self._asyncio_future_blocking = False
-        self.is_done = False
-        self._result: T | None = None
-        self._failure: BaseException | None = None
-        self._waiter: Callable[[], object] | None = None
+    is_done = False
+    _asyncio_future_blocking = False
+    _result: T | None = None
+    _failure: BaseException | None = None
+    _waiter: Callable[[], object] | None = None
 
     def resolve(self, result: T) -> None:
         if not self.is_done:
@@ -106,15 +103,14 @@ class Flow:
     What needs a task around it (``asyncio.timeout``, say) goes through ``in_task``.
     """
 
-    __slots__ = ("_awaited", "_coroutine", "_on_end", "is_over")
+    is_over = False
+    _awaited: Any = None  # a Completion or a Future
 
     def __init__(
         self, coroutine: Coroutine[Any, None, None], on_end: Callable[["Flow"], object]
     ) -> None:
         self._coroutine = coroutine
         self._on_end = on_end
-        self._awaited: Any = None  # a Completion or a Future
-        self.is_over = False
 
     def start(self) -> None:
         self._advance()

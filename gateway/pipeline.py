@@ -222,14 +222,13 @@ def _shut_down(exchange: Exchange) -> None:
 
 def _reservation(context: RequestContext, plan: QuotaPlan, body: bytes) -> Reservation:
     """No cached token counts in its money yet: whether there are any, the replica knows."""
-    num_prompt_tokens = context.request.estimated_prompt_tokens
-    num_output_tokens = context.request.max_completion_tokens
+    request = context.request
     return Reservation(
         reservation_id=context.event_id,
         plan=plan,
-        reserved_tokens=num_prompt_tokens + num_output_tokens,
+        reserved_tokens=request.estimated_tokens,
         reserved_nano_usd=plan.nano_usd(
-            uncached=num_prompt_tokens, cached=0, output=num_output_tokens
+            uncached=request.estimated_prompt_tokens, cached=0, output=request.max_completion_tokens
         ),
         turn=turn_of(plan.key_number, body),
     )
