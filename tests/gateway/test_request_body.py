@@ -13,7 +13,7 @@ from contracts.names import tenant_id
 from contracts.policy import TIERS, ApiKeyRecord, TenantPolicy
 from contracts.replica_api import GATEWAY_OWNED_FIELDS
 from gateway.admission.cost import CostModel
-from gateway.api.context import Operation
+from gateway.api.context import InferenceRequest, Operation
 from gateway.api.request_body import parse_request, tenant_cache_salt
 from gateway.api.schemas import ChatCompletionBody
 from gateway.errors import InvalidRequest
@@ -125,6 +125,25 @@ def test_the_replica_gets_the_clients_members_and_ours(body: dict[str, Any], pad
     assert json.loads(sent) == expected
     names = json.loads(sent, object_pairs_hook=lambda pairs: [name for name, _ in pairs])
     assert len(names) == len(set(names)), "no member stands twice"
+
+
+def parse_chat(members: str) -> tuple[InferenceRequest, bytes]:
+    raw = f'{{"model":"m","messages":[],{members}}}'.encode()
+    costs = CostModel(0.95)
+    return parse_request(Operation.CHAT_COMPLETIONS, raw, GRANT, lambda m: m, costs, True)
+
+
+@pytest.mark.parametrize("name", ["max_tokens", r"max\u005ftokens"])
+def test_of_a_member_that_stands_twice_the_last_counts_here_and_there(name: str) -> None:
+    request, sent = parse_chat(f'"max_tokens":5,"{name}":9')
+    assert request.max_completion_tokens == 9
+    assert json.loads(sent)["max_tokens"] == 9
+
+
+@pytest.mark.parametrize("members", [r'"pri\u006frity":1', '"priority":null,"priority":1'])
+def test_what_is_the_gateways_is_found_in_any_spelling(members: str) -> None:
+    with pytest.raises(InvalidRequest, match="priority"):
+        parse_chat(members)
 
 
 def test_a_client_sets_nothing_that_is_the_gateways() -> None:
