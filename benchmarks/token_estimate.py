@@ -15,6 +15,9 @@ from datetime import UTC, datetime
 
 from benchmarks.prompt_corpus import Chat, chats, kinds
 from gateway.admission.estimate import TokenEstimator, text_prompt
+from gateway.admission.hf_tokenizer import load_tokenizer as load_exact
+from gateway.admission.prompt_parts import is_system, split, text_of
+from gateway.admission.template_overhead import TemplateOverhead
 from replica.model import store
 from replica.model.tokenizer_loader import load_tokenizer
 from replica.settings import default_cache_dir
@@ -76,6 +79,22 @@ def main() -> None:
     for chat, num_tokens in lessons:
         estimator.learn(MODEL, text_prompt(chat.json), num_tokens)
     report(f"learned from {len(lessons)} chats, p{100 * QUANTILE:.0f}", judged, estimated)
+
+    exact, overhead = load_exact(tokenizer.to_json()), TemplateOverhead()
+
+    def counted(chat: Chat) -> tuple[int, tuple[int, bool]]:
+        parts = split(chat.json)
+        return sum(exact.num_tokens(text_of(p)) for p in parts), (len(parts), is_system(parts[0]))
+
+    for chat, num_tokens in lessons:
+        own, kind = counted(chat)
+        overhead.learn(MODEL, kind, num_tokens - own)
+
+    def exactly(chat: Chat) -> int:
+        own, kind = counted(chat)
+        return own + overhead.tokens(MODEL, kind)
+
+    report("exact: the tokenizer, and what the template adds", judged, exactly)
 
     prepared = [(text, text_prompt(text)) for text in (chat.json for chat, _ in judged[:500])]
     for name, call in (

@@ -22,6 +22,7 @@ Any OpenAI-compatible server can stand in a replica's place.  It ignores what it
   own count.
 - ``GET contracts.load.LOAD_PATH`` and ``GET contracts.blocks.BLOCKS_PATH``: how busy it is and what
   its prefix cache holds.  A server without them answers 404.
+- ``GET contracts.tokenizer.TOKENIZER_PATH``: the tokenizer it counts with.
 - ``GET /ready``: ``ReplicaState``, status 200 when it takes work and 503 otherwise.
 """
 

@@ -20,6 +20,7 @@ from gateway.api.health import health_router
 from gateway.api.models import models_router
 from gateway.auth import Authenticator
 from gateway.clock import SYSTEM_CLOCK, Clock, IdMaker, RandomDigits
+from gateway.exact_counting import ExactCounting
 from gateway.experience import Experience
 from gateway.fleet import Fleet, ObserveTtft, RelayLimits
 from gateway.metering import EventSource
@@ -71,6 +72,7 @@ class _Parts:
     authenticator: Authenticator
     quota: QuotaStore
     costs: CostModel
+    exact: ExactCounting
     limiter: RedisLimiter
     pool: ReplicaPool
     fleet: Fleet
@@ -106,6 +108,7 @@ async def create_app(
                 authenticator=parts.authenticator,
                 plans=PlanBook(),
                 costs=parts.costs,
+                exact=parts.exact,
                 limiter=parts.limiter,
                 fleet=parts.fleet,
                 turnstile=parts.turnstile,
@@ -137,6 +140,7 @@ def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
         authenticator=Authenticator(policies, pepper),
         quota=quota,
         costs=CostModel(settings.prompt_estimate_quantile),
+        exact=ExactCounting(pool),
         limiter=RedisLimiter(quota, settings.quota_lease_s),
         pool=pool,
         fleet=fleet,
@@ -193,6 +197,7 @@ def _watching(settings: Settings, parts: _Parts) -> list[Loop]:
         parts.quota.run,
         parts.limiter.run,
         partial(parts.pool.watch, settings.poll_interval_s),
+        parts.exact.run,
     ]
 
 
@@ -226,7 +231,7 @@ def _desk(settings: Settings, parts: _Parts, source: EventSource) -> SettlementD
         limiter=parts.limiter,
         spool=parts.spool,
         source=source,
-        experience=Experience(parts.costs, parts.fleet, parts.turnstile),
+        experience=Experience(parts.costs, parts.exact, parts.fleet, parts.turnstile),
         waits=settings.durability == "commit",
     )
 

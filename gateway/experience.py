@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from contracts.usage import Outcome, UsageSource
 from gateway.admission.cost import CostModel
 from gateway.api.context import RequestContext
+from gateway.exact_counting import ExactCounting
 from gateway.fleet import Fleet
 from gateway.metering import Usage
 from gateway.turnstile import Turnstile
@@ -17,6 +18,7 @@ from gateway.turnstile import Turnstile
 @dataclass(frozen=True, slots=True)
 class Experience:
     costs: CostModel
+    exact: ExactCounting
     fleet: Fleet
     turnstile: Turnstile
 
@@ -27,6 +29,7 @@ class Experience:
         if outcome is not Outcome.COMPLETED or usage.source is not UsageSource.ENGINE:
             return
         request, tenant = context.request, context.grant.tenant.tenant_id
+        self.exact.learn(request, usage.prompt_tokens)
         self.costs.learn_prompt(request.model, request.prompt, usage.prompt_tokens)
         answer_tokens = usage.completion_tokens / request.num_choices
         self.costs.learn_answer(tenant, request.model, answer_tokens)

@@ -12,6 +12,7 @@ import contextlib
 import logging
 from dataclasses import dataclass
 
+from contracts.admission import TokenCounting
 from contracts.usage import Outcome
 from gateway.access_log import AccessLog, Trace
 from gateway.admission.cost import CostModel
@@ -34,6 +35,7 @@ from gateway.errors import (
     SpoolUnavailable,
     UpstreamRefused,
 )
+from gateway.exact_counting import ExactCounting
 from gateway.exchange import Exchange
 from gateway.fleet import Fleet
 from gateway.metering import Usage
@@ -52,6 +54,7 @@ class Stages:
     authenticator: Authenticator
     plans: PlanBook
     costs: CostModel
+    exact: ExactCounting
     limiter: RedisLimiter
     fleet: Fleet
     turnstile: Turnstile
@@ -125,6 +128,8 @@ class Pipeline:
             stages.costs,
             stages.fleet.pool.takes_priority,
         )
+        if grant.admission.counting is TokenCounting.EXACT:
+            request = await stages.exact.counted(request, exchange.body, grant)
         trace.request = request
         check_prompt_fits(request, grant)
         context = self._context(trace, grant, request)

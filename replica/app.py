@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from contracts.blocks import BLOCKS_PATH
 from contracts.load import LOAD_PATH
+from contracts.tokenizer import TOKENIZER_PATH
 from replica.api import abort, blocks, chat, completions, health, load, metrics, models, tokens
 from replica.api.context import ReplicaContext
 from replica.api.errors import error_response
@@ -48,6 +49,7 @@ def create_app(
     app.add_route("/v1/completions", completions.create_completion, methods=["POST"])
     app.add_route("/v1/models", models.list_models, methods=["GET"])
     app.add_route("/tokenize", tokens.tokenize, methods=["POST"])
+    app.add_route(TOKENIZER_PATH, tokens.tokenizer_file, methods=["GET"])
     app.add_route("/detokenize", tokens.detokenize, methods=["POST"])
     app.add_route(abort.ROUTE, abort.abort_request, methods=["POST"])
     app.add_route("/health", health.health, methods=["GET"])

@@ -6,7 +6,7 @@ from datetime import datetime
 import msgspec
 
 from gateway.policies import Grant
-from gateway.prompt import Prompt
+from gateway.prompt import CountedPrompt, Prompt
 
 
 class Operation(enum.StrEnum):
@@ -35,6 +35,7 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     max_completion_tokens: int  # over all choices: the most the replica may generate
     reserved_completion_tokens: int  # what is more than this becomes debt
     affinity_key: bytes
+    counted: CountedPrompt | None = None  # where the policy wants it, and it could be had
 
     @property
     def estimated_tokens(self) -> int:

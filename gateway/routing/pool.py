@@ -108,6 +108,11 @@ class ReplicaPool:
         known = f" Served now: {served}." if served else ""
         return ModelNotFound(f"The model '{model}' does not exist.{known}")
 
+    def serving(self, model: str) -> list[Replica]:
+        """Those that are ready and serve the model."""
+        replicas = self._replicas.values()
+        return [r for r in replicas if r.is_ready and model in r.endpoint.models]
+
     def mark_unreachable(self, name: str) -> None:
         """Until the next poll finds it well."""
         self._set_ready(self._replicas[name], is_ready=False)

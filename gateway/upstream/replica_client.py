@@ -80,9 +80,11 @@ class ReplicaClient:
             % (path.encode(), self._host_line)
         )
 
-    async def fetch(self, path: str, timeout_s: float) -> Answer:
+    async def fetch(
+        self, path: str, timeout_s: float, max_bytes: int = _MAX_CONTROL_ANSWER_BYTES
+    ) -> Answer:
         """GET, whole.  Raises UpstreamError."""
-        return await self._read_within(self.get(path), timeout_s)
+        return await self._read_within(self.get(path), timeout_s, max_bytes)
 
     async def abort(self, request_id: str, timeout_s: float) -> AbortedUsage | None:
         """What the request had used when it stopped; ``None`` if the replica cannot say."""
@@ -106,11 +108,16 @@ class ReplicaClient:
             connection.close()
         await asyncio.gather(*self._dialling, return_exceptions=True)
 
-    async def _read_within(self, response: UpstreamResponse, timeout_s: float) -> Answer:
+    async def _read_within(
+        self,
+        response: UpstreamResponse,
+        timeout_s: float,
+        max_bytes: int = _MAX_CONTROL_ANSWER_BYTES,
+    ) -> Answer:
         try:
             async with asyncio.timeout(timeout_s):
                 await response.head
-                return Answer(response.status, await read_body(response, _MAX_CONTROL_ANSWER_BYTES))
+                return Answer(response.status, await read_body(response, max_bytes))
         except TimeoutError as exc:
             raise UpstreamTimeout("The replica did not answer in time.") from exc
         finally:

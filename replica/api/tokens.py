@@ -1,4 +1,4 @@
-"""``POST /tokenize`` and ``POST /detokenize``, as vLLM has them."""
+"""``POST /tokenize`` and ``POST /detokenize``, as vLLM has them; the tokenizer as a file."""
 
 import asyncio
 
@@ -6,6 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from contracts.tokenizer import TokenizerFile
 from replica.api.body import read_body
 from replica.api.chat import render_messages
 from replica.api.context import context_of
@@ -44,6 +45,12 @@ async def detokenize(request: Request) -> Response:
     tokenizer = tokenizer_of(context.engine)
     check_token_ids(body.tokens, tokenizer, "tokens")
     return _json(_Text(prompt=await asyncio.to_thread(tokenizer.decode, body.tokens)))
+
+
+async def tokenizer_file(request: Request) -> Response:
+    engine = context_of(request).engine
+    tokenizer_json = await asyncio.to_thread(tokenizer_of(engine).to_json)
+    return _json(TokenizerFile(model=engine.model_name, tokenizer_json=tokenizer_json))
 
 
 def _encode(body: TokenizeBody, tokenizer: Tokenizer) -> list[int]:

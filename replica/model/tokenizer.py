@@ -50,6 +50,10 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
 
+    def to_json(self) -> str:
+        """As the ``tokenizers`` library reads it; megabytes."""
+        return str(self._fast.to_str())
+
     def min_num_tokens(self, text: str) -> int:
         """What ``encode`` gives at least, at the cost of a division."""
         return -(-len(text.encode()) // self._max_bytes_per_token)

@@ -11,6 +11,7 @@ from contracts.blocks import (
     BlockStored,
 )
 from contracts.load import ReplicaLoad
+from contracts.tokenizer import TokenizerFile
 
 LOAD = ReplicaLoad(
     model="m",
@@ -54,3 +55,8 @@ def test_golden_blocks() -> None:
 @pytest.mark.parametrize("message", [LOAD, BlockSnapshot(seq=0, blocks=(STORED,))], ids=str)
 def test_messages_come_back_equal(message: msgspec.Struct) -> None:
     assert msgspec.json.decode(msgspec.json.encode(message), type=type(message)) == message
+
+
+def test_tokenizer_file_golden_bytes() -> None:
+    golden = b'{"type":"replica.tokenizer.v1","model":"m","tokenizer_json":"{}"}'
+    assert msgspec.json.encode(TokenizerFile(model="m", tokenizer_json="{}")) == golden

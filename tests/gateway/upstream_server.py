@@ -11,7 +11,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from contracts.load import LOAD_PATH
+from contracts.tokenizer import TOKENIZER_PATH, TokenizerFile
 
 MODEL = "model-a"
 BEGAN_UNIX_S = 1_700_000_000
@@ -146,6 +149,7 @@ class Upstream:
         self.knows_abort = True
         self.load: dict[str, Any] | None = None  # its load report; None: it knows none
         self.num_load_reports = 0
+        self.tokenizer_json: str | None = None
         self.abort_pause_s = 0.0  # an engine answers between two of its steps
         self.generations: list[Generation] = []
         self.aborted: list[str] = []
@@ -223,6 +227,9 @@ class Upstream:
         elif received.path == LOAD_PATH and self.load is not None:
             self.num_load_reports += 1
             await generation.answer(200, json.dumps(self.load).encode())
+        elif received.path == TOKENIZER_PATH and self.tokenizer_json is not None:
+            file = TokenizerFile(model=self.model, tokenizer_json=self.tokenizer_json)
+            await generation.answer(200, msgspec.json.encode(file))
         elif received.path.endswith("/abort") and self.knows_abort:
             await self._abort(generation)
         elif received.method == "POST" and received.path.endswith("/completions"):

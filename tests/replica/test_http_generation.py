@@ -5,9 +5,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import openai
 import pytest
+from tokenizers import Tokenizer as FastTokenizer
 
+from contracts.tokenizer import TOKENIZER_PATH, TokenizerFile
 from tests.replica.replica_process import ReplicaProcess, events
 
 MODEL = "SmolLM2-135M-Instruct"
@@ -111,6 +114,13 @@ def test_detokenize_inverts_tokenize(replica: ReplicaProcess) -> None:
     text = "<|im_start|>user\n  2018 x   42 — 日本語 🦜<|im_end|>"
     tokens = replica.post("/tokenize", {"prompt": text}).json["tokens"]
     assert replica.post("/detokenize", {"tokens": tokens}).json == {"prompt": text}
+
+
+def test_the_tokenizer_file_counts_what_the_replica_counts(replica: ReplicaProcess) -> None:
+    file = msgspec.json.decode(replica.get(TOKENIZER_PATH).body, type=TokenizerFile)
+    text = "  2018 x   42 — 日本語 🦜"
+    ids = FastTokenizer.from_str(file.tokenizer_json).encode(text, add_special_tokens=False).ids
+    assert replica.post("/tokenize", {"prompt": text}).json["tokens"] == ids
 
 
 def test_tokenize_of_messages_counts_what_chat_counts(replica: ReplicaProcess) -> None:

@@ -1,0 +1,132 @@
+"""Prompts counted by the model's tokenizer: exactly, once, and not on the event loop."""
+
+import json
+import threading
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from contracts.admission import AdmissionPolicy, TokenCounting
+from gateway.admission.part_counter import PartCounter
+from gateway.admission.prompt_parts import PartCounts, is_system, split, text_of
+from gateway.admission.template_overhead import TemplateOverhead
+from tests.gateway.conftest import Tenant
+from tests.gateway.http_client import chat
+from tests.gateway.upstream_server import PROMPT_TOKENS, Upstream
+
+MODEL = "model-a"
+
+
+class RecordingCounter:
+    """A token a word."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.threads: set[str] = set()
+
+    def num_tokens(self, text: str) -> int:
+        self.texts.append(text)
+        self.threads.add(threading.current_thread().name)
+        return len(text.split())
+
+
+def messages(*contents: str) -> list[bytes]:
+    roles = ("user", "assistant")
+    spoken = [{"role": roles[n % 2], "content": text} for n, text in enumerate(contents)]
+    return split(json.dumps(spoken).encode())
+
+
+@pytest.fixture
+async def counter() -> AsyncIterator[PartCounter]:
+    counter = PartCounter()
+    yield counter
+    counter.stop()
+
+
+async def test_a_growing_conversation_costs_its_new_turn(counter: PartCounter) -> None:
+    tokenizer, turns = RecordingCounter(), ["hello there", "how are you", "well thanks"]
+    for num in (1, 2, 3):
+        counted = await counter.num_tokens(tokenizer, MODEL, b"s", messages(*turns[:num]))
+        assert counted == sum(len(turn.split()) for turn in turns[:num])
+    assert tokenizer.texts == turns
+    assert all(name.startswith("token-counter") for name in tokenizer.threads)
+
+
+async def test_the_same_message_twice_counts_twice_and_is_counted_once(
+    counter: PartCounter,
+) -> None:
+    tokenizer = RecordingCounter()
+    parts = messages("one two") * 3
+    assert await counter.num_tokens(tokenizer, MODEL, b"s", parts) == 6
+    assert tokenizer.texts == ["one two"]
+
+
+async def test_tenants_and_models_share_no_counts(counter: PartCounter) -> None:
+    tokenizer, parts = RecordingCounter(), messages("one two")
+    for model, salt in ((MODEL, b"s"), (MODEL, b"other"), ("model-b", b"s")):
+        await counter.num_tokens(tokenizer, model, salt, parts)
+    assert tokenizer.texts == ["one two"] * 3
+
+
+async def test_what_is_no_message_is_not_counted(counter: PartCounter) -> None:
+    assert await counter.num_tokens(RecordingCounter(), MODEL, b"s", [b'{"role": 1}']) is None
+
+
+def test_no_more_than_so_many_counts_are_kept() -> None:
+    counts = PartCounts()
+    keys = [b"%d" % n for n in range(65_537)]
+    for key in keys:
+        counts.put(key, 1)
+    assert (counts.get(keys[0]), counts.get(keys[1])) == (None, 1)
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [
+        (b'{"role": "user", "content": "a\\nb"}', "a\nb"),
+        (b'{"content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}', "a"),
+        (b'{"role": "assistant", "content": null, "tool_calls": [{"id": 1}]}', '[{"id": 1}]'),
+        (b'"a prompt"', "a prompt"),
+        (b'[{"type": "function"}]', '[{"type": "function"}]'),
+    ],
+    ids=["message", "parts", "tool-calls", "text", "tools"],
+)
+def test_what_reaches_the_tokenizer(part: bytes, text: str) -> None:
+    assert text_of(part) == text
+
+
+def test_prompts_are_split_where_they_are_remembered() -> None:
+    assert split(b'["a","b"]') == [b'"a"', b'"b"']
+    assert split(b'"a"') == [b'"a"']
+    assert is_system(b'{"role":"system","content":"x"}')
+    assert not is_system(b'"system"')
+
+
+def test_a_templates_own_tokens_are_learned_by_kind() -> None:
+    overhead = TemplateOverhead()
+    assert overhead.tokens(MODEL, (1, False)) >= 16, "safe before anything is known"
+    overhead.learn(MODEL, (1, False), 10)
+    overhead.learn(MODEL, (3, False), 18)
+    assert overhead.tokens(MODEL, (1, False)) == 10
+    assert overhead.tokens(MODEL, (5, False)) == 26
+    assert overhead.tokens(MODEL, (1, True)) >= 16
+
+
+async def test_an_exact_policy_reserves_what_the_engine_will_count(
+    make_tenant: Callable[..., Tenant], upstream: Upstream
+) -> None:
+    words = Tokenizer(WordLevel({"unknown": 0}, unk_token="unknown"))
+    words.pre_tokenizer = Whitespace()
+    upstream.tokenizer_json = words.to_str()
+    tenant = make_tenant(admission=AdmissionPolicy(counting=TokenCounting.EXACT))
+    await tenant.accepted()
+    for num in range(200):  # the tokenizer comes after the first, the template with the next
+        assert (await tenant.chat(chat(max_tokens=5))).status == 200
+        if tenant.events()[-1].reserved_tokens == PROMPT_TOKENS + 5 and num > 2:
+            break
+    assert tenant.events()[-1].reserved_tokens == PROMPT_TOKENS + 5
+    assert (await tenant.chat(chat("three words more", max_tokens=5))).status == 200
+    assert tenant.events()[-1].reserved_tokens == PROMPT_TOKENS + 2 + 5
