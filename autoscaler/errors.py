@@ -3,6 +3,9 @@
 AutoscalerError
 ├── BadPolicy        an operator's figures that cannot be, found before the loop starts
 ├── ClusterRefused   the cluster did not do, or does not know, what it was asked
+│   ├── StaleWrite     somebody else has written since
+│   ├── Expired        that far back the cluster's history does not go
+│   └── Absent         there is no such thing
 └── SourceFailed     one replica or the gateway did not tell its load: unknown, not zero
     └── SourceRefused  it answered, and not with what was asked for
 """
@@ -18,6 +21,18 @@ class BadPolicy(AutoscalerError):
 
 class ClusterRefused(AutoscalerError):
     """The next tick observes again and tries again: nothing is retried blindly."""
+
+
+class StaleWrite(ClusterRefused):
+    """What was read is old: read again before deciding whether to write."""
+
+
+class Expired(ClusterRefused):
+    """A watch cannot go on from there: list again."""
+
+
+class Absent(ClusterRefused):
+    """Deleted meanwhile, or never there."""
 
 
 class SourceFailed(AutoscalerError):

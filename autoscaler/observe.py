@@ -37,6 +37,7 @@ class GatewaySample:
 
     num_arrived: float  # since the gateway's start, with those refused for want of a replica
     num_queued: int  # on no replica yet
+    num_open: int = 0  # of those that count as arrived only when they end, how many have not
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +120,11 @@ class Observer:
         if gateway is None or self._gateway_before is None:
             return None
         before, told_at_s = self._gateway_before
-        num_arrived = gateway.num_arrived - before.num_arrived
-        if num_arrived < 0 or now_s <= told_at_s:
+        num_ended = gateway.num_arrived - before.num_arrived
+        if num_ended < 0 or now_s <= told_at_s:
             return None
-        return num_arrived / (now_s - told_at_s)
+        num_more = gateway.num_open - before.num_open  # fewer, when those open are turned away
+        return max(0.0, num_ended + num_more) / (now_s - told_at_s)
 
     def _note_ttft(self, serving: _Serving, now_s: float) -> None:
         pairs = serving.pairs.values()

@@ -72,11 +72,8 @@ class Reconciler:
         report: Callable[[Report], None],
     ) -> None:
         """Raises BadPolicy when the policy counts on a gateway that nobody asks."""
-        if rules.policy.is_told_by_gateway and sources.ask_gateway is None:
-            raise BadPolicy(f"{rules.policy.name}: is_told_by_gateway, and no gateway is asked")
-        self._rules = rules
+        self.follow(rules, sources)
         self._cluster = cluster
-        self._sources = sources
         self._clock = clock
         self._fence = fence
         self._report = report
@@ -84,6 +81,13 @@ class Reconciler:
         self._memory = Memory()
         self._written: dict[str, int] = {}
         self._attempted: dict[str, int] = {}  # may have been written: an answer can be lost
+
+    def follow(self, rules: Rules, sources: Sources) -> None:
+        """From the next tick on, with the memory of those before.  Raises BadPolicy."""
+        if rules.policy.is_told_by_gateway and sources.ask_gateway is None:
+            raise BadPolicy(f"{rules.policy.name}: is_told_by_gateway, and no gateway is asked")
+        self._rules = rules
+        self._sources = sources
 
     async def run(self, period_s: float, sleep: Callable[[float], Awaitable[None]]) -> NoReturn:
         """Until cancelled.  A tick that fails is logged, and the next one looks again."""
@@ -124,12 +128,17 @@ class Reconciler:
         return report
 
     def _with_written(self, view: ClusterView) -> ClusterView:
-        """A count that is neither the one written last nor the one tried last is somebody's."""
+        """A count that is neither the one written last nor the one tried last is somebody's.
+
+        A cluster that has it in writing knows better: another process may have led meanwhile.
+        """
         for variant in view.variants:
             if variant.num_ordered == self._attempted.get(variant.name):
                 self._written[variant.name] = variant.num_ordered
         variants = tuple(
-            replace(variant, num_written=self._written.get(variant.name, variant.num_written))
+            variant
+            if variant.num_written is not None
+            else replace(variant, num_written=self._written.get(variant.name))
             for variant in view.variants
         )
         return replace(view, variants=variants)

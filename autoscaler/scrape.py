@@ -1,4 +1,4 @@
-"""Every replica's metrics over plain HTTP, all at once, each with its own fate."""
+"""Plain HTTP to replicas: everyone's metrics at once, each with its own fate."""
 
 import asyncio
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ MAX_PAGE_BYTES: Final = 4 * 1024 * 1024  # vLLM's page is 50 kB
 MAX_AT_ONCE: Final = 64
 # 1.0: the answer ends with the connection, whoever sends it.  0.0.4: names keep their spelling.
 _REQUEST: Final = (
-    "GET {path} HTTP/1.0\r\nHost: {host}:{port}\r\n"
-    "Accept: text/plain;version=0.0.4\r\nConnection: close\r\n\r\n"
+    "{method} {path} HTTP/1.0\r\nHost: {host}:{port}\r\n"
+    "Accept: text/plain;version=0.0.4\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 )
 
 
@@ -37,9 +37,14 @@ async def scrape(
 
 async def get(address: Address, path: str, *, timeout_s: float) -> str:
     """The body of a 200.  Raises SourceRefused for another answer, SourceFailed for none."""
+    return await exchange(address, "GET", path, timeout_s=timeout_s)
+
+
+async def exchange(address: Address, method: str, path: str, *, timeout_s: float) -> str:
+    """The same for any method without a body."""
     try:
         async with asyncio.timeout(timeout_s):
-            page = await _exchange(address, path)
+            page = await _exchange(address, method, path)
     except (OSError, TimeoutError, asyncio.IncompleteReadError) as exc:
         raise SourceFailed(f"{path}: {type(exc).__name__}") from exc
     head, separator, body = page.partition(b"\r\n\r\n")
@@ -51,10 +56,11 @@ async def get(address: Address, path: str, *, timeout_s: float) -> str:
     return body.decode("utf-8", errors="replace")
 
 
-async def _exchange(address: Address, path: str) -> bytes:
+async def _exchange(address: Address, method: str, path: str) -> bytes:
     reader, writer = await asyncio.open_connection(address.host, address.port)
     try:
-        writer.write(_REQUEST.format(path=path, host=address.host, port=address.port).encode())
+        head = _REQUEST.format(method=method, path=path, host=address.host, port=address.port)
+        writer.write(head.encode())
         await writer.drain()
         page = bytearray()
         while chunk := await reader.read(65_536):

@@ -23,6 +23,9 @@ Any OpenAI-compatible server can stand in a replica's place.  It ignores what it
 - ``GET contracts.load.LOAD_PATH`` and ``GET contracts.blocks.BLOCKS_PATH``: how busy it is and what
   its prefix cache holds.  A server without them answers 404.
 - ``GET contracts.tokenizer.TOKENIZER_PATH``: the tokenizer it counts with.
+- ``PUT CORDON_PATH``: ``/ready`` answers 503 from now on, so that whoever routes sends nothing
+  more; what comes all the same is served.  ``DELETE`` undoes it.  Both answer 200 and may be
+  repeated; a server without it answers 404.
 - ``GET /ready``: ``ReplicaState``, status 200 when it takes work and 503 otherwise.
 """
 
@@ -34,6 +37,7 @@ import msgspec
 
 from contracts.usage import Tokens
 
+CORDON_PATH = "/pandal/v1/cordon"
 CACHE_SALT_FIELD = "cache_salt"
 PRIORITY_FIELD = "priority"
 MAX_TIME_FIELD = "max_time_s"

@@ -12,9 +12,21 @@ from starlette.responses import Response
 
 from contracts.blocks import BLOCKS_PATH
 from contracts.load import LOAD_PATH
+from contracts.replica_api import CORDON_PATH
 from contracts.tokenizer import TOKENIZER_PATH
-from replica.api import abort, blocks, chat, completions, health, load, metrics, models, tokens
-from replica.api.context import ReplicaContext
+from replica.api import (
+    abort,
+    blocks,
+    chat,
+    completions,
+    cordon,
+    health,
+    load,
+    metrics,
+    models,
+    tokens,
+)
+from replica.api.context import Cordon, ReplicaContext
 from replica.api.errors import error_response
 from replica.api.patience import Patience, PatientApp
 from replica.api.witness import Witness
@@ -36,6 +48,7 @@ def create_app(
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     app.state.context = ReplicaContext(
         engine=engine,
+        cordon=Cordon(),
         patience=patience,
         witness=Witness(journal, engine.model_name, lambda: datetime.now(UTC)),
         max_body_bytes=max_body_bytes,
@@ -54,6 +67,8 @@ def create_app(
     app.add_route(abort.ROUTE, abort.abort_request, methods=["POST"])
     app.add_route("/health", health.health, methods=["GET"])
     app.add_route("/ready", health.ready, methods=["GET"])
+    app.add_route(CORDON_PATH, cordon.draw, methods=["PUT"])
+    app.add_route(CORDON_PATH, cordon.lift, methods=["DELETE"])
     app.add_route(LOAD_PATH, load.load, methods=["GET"])
     app.add_route(BLOCKS_PATH, blocks.block_changes, methods=["GET"])
     app.add_route("/reset_prefix_cache", blocks.reset_prefix_cache, methods=["POST"])

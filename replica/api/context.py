@@ -10,9 +10,15 @@ from replica.api.witness import Witness
 from replica.engine.engine import Engine
 
 
+@dataclass(slots=True)
+class Cordon:
+    is_drawn: bool = False  # forgotten by a restart: whoever drew it tells again
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaContext:
     engine: Engine
+    cordon: Cordon
     patience: Patience
     witness: Witness
     max_body_bytes: int

@@ -1,11 +1,16 @@
 """Liveness, and readiness with progress."""
 
+from typing import Final
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from contracts.replica_api import Phase
 from replica.api.context import context_of
 from replica.engine.engine import Engine
+
+_JSON: Final = "application/json"
 
 
 async def health(request: Request) -> Response:
@@ -18,8 +23,11 @@ async def health(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    engine = context_of(request).engine
-    return _state(engine, is_ok=engine.is_ready)
+    context = context_of(request)
+    if context.engine.is_ready and context.cordon.is_drawn:
+        closed = msgspec.structs.replace(context.engine.state, phase=Phase.DRAINING)
+        return Response(msgspec.json.encode(closed), status_code=503, media_type=_JSON)
+    return _state(context.engine, is_ok=context.engine.is_ready)
 
 
 def _state(engine: Engine, *, is_ok: bool) -> Response:
@@ -27,5 +35,5 @@ def _state(engine: Engine, *, is_ok: bool) -> Response:
     return Response(
         msgspec.json.encode(engine.state),
         status_code=200 if is_ok else 503,
-        media_type="application/json",
+        media_type=_JSON,
     )

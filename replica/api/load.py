@@ -10,13 +10,14 @@ from replica.api.context import context_of
 
 
 async def load(request: Request) -> Response:
-    engine = context_of(request).engine
+    context = context_of(request)
+    engine = context.engine
     stats = engine.stats
     num_blocks = stats.num_usable_blocks
     report = ReplicaLoad(
         model=engine.model_name,
-        is_ready=engine.is_ready,
-        is_draining=engine.state.phase is Phase.DRAINING,
+        is_ready=engine.is_ready and not context.cordon.is_drawn,
+        is_draining=engine.state.phase is Phase.DRAINING or context.cordon.is_drawn,
         num_running=stats.num_running,
         num_waiting=stats.num_waiting,
         queued_prompt_tokens=stats.queued_prompt_tokens,

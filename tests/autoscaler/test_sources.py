@@ -9,7 +9,8 @@ import pytest
 from autoscaler.cluster import Address, ClusterView
 from autoscaler.engine_metrics import EngineSample, engine_sample
 from autoscaler.errors import SourceFailed
-from autoscaler.exposition import parse
+from autoscaler.exposition import Families, parse
+from autoscaler.gateway_metrics import gateway_sample
 from autoscaler.latency import grown, p95
 from autoscaler.observe import GatewaySample, Observer
 from autoscaler.pool import Phase, PoolState, Replica, VariantState
@@ -227,3 +228,31 @@ def test_the_gateway_counts_who_asks_of_a_pool_at_zero() -> None:
     assert missed is not None
     assert missed.num_arrived == 2.0  # four in twenty seconds
     assert observer.look(asleep, {}, 40.0, GatewaySample(1, 0)).demand is None, "it began anew"
+
+
+def gateway_page(served: int, refused: int, limited: int, active: int) -> Families:
+    return parse(
+        f'pandal_gateway_requests_total{{endpoint="chat",status="200"}} {served}\n'
+        f'pandal_gateway_requests_total{{endpoint="chat",status="503"}} {refused}\n'
+        f'pandal_gateway_requests_total{{endpoint="chat",status="429"}} {limited}\n'
+        f"pandal_gateway_active_requests {active}\n"
+    )
+
+
+def test_the_gateways_own_page_says_who_asks() -> None:
+    found = gateway_sample([gateway_page(10, 3, 99, 2), gateway_page(1, 0, 0, 1)])
+    assert found == GatewaySample(14, 0, 3)
+    with pytest.raises(SourceFailed, match="missing"):
+        gateway_sample([gateway_page(1, 0, 0, 0), parse("node_load1 0.2\n")])
+    with pytest.raises(SourceFailed, match="no number"):
+        gateway_sample([parse('pandal_gateway_requests_total{status="ok"} 1\n')])
+
+
+def test_a_stream_counts_at_the_gateway_when_it_begins_and_only_once() -> None:
+    asleep, observer = ClusterView((VariantState("v", 0, ()),)), Observer()
+    looks = [(0, 0), (0, 1), (0, 1), (1, 0), (0, 0)]
+    rates = []
+    for i, (ended, open_) in enumerate(looks):
+        demand = observer.look(asleep, {}, 10.0 * i, GatewaySample(ended, 0, open_)).demand
+        rates.append(None if demand is None else demand.num_arrived)
+    assert rates == [None, 1.0, 0.0, 0.0, None], "the last one began anew"

@@ -1,0 +1,47 @@
+"""What the gateway's pages say of who asks, also where no engine is left to say it (pure).
+
+A request counts when it comes, not when it ends: one that streams for an hour is demand now.  Those
+that the gateway turned away for the client's own sake (a bad key, a spent quota) are no demand on
+replicas; those that found no replica are.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from autoscaler.errors import SourceFailed
+from autoscaler.exposition import Families, finite_count, normal_name
+from autoscaler.observe import GatewaySample
+from contracts import metrics as names
+
+_CLIENTS_OWN: Final = range(400, 500)
+
+
+def gateway_sample(pages: Iterable[Families]) -> GatewaySample:
+    """Of all gateways together.  Raises SourceFailed for a page without a gateway's names."""
+    num_arrived, num_open = 0.0, 0
+    for families in pages:
+        num_arrived += _num_ended(families)
+        num_open += int(_gauge(families, names.GATEWAY_ACTIVE_REQUESTS))
+    return GatewaySample(num_arrived, 0, num_open)
+
+
+def _num_ended(families: Families) -> float:
+    found = families.get(normal_name(names.GATEWAY_REQUESTS), ())
+    return sum(
+        finite_count(names.GATEWAY_REQUESTS, sample.value)
+        for sample in found
+        if _status(sample.labels.get("status", "")) not in _CLIENTS_OWN
+    )
+
+
+def _status(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise SourceFailed(f"{names.GATEWAY_REQUESTS}: a status that is no number")
+    return int(text)
+
+
+def _gauge(families: Families, name: str) -> float:
+    samples = families.get(normal_name(name))
+    if not samples:
+        raise SourceFailed(f"{name} is missing")
+    return finite_count(name, sum(sample.value for sample in samples))

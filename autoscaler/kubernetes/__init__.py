@@ -1,0 +1,1 @@
+"""Kubernetes behind the autoscaler's ports: the ReplicaPool resource, the cluster, the lease."""

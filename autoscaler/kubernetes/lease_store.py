@@ -1,0 +1,41 @@
+"""The elector's one Lease in the API server."""
+
+import msgspec
+
+from autoscaler.errors import Absent
+from autoscaler.kubernetes import paths
+from autoscaler.kubernetes.api import KubernetesApi
+from autoscaler.kubernetes.objects import Lease, LeaseSpec
+from autoscaler.kubernetes.wire import Json
+
+
+class KubernetesLease:
+    def __init__(self, api: KubernetesApi, namespace: str, name: str) -> None:
+        self._api = api
+        self._collection = paths.leases(namespace)
+        self._name = name
+
+    async def read(self) -> Lease | None:
+        try:
+            body = await self._api.get(f"{self._collection}/{self._name}")
+        except Absent:
+            return None
+        return msgspec.json.decode(body, type=Lease)
+
+    async def create(self, spec: LeaseSpec) -> None:
+        await self._api.create(self._collection, self._document(spec, version=None))
+
+    async def replace(self, known: Lease, spec: LeaseSpec) -> None:
+        document = self._document(spec, version=known.metadata.resource_version)
+        await self._api.replace(f"{self._collection}/{self._name}", document)
+
+    def _document(self, spec: LeaseSpec, *, version: str | None) -> Json:
+        metadata: Json = {"name": self._name}
+        if version is not None:
+            metadata["resourceVersion"] = version
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": metadata,
+            "spec": msgspec.to_builtins(spec),
+        }
