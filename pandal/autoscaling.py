@@ -14,6 +14,7 @@ from autoscaler.scrape import get, scrape
 from pandal.local_cluster import VARIANT, LocalCluster
 from pandal.plan import FleetPlan, OwnReplica
 from pandal.scaling_news import ScalingNews
+from pandal.scaling_record import ScalingRecord
 from pandal.screen import Screen
 from pandal.supervisor import Supervisor
 
@@ -67,8 +68,10 @@ async def run_autoscaler(
     # A replica drains by itself after its count is lowered: nothing is waited for before.
     rules = Rules(local_policy(num_begin, most), drain_deadline_s=0.0)
     news = ScalingNews(rules.policy)
+    record = ScalingRecord(plan.data_dir.scaling)
 
     def show(report: Report) -> None:
+        record.note(report)
         for line in news.lines(report):
             screen.line(line)
 

@@ -15,6 +15,7 @@ import typer
 from pandal.bench.commands import bench_app
 from pandal.datadir import DataDir, data_dir_at
 from pandal.errors import PandalError
+from pandal.explain import explain
 from pandal.plan import DEFAULT_MODEL
 from pandal.planner.command import plan
 from pandal.screen import Screen, SteadyConsole, say
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 app.command()(plan)
 app.command()(simulate)
+app.command()(explain)
 keys_app = typer.Typer(no_args_is_help=True, help="API keys of tenants.")
 app.add_typer(keys_app, name="keys")
 app.add_typer(bench_app, name="bench")

@@ -29,6 +29,11 @@ class DataDir:
         return self.root / "fleet.json"
 
     @property
+    def scaling(self) -> Path:
+        """What the autoscaler decided last."""
+        return self.root / "scaling.json"
+
+    @property
     def credentials(self) -> Path:
         return self.root / "credentials.json"
 

@@ -62,6 +62,9 @@ class KubernetesApi:
     async def patch(self, path: str, body: Json) -> bytes:
         return await self._exchange("PATCH", path, body)
 
+    async def delete(self, path: str) -> bytes:
+        return await self._exchange("DELETE", path)
+
     async def lines(
         self, path: str, *, silence_s: float, **query: str
     ) -> AsyncGenerator[bytes, None]:

@@ -35,7 +35,10 @@ from autoscaler.kubernetes.wire import Json
 from autoscaler.pool import VariantState
 
 _KEPT_COLD_STARTS: Final = 20
-_CHEAPEST: Final = "-1000"  # any pod that nobody has priced costs 0
+# What deleting a pod costs, beside 0 for one that nobody has priced: the released go first, and if
+# somebody else lowers the count, those that drain go before those that do not.
+_RELEASED_COST: Final = "-1000"
+_DRAINING_COST: Final = "-100"
 
 
 class PodSource(Protocol):
@@ -94,7 +97,9 @@ class KubernetesCluster:
         return ClusterView(tuple(states), addresses, conflict)
 
     async def cordon(self, replica: str, *, at_s: float) -> None:
-        await self._annotate(replica, {DRAINING_SINCE: f"{at_s:.3f}", DELETION_COST: _CHEAPEST})
+        await self._annotate(
+            replica, {DRAINING_SINCE: f"{at_s:.3f}", DELETION_COST: _DRAINING_COST}
+        )
         address = self._address(replica)
         if address is not None:
             with suppress(SourceFailed):  # the next look tells it again
@@ -109,7 +114,9 @@ class KubernetesCluster:
         )
 
     async def release(self, replica: str, *, released_to: int) -> None:
-        await self._annotate(replica, {RELEASED_TO: str(released_to), DELETION_COST: _CHEAPEST})
+        await self._annotate(
+            replica, {RELEASED_TO: str(released_to), DELETION_COST: _RELEASED_COST}
+        )
 
     async def set_count(self, variant: str, *, seen: int, wanted: int) -> None:
         target = next(v.target for v in self._spec.variants if v.name == variant)

@@ -36,7 +36,7 @@ def _event(pool: Metadata, identity: str, at_s: float, told: tuple[str, str, str
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"generateName": f"{pool.name}.", "namespace": pool.namespace},
+        "metadata": {"generateName": f"{pool.name}-", "namespace": pool.namespace},
         "eventTime": at,
         "type": type_,
         "reason": reason,

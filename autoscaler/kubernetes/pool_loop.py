@@ -4,10 +4,11 @@ Whoever does not lead ticks too, and writes nothing: when its turn comes it know
 history, and need not wait a window for it.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from autoscaler.errors import BadPolicy
+from autoscaler.errors import BadPolicy, ClusterRefused
 from autoscaler.kubernetes import paths
 from autoscaler.kubernetes.cluster import Home, KubernetesCluster
 from autoscaler.kubernetes.events import events_of
@@ -17,6 +18,8 @@ from autoscaler.kubernetes.resource import PoolSpec, pool_spec
 from autoscaler.kubernetes.status import Seen, invalid_status, is_news, status_of
 from autoscaler.kubernetes.wire import Json
 from autoscaler.reconciler import Reconciler, Report, Rules, Sources
+
+logger = logging.getLogger(__name__)
 
 STATUS_PERIOD_S: Final = 60.0  # without news: the reasons' figures grow old
 
@@ -86,9 +89,16 @@ class PoolLoop:
         is_dry_run = self._is_dry_run or (self._spec is not None and self._spec.is_dry_run)
         status = status_of(report, self._seen(pool, is_dry_run, cluster.unschedulable))
         await self._write(status, report.decision.at_s)
-        for event in events_of(report, self._last, pool.metadata, self._home.leadership.token):
+        before, self._last = self._last, report
+        for event in events_of(report, before, pool.metadata, self._home.leadership.token):
+            await self._create(event)
+
+    async def _create(self, event: Json) -> None:
+        """One that is lost is only a line less for people: the status has it too."""
+        try:
             await self._events.create(paths.events(self._home.namespace), event)
-        self._last = report
+        except ClusterRefused as exc:
+            logger.warning("event not written", extra={"error": str(exc)})
 
     async def _tell_invalid(self, pool: Pool, message: str) -> None:
         if self._home.leadership.may_act():
