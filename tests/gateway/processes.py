@@ -89,7 +89,7 @@ class Policies:
         self._version = 0
         self._write()
 
-    def add(self, tenant: str, key: str, *, tier: str = "gold", **limits: int) -> None:
+    def add(self, tenant: str, key: str, *, tier: str = "gold", **limits: object) -> None:
         record = ApiKeyRecord(
             key_id=f"key-{tenant}",
             key_hash=hash_api_key(key.encode(), PEPPER.encode()),

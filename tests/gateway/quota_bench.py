@@ -42,7 +42,8 @@ class Terms:
         )
         key = ApiKeyRecord(key_id=key_id, key_hash=key_id, key_prefix="sk")
         prices = {price.model: price for price in self.prices}
-        return PlanBook().plan_for(Grant(policy, key, policy.limits(), b"", prices), model)
+        grant = Grant(policy, key, policy.limits(), policy.admitted_by(), b"", prices)
+        return PlanBook().plan_for(grant, model)
 
 
 def reservation_of(

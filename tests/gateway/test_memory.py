@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from contracts.admission import AdmissionPolicy
 from tests.gateway.processes import Policies, Valkey
 from tests.gateway.scene import Scene, running
 from tests.gateway.upstream_server import Upstream, words
@@ -32,7 +33,12 @@ def holders_of_a_body() -> list[str]:
 async def test_no_copy_of_the_body_outlives_the_answers_first_byte(
     tmp_path: Path, valkey: Valkey, policies: Policies, upstream: Upstream, traced: None
 ) -> None:
-    policies.add("large", "sk-large")
+    policies.add(
+        "large",
+        "sk-large",
+        admission=AdmissionPolicy(max_prompt_tokens=2 * BODY_BYTES),
+        tokens_per_minute=2 * BODY_BYTES,
+    )
     upstream.behaviour = words(1_000, pause_s=0.01)
     async with running(tmp_path, valkey, policies, upstream) as gateway:
         scene = Scene(gateway, tmp_path / "spool", "large", valkey)

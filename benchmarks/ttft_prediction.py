@@ -1,0 +1,136 @@
+"""Predicted against actual time to first token, on a local fleet of two real replicas.
+
+    python -m benchmarks.ttft_prediction [--seconds 40] [--warm-up 20] [--per-second 2.5]
+
+Requests come at random, with prompts of 20 to 500 words and answers of 4 to 40 tokens; every third
+goes on with a conversation.  The errors are the gateway's own metric, of what came after the
+warm-up: |predicted - actual| / actual.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.local_fleet import MODEL, PANDAL, START_PATIENCE_S, create_key
+from benchmarks.sse_client import Timed, stream_completion
+from benchmarks.waiting import wait_until
+from contracts import metrics
+from contracts.admission import AdmissionPolicy
+from contracts.policy import decode_policy_document, encode_policy_document
+
+PERCENTILES = (0.5, 0.9, 0.95)
+WORDS = ("harbour", "bread", "glacier", "train", "violin", "bee", "map", "tide", "lantern", "stone")
+FORECASTING = AdmissionPolicy(ttft_target_ms=600_000)  # nobody is held back: all is measured
+
+
+@contextmanager
+def fleet(folder: Path, port: int) -> Iterator[tuple[str, str]]:
+    """The gateway's URL and a key, of ``pandal up --replicas 2``."""
+    with (folder / "screen.log").open("wb") as log:
+        command = [*PANDAL, "up", "--replicas", "2", "--port", str(port), "--data-dir", str(folder)]
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            wait_until(lambda: _serves(process, folder), "the fleet", START_PATIENCE_S)
+            key = create_key(folder)
+            forecast(folder / "policies.json")
+            state = json.loads((folder / "fleet.json").read_bytes())
+            yield state["gateway_url"], key
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
+
+
+def forecast(path: Path) -> None:
+    """Gives the tenant a target, so that first tokens are predicted."""
+    document = decode_policy_document(path.read_bytes())
+    tenants = tuple(
+        msgspec.structs.replace(t, admission=FORECASTING) if t.tenant_id == "bench" else t
+        for t in document.tenants
+    )
+    changed = msgspec.structs.replace(document, version=document.version + 1, tenants=tenants)
+    path.with_suffix(".new").write_bytes(encode_policy_document(changed))
+    path.with_suffix(".new").replace(path)
+
+
+def _serves(process: "subprocess.Popen[bytes]", folder: Path) -> bool:
+    screen = (folder / "screen.log").read_text()
+    if process.poll() is not None:
+        raise RuntimeError(screen)
+    return "serving on" in screen
+
+
+async def load(url: str, key: str, *, seconds: float, per_second: float, seed: int) -> list[Timed]:
+    source, requests = random.Random(seed), []
+    conversations: list[str] = []
+    async with asyncio.TaskGroup() as group:
+        ends_s = time.monotonic() + seconds
+        while time.monotonic() < ends_s:
+            prompt = _prompt(source, conversations)
+            answer = source.randrange(4, 41)
+            requests.append(group.create_task(stream_completion(url, key, MODEL, prompt, answer)))
+            await asyncio.sleep(source.expovariate(per_second))
+    return [request.result() for request in requests]
+
+
+def _prompt(source: random.Random, conversations: list[str]) -> str:
+    text = " ".join(source.choices(WORDS, k=int(20 * 25 ** source.random())))
+    if conversations and source.random() < 0.33:
+        text = source.choice(conversations) + " " + text
+    conversations.append(text[:2_000])
+    return text
+
+
+def errors(url: str) -> Mapping[float, int]:
+    """Cumulative counts by upper bound."""
+    with urllib.request.urlopen(f"{url}/metrics") as answer:
+        text = answer.read().decode()
+    found = re.findall(rf'^{metrics.GATEWAY_TTFT_ERROR}_bucket{{le="(.+)"}} (\d+)$', text, re.M)
+    return {float(bound): int(count) for bound, count in found}
+
+
+def percentile(before: Mapping[float, int], after: Mapping[float, int], ratio: float) -> float:
+    """The upper bound of its bucket."""
+    counts = {bound: after[bound] - before[bound] for bound in after}
+    return min(bound for bound, count in counts.items() if count >= ratio * counts[float("inf")])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=40.0)
+    parser.add_argument("--warm-up", type=float, default=20.0)
+    parser.add_argument("--per-second", type=float, default=2.5)
+    parser.add_argument("--port", type=int, default=18_180)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, fleet(Path(folder), given.port) as (url, key):
+        rate = given.per_second
+        asyncio.run(load(url, key, seconds=given.warm_up, per_second=rate, seed=1))
+        before = errors(url)
+        timed = asyncio.run(load(url, key, seconds=given.seconds, per_second=rate, seed=2))
+        after = errors(url)
+    ttfts = sorted(t.ttft_s for t in timed)
+    num = after[float("inf")] - before[float("inf")]
+    print(
+        f"{len(timed)} requests, {num} predicted; TTFT p50 {ttfts[len(ttfts) // 2]:.2f} s, ", end=""
+    )
+    print(f"p95 {ttfts[int(0.95 * len(ttfts))]:.2f} s", file=sys.stdout)
+    for bound in after:
+        share = (after[bound] - before[bound]) / max(1, num)
+        print(f"  error <= {bound:4}: {100 * share:5.1f} %")
+    for ratio in PERCENTILES:
+        print(f"  p{100 * ratio:.0f} error <= {percentile(before, after, ratio)}")
+
+
+if __name__ == "__main__":
+    main()
