@@ -3,11 +3,14 @@
     python benchmarks/gateway.py [--rounds 3] [--seconds 2] [--spool DIR] [--only P] [--cells C]
 
 The gateway under test has core 0; its load, its upstream and its quota store have core 1 (on a
-machine of two cores nothing else should run).  Load and upstream are C (gateway_load.c,
-gateway_upstream.c), compiled here: nothing in Python would saturate what is measured.  The spool is
-where --spool says, a temporary folder by default: its disk's sync decides the rate of
-``durability: commit`` at few connections.  "direct" is the load on the upstream itself; latencies
-are what a gateway adds to it.  A cell is the median of the rounds, with the least and the most.
+machine of two cores nothing else should run).  With more, ``--gateway-cores 0,1 --load-core 2
+--workers 2`` adds a gateway of two workers beside those that use one core of the two.
+
+Load and upstream are C (gateway_load.c, gateway_upstream.c), compiled here: nothing in Python would
+saturate what is measured.  The spool is where --spool says, a temporary folder by default: its
+disk's sync decides the rate of ``durability: commit`` at few connections.  "direct" is the load on
+the upstream itself; latencies are what a gateway adds to it.  A cell is the median of the rounds,
+with the least and the most.
 
 A round takes about 25 s and 20 times --seconds for each peer.
 """
@@ -31,7 +34,6 @@ from typing import Any
 import gateway_peers as peers
 
 HERE = Path(__file__).parent
-GATEWAY_CORE, LOAD_CORE = "0", "1"
 WARM_UP_S = 1.0
 
 
@@ -117,9 +119,11 @@ Result = dict[str, Any]
 
 
 class Bench:
-    def __init__(self, folder: Path, seconds: float) -> None:
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         self.folder = folder
-        self.seconds = seconds
+        self.seconds: float = options.seconds
+        self.gateway_cores: str = options.gateway_cores
+        self.load_core: str = options.load_core
         self.ports = free_ports()
 
     def measure_all(self, peer: peers.Peer, cells: Sequence[Cell]) -> dict[str, Result]:
@@ -129,8 +133,8 @@ class Bench:
             with (
                 self._upstream(num_chunks, pace_us),
                 tempfile.TemporaryDirectory(dir=self.folder) as name,
-                peers.store(Path(name), LOAD_CORE),
-                peers.running(peer, Path(name), self.ports, GATEWAY_CORE) as process,
+                peers.store(Path(name), self.load_core),
+                peers.running(peer, Path(name), self.ports, self.gateway_cores) as process,
             ):
                 port = peers.served_port(peer, self.ports)
                 for cell in group:
@@ -142,7 +146,7 @@ class Bench:
         self.ports = free_ports()
         command = [str(self.folder / "gateway_upstream"), str(self.ports["upstream"])]
         command += [str(peers.NUM_UPSTREAMS), str(num_chunks), str(pace_us)]
-        with peers.stopped(peers.pinned(LOAD_CORE, command)):
+        with peers.stopped(peers.pinned(self.load_core, command)):
             yield
 
     def _measure(self, pid: int, port: int, cell: Cell) -> Result:
@@ -165,7 +169,7 @@ class Bench:
         }
 
     def _load(self, port: int, cell: Cell, seconds: float) -> Result:
-        command = ["taskset", "-c", LOAD_CORE, str(self.folder / "gateway_load")]
+        command = ["taskset", "-c", self.load_core, str(self.folder / "gateway_load")]
         command += [str(port), str(self.folder / cell.request)]
         command += [str(cell.connections), str(seconds), str(cell.rate)]
         result: Result = json.loads(
@@ -238,8 +242,11 @@ def main() -> None:
     parser.add_argument("--spool", type=Path, default=None, help="where spools are written")
     parser.add_argument("--only", default="", help="peers whose name holds this")
     parser.add_argument("--cells", default="", help="cells whose name holds this")
+    parser.add_argument("--gateway-cores", default="0")
+    parser.add_argument("--load-core", default="1")
+    parser.add_argument("--workers", type=int, default=1, help="of one more gateway of ours")
     options = parser.parse_args()
-    chosen = [peer for peer in peers.installed() if options.only in peer.name]
+    chosen = [peer for peer in peers.installed(options.workers) if options.only in peer.name]
     cells = [cell for cell in CELLS if options.cells in cell.name]
     measured: Rounds = {peer.name: [] for peer in chosen}
     with tempfile.TemporaryDirectory(dir=options.spool) as name:
@@ -249,7 +256,7 @@ def main() -> None:
         write_request(folder / "large", 16_000)
         write_request(folder / "huge", 200_000)
         write_request(folder / "stream", 900, stream=True)
-        bench = Bench(folder, options.seconds)
+        bench = Bench(folder, options)
         for _ in range(options.rounds):
             for peer in chosen:
                 measured[peer.name].append(bench.measure_all(peer, cells))

@@ -129,12 +129,15 @@ def direct(folder: Path, port: int, upstream: int, core: str) -> subprocess.Pope
     return pinned(core, ["sleep", "3600"])
 
 
-def installed() -> list[Peer]:
+def installed(num_workers: int) -> list[Peer]:
     peers = [
         Peer("direct", direct),
         Peer("ours, relaxed", ours(GATEWAY_DURABILITY="relaxed")),
         Peer("ours, commit", ours(GATEWAY_DURABILITY="commit")),
     ]
+    if num_workers > 1:
+        settings = {"GATEWAY_DURABILITY": "relaxed", "GATEWAY_WORKERS": str(num_workers)}
+        peers.append(Peer(f"ours, {num_workers} workers", ours(**settings)))
     if shutil.which("nginx"):
         peers.append(Peer("nginx", nginx))
     if shutil.which("vllm-router"):
