@@ -33,6 +33,8 @@ GATEWAY_TTFT: Final = "pandal_gateway_time_to_first_token_seconds"
 GATEWAY_TTFT_ERROR: Final = "pandal_gateway_ttft_prediction_error_ratio"  # of the actual one
 GATEWAY_WAITING_REQUESTS: Final = "pandal_gateway_waiting_requests"  # for their turn
 GATEWAY_ACTIVE_REQUESTS: Final = "pandal_gateway_active_requests"
+GATEWAY_QUOTA_LOST: Final = "pandal_gateway_quota_store_lost"  # 1 while it does not decide
+GATEWAY_QUOTA_LOCAL: Final = "pandal_gateway_quota_local_admissions_total"  # by local shares
 GATEWAY_SPOOLED_EVENTS: Final = "pandal_gateway_spooled_events_total"
 GATEWAY_SHIPPED_EVENTS: Final = "pandal_gateway_shipped_events_total"
 

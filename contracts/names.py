@@ -36,6 +36,10 @@ def spool_source_id(segment: str) -> str:
 # one key.
 
 
+QUOTA_GATEWAYS = "{:gateways}"
+"""Sorted set: gateway processes by when they count no longer.  No tenant can be called so."""
+
+
 def quota_bucket_key(tenant: TenantId) -> str:
     """Hash: the token and request buckets of all rules, and how many requests are running."""
     return f"{{{tenant}}}:quota:bucket"

@@ -11,8 +11,9 @@ from fastapi import FastAPI
 
 from gateway.access_log import AccessLog
 from gateway.admission.cost import CostModel
+from gateway.admission.local_shares import LocalShares
 from gateway.admission.quota_plan import PlanBook
-from gateway.admission.quota_scripts import preload_commands
+from gateway.admission.quota_scripts import greeting
 from gateway.admission.quota_store import QuotaStore
 from gateway.admission.redis_limiter import RedisLimiter
 from gateway.api.control_plane import control_plane
@@ -132,7 +133,8 @@ def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
     policies = PolicyStore(settings.policy_file, pepper)
     policies.refresh()
     address = RespAddress.parse(settings.quota_url.get_secret_value())
-    quota = QuotaStore(address, settings.quota_call_deadline_s, preload_commands())
+    name = f"{settings.gateway_id}/{boot_id}"
+    quota = QuotaStore(address, settings.quota_call_deadline_s, greeting(name))
     metrics, pool = Metrics(), _open_pool(settings, clock)
     fleet = _fleet(settings, pool, clock, metrics.observe_predicted_ttft)
     return _Parts(
@@ -141,7 +143,13 @@ def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
         quota=quota,
         costs=CostModel(settings.prompt_estimate_quantile),
         exact=ExactCounting(pool),
-        limiter=RedisLimiter(quota, settings.quota_lease_s),
+        limiter=RedisLimiter(
+            quota,
+            LocalShares(settings.quota_share_lease_s),
+            name=name,
+            lease_s=settings.quota_lease_s,
+            monotonic_s=clock.monotonic_s,
+        ),
         pool=pool,
         fleet=fleet,
         turnstile=Turnstile(
@@ -164,7 +172,10 @@ async def _metrics(parts: _Parts, place: Place | None) -> AsyncGenerator[RenderM
 
     def render() -> str:
         return parts.metrics.render(
-            num_spooled=parts.spool.num_committed, num_waiting=parts.turnstile.num_waiting
+            num_spooled=parts.spool.num_committed,
+            num_waiting=parts.turnstile.num_waiting,
+            num_local_admissions=parts.limiter.num_local_admissions,
+            is_quota_lost=not parts.limiter.is_reachable,
         )
 
     async def render_alone() -> str:

@@ -55,7 +55,14 @@ class Metrics:
     def observe_predicted_ttft(self, predicted_s: float, actual_s: float) -> None:
         self._ttft_error.observe(abs(predicted_s - actual_s) / actual_s)
 
-    def render(self, *, num_spooled: int, num_waiting: int) -> str:
+    def render(
+        self,
+        *,
+        num_spooled: int,
+        num_waiting: int,
+        num_local_admissions: int,
+        is_quota_lost: bool,
+    ) -> str:
         requests: dict[Labels, int] = {
             (("endpoint", endpoint), ("status", str(status))): count
             for (endpoint, status), count in self.requests.items()
@@ -72,6 +79,8 @@ class Metrics:
                 *_family(names.GATEWAY_TOKENS, "counter", tokens),
                 *_family(names.GATEWAY_ACTIVE_REQUESTS, "gauge", {(): self.num_active}),
                 *_family(names.GATEWAY_WAITING_REQUESTS, "gauge", {(): num_waiting}),
+                *_family(names.GATEWAY_QUOTA_LOST, "gauge", {(): int(is_quota_lost)}),
+                *_family(names.GATEWAY_QUOTA_LOCAL, "counter", {(): num_local_admissions}),
                 *_family(names.GATEWAY_SPOOLED_EVENTS, "counter", {(): num_spooled}),
                 *_family(names.GATEWAY_SHIPPED_EVENTS, "counter", {(): self.num_shipped}),
                 f"# TYPE {names.GATEWAY_TTFT} histogram",

@@ -25,7 +25,7 @@ class Readiness:
             "the gateway is draining": self.is_draining,
             "no policy is loaded": self._policies.current is None,
             "no replica is ready": self._pool.num_ready == 0,
-            "the quota store is not reachable": not self._limiter.is_reachable,
+            "the quota store is not reachable": not self._limiter.can_decide,
             "the spool cannot be written": self._spool.is_failing,
         }
         return [reason for reason, is_true in checks.items() if is_true]

@@ -40,7 +40,8 @@ class Settings(BaseSettings):
     policy_poll_interval_s: float = Field(default=0.25, gt=0)  # a revoked key dies within 1 s
     key_pepper: SecretStr  # 16 to 64 bytes; keys the hashes of API keys and the tenants' salts
     quota_url: SecretStr  # unix:///path/quota.sock or redis://[user:password@]host:port[/db]
-    quota_call_deadline_s: float = Field(default=0.25, gt=0)  # 100x a healthy call's time
+    quota_call_deadline_s: float = Field(default=0.05, gt=0)  # 20x a healthy call's time
+    quota_share_lease_s: float = Field(default=60.0, ge=0)  # an outage's length without refusals
     quota_lease_s: float = Field(default=120.0, gt=0, le=600)  # then a dead gateway's holds end
     prompt_estimate_quantile: float = Field(default=0.95, gt=0.5, lt=1)  # one in 20 is too low
     max_waiting: int = Field(default=1_024, ge=1)  # for their turn, of one model; seconds of work

@@ -4,6 +4,7 @@ import hashlib
 from importlib import resources
 
 from contracts.names import (
+    QUOTA_GATEWAYS,
     TenantId,
     quota_bucket_key,
     quota_budget_key,
@@ -45,11 +46,26 @@ class Script:
 RESERVE = Script("common", "turns", "reserve")
 SETTLE = Script("common", "settle")
 RENEW = Script("common", "renew")
+_ABSENT_AFTER_MS = 10_000  # without a word: gone
+_PRESENCE = (resources.files("gateway.admission") / "lua" / "presence.lua").read_text()
 
 
-def preload_commands() -> list[bytes]:
-    """Makes a new connection's store know the scripts: one call instead of two for the first."""
-    return [pack("SCRIPT", "LOAD", script.text) for script in (RESERVE, SETTLE, RENEW)]
+def greeting(name: str) -> list[bytes]:
+    """Makes a new connection's store know the scripts, and tries one that writes.
+
+    A store that lets us not (a replica, an access list) shows it now and not to the first client.
+    """
+    texts = [script.text for script in (RESERVE, SETTLE, RENEW)]
+    sha = hashlib.sha1(_PRESENCE.encode(), usedforsecurity=False).hexdigest()
+    return [
+        *(pack("SCRIPT", "LOAD", text) for text in (*texts, _PRESENCE)),
+        pack("EVALSHA", sha, 1, QUOTA_GATEWAYS, name, _ABSENT_AFTER_MS),
+    ]
+
+
+def presence_command(name: str) -> bytes:
+    """Says that we are here, and asks how many are."""
+    return pack("EVAL", _PRESENCE, 1, QUOTA_GATEWAYS, name, _ABSENT_AFTER_MS)
 
 
 def pack_keys(tenant: TenantId) -> bytes:

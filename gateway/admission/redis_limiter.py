@@ -1,7 +1,8 @@
 """Quotas in Valkey or Redis: one atomic script per decision, on the store's own clock.
 
-Fails closed: without the store nobody is admitted.  A settlement is never lost while the process
-lives: it waits for the store to come back, and being idempotent it may safely be sent twice.
+While the store is away, local shares decide: see ``local_shares``.  It is told what they admitted
+as soon as it is back.  A settlement is never lost while the process lives: it waits for the store,
+and being idempotent it may safely be sent twice.
 
 A reservation is leased, and the lease renewed for as long as its request runs: what a killed
 gateway held comes back when the lease ends.
@@ -18,8 +19,9 @@ from typing import Final
 import hiredis
 import msgspec
 
-from contracts.names import TenantId
+from contracts.names import QUOTA_GATEWAYS, TenantId
 from gateway.admission.limiter import LIMIT_BY_NUMBER, Budget, Refusal, Reservation, Verdict
+from gateway.admission.local_shares import LocalShares
 from gateway.admission.quota_plan import QuotaPlan, rule_in_words
 from gateway.admission.quota_scripts import (
     RENEW,
@@ -28,6 +30,7 @@ from gateway.admission.quota_scripts import (
     pack_id,
     pack_keys,
     pack_number,
+    presence_command,
 )
 from gateway.admission.quota_store import QuotaStore, slot_of
 from gateway.admission.resp import first_word, pack_arguments
@@ -41,7 +44,8 @@ _RENEWALS_PER_LEASE: Final = 3
 _RESERVE_ARGUMENTS = 6  # beside the plan's
 _PARTS_PER_SETTLEMENT = 5
 _SETTLE, _RELEASE = pack_arguments(1), pack_arguments(0)
-_NOT_SERVED = pack_arguments(0)
+_TO_DECIDE, _DECIDED = pack_arguments(0), pack_arguments(1)
+_PRESENCE_PAUSE_S: Final = 1.0
 _NUM_REPLIED = 11  # what reserve.lua returns
 _MAX_TENANTS = 10_000  # whose keys are kept packed
 
@@ -53,6 +57,7 @@ class _Settlement(msgspec.Struct, frozen=True):
 
     tenant: "_Tenant"
     spent: bytes  # its part of the command, packed
+    decided: bytes | None  # first tells the store what it did not decide itself
     is_confirmed: Completion[bool]
 
 
@@ -64,14 +69,27 @@ class _Tenant:
 
 
 class RedisLimiter:
-    def __init__(self, store: QuotaStore, lease_s: float) -> None:
+    def __init__(
+        self,
+        store: QuotaStore,
+        shares: LocalShares,
+        *,
+        name: str,
+        lease_s: float,
+        monotonic_s: Callable[[], float],
+    ) -> None:
+        """``name``: ours among all gateways that share the store."""
         self._store = store
+        self._shares = shares
+        self._presence = presence_command(name)
+        self._monotonic_s = monotonic_s
         self._lease_s = lease_s
         self._lease = pack_number(int(lease_s * 1000))
         self._tenants: dict[TenantId, _Tenant] = {}
         self._joining: list[_Tenant] = []  # those with settlements to send
         self._held: dict[str, _Tenant] = {}  # by reservation id: since the last renewal
         self._held_long: dict[str, _Tenant] = {}  # since before it
+        self._decided_locally: set[str] = set()  # ids of running requests
         self._num_open = 0
         self._all_closed = asyncio.Event()
         self._all_closed.set()
@@ -83,20 +101,24 @@ class RedisLimiter:
     def is_reachable(self) -> bool:
         return self._store.is_reachable
 
+    @property
+    def can_decide(self) -> bool:
+        return self.is_reachable or self._shares.is_leased(self._monotonic_s())
+
+    @property
+    def num_gateways(self) -> int:
+        """That share the store, as it last said."""
+        return self._shares.num_gateways
+
+    @property
+    def num_local_admissions(self) -> int:
+        return self._shares.num_admitted
+
     async def reserve(self, reservation: Reservation) -> Verdict:
         """Raises QuotaUnavailable.  The reservation is held only if the verdict has no refusal."""
-        plan = reservation.plan
-        tenant = self._tenant(plan.tenant_id)
-        arguments = b"%b%b%b%b%b%b%b" % (
-            self._lease,
-            plan.arguments,
-            _NOT_SERVED,
-            pack_number(reservation.reserved_tokens),
-            pack_number(reservation.reserved_nano_usd),
-            pack_id(reservation.reservation_id),
-            pack_number(reservation.turn),
-        )
-        num_arguments = _RESERVE_ARGUMENTS + plan.num_arguments
+        tenant = self._tenant(reservation.plan.tenant_id)
+        arguments = self._reserve_arguments(reservation, _TO_DECIDE)
+        num_arguments = _RESERVE_ARGUMENTS + reservation.plan.num_arguments
         try:
             reply = await self._store.call(
                 RESERVE.command(tenant.keys, arguments, num_arguments), tenant.slot
@@ -104,13 +126,41 @@ class RedisLimiter:
             if _is_unknown_script(reply):
                 command = RESERVE.command_in_full(tenant.keys, arguments, num_arguments)
                 reply = await self._store.call(command, tenant.slot)
-        except (QuotaUnanswered, asyncio.CancelledError):
+            verdict = _verdict(self._checked(reply), reservation.plan)
+        except asyncio.CancelledError:
             self.release(reservation)  # it may have been made although no answer came
             raise
-        verdict = _verdict(self._checked(reply), plan)
+        except QuotaUnavailable as away:
+            return self._reserve_without_the_store(reservation, away)
         if verdict.refusal is None:
             self._held[reservation.reservation_id] = tenant
         return verdict
+
+    def _reserve_without_the_store(
+        self, reservation: Reservation, away: QuotaUnavailable
+    ) -> Verdict:
+        """Raises QuotaUnavailable where only the store can decide."""
+        is_admitted = False
+        try:
+            verdict = self._shares.reserve(reservation, self._monotonic_s())
+            is_admitted = verdict.refusal is None
+        finally:
+            if not is_admitted and isinstance(away, QuotaUnanswered):
+                self.release(reservation)  # as above
+        if is_admitted:
+            self._decided_locally.add(reservation.reservation_id)
+        return verdict
+
+    def _reserve_arguments(self, reservation: Reservation, is_decided: bytes) -> bytes:
+        return b"%b%b%b%b%b%b%b" % (
+            self._lease,
+            reservation.plan.arguments,
+            is_decided,
+            pack_number(reservation.reserved_tokens),
+            pack_number(reservation.reserved_nano_usd),
+            pack_id(reservation.reservation_id),
+            pack_number(reservation.turn),
+        )
 
     def settle(
         self,
@@ -128,17 +178,23 @@ class RedisLimiter:
         """
         tokens = pack_number(used_tokens)
         limited = tokens if limited_tokens is None else pack_number(limited_tokens)
-        return self._enqueue(
-            reservation, b"%b%b%b%b" % (tokens, limited, pack_number(used_nano_usd), _SETTLE)
-        )
+        spent = b"%b%b%b%b" % (tokens, limited, pack_number(used_nano_usd), _SETTLE)
+        if reservation.reservation_id in self._decided_locally:
+            limited_tokens = used_tokens if limited_tokens is None else limited_tokens
+            return self._settle_later(reservation, spent, limited_tokens)
+        return self._enqueue(reservation, spent)
 
     def release(self, reservation: Reservation) -> Completion[bool]:
         """As ``settle``, for an ask that led to no request: gives the request back, too."""
+        if reservation.reservation_id in self._decided_locally:
+            self._decided_locally.remove(reservation.reservation_id)
+            self._shares.settle(reservation, 0, self._monotonic_s())
         return self._enqueue(reservation, b"%b%b%b%b" % (_RELEASE, _RELEASE, _RELEASE, _RELEASE))
 
     async def run(self) -> None:
         """Renews leases, and sends again what was not confirmed; runs until cancelled."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_present())
             group.create_task(self._keep_renewing())
             group.create_task(self._keep_retrying())
 
@@ -162,6 +218,18 @@ class RedisLimiter:
         return tenant
 
     # Leases
+
+    async def _keep_present(self) -> None:
+        """Leases our share of all limits, for as long as the store answers."""
+        slot = slot_of(QUOTA_GATEWAYS[1:-1])
+        while True:
+            pause_s = _RETRY_PAUSE_S
+            with contextlib.suppress(QuotaUnavailable):
+                num_gateways = await self._store.call(self._presence, slot)
+                if isinstance(num_gateways, int):
+                    self._shares.renew(num_gateways, self._monotonic_s())
+                    pause_s = _PRESENCE_PAUSE_S
+            await asyncio.sleep(pause_s)
 
     async def _keep_renewing(self) -> None:
         while True:
@@ -190,7 +258,7 @@ class RedisLimiter:
         tenant = self._tenant(reservation.plan.tenant_id)
         if self._held.pop(reservation_id, None) is None:
             self._held_long.pop(reservation_id, None)
-        settlement = _Settlement(tenant, pack_id(reservation_id) + used, Completion())
+        settlement = _Settlement(tenant, pack_id(reservation_id) + used, None, Completion())
         self._num_open += 1
         self._all_closed.clear()
         is_first = not self._joining
@@ -199,6 +267,28 @@ class RedisLimiter:
         tenant.joining.append(settlement)
         if is_first:
             self._store.before_flush(self._send_joined)
+        return settlement.is_confirmed
+
+    def _settle_later(
+        self, reservation: Reservation, used: bytes, used_tokens: int
+    ) -> Completion[bool]:
+        """Of one that the store did not decide: it is told once it answers, and nobody waits."""
+        plan = reservation.plan
+        self._decided_locally.remove(reservation.reservation_id)
+        self._shares.settle(reservation, used_tokens, self._monotonic_s())
+        tenant = self._tenant(plan.tenant_id)
+        decided = RESERVE.command_in_full(
+            tenant.keys,
+            self._reserve_arguments(reservation, _DECIDED),
+            _RESERVE_ARGUMENTS + plan.num_arguments,
+        )
+        spent = pack_id(reservation.reservation_id) + used
+        settlement = _Settlement(tenant, spent, decided, Completion())
+        self._num_open += 1
+        self._all_closed.clear()
+        self._unconfirmed.append(settlement)
+        self._wake.set()
+        settlement.is_confirmed.resolve(False)
         return settlement.is_confirmed
 
     def _send_joined(self) -> None:
@@ -244,6 +334,9 @@ class RedisLimiter:
             settlement = self._unconfirmed[0]
             command = _settle_command([settlement], SETTLE.command_in_full)
             try:
+                if settlement.decided is not None:
+                    slot = settlement.tenant.slot
+                    self._checked(await self._store.call(settlement.decided, slot))
                 self._checked(await self._store.call(command, settlement.tenant.slot))
             except QuotaUnavailable:
                 self._unconfirmed.rotate(-1)  # one that the store refuses must not block the others

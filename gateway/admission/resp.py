@@ -19,6 +19,13 @@ from gateway.resp_address import RespAddress
 logger = logging.getLogger(__name__)
 
 _BACKOFF_S = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
+_SECOND_LOOK_S = 0.002  # two turns of the event loop
+_ADVICE = {  # for whoever reads the log
+    "NOPERM": "its user must be allowed SCRIPT LOAD, EVALSHA, EVAL, and all keys",
+    "READONLY": "this is a replica: name its primary",
+    "lost": "local shares decide until it is back, or their lease ends",
+}
+_PROVEN_S = 1.0  # a connection that lived shorter was no recovery
 _MAX_PENDING = 50_000  # calls in flight: at 10,000/s that is far beyond the deadline
 
 
@@ -136,15 +143,18 @@ class _Connection(asyncio.Protocol):
         finally:
             self._before_flush[:0] = callbacks
 
-    def _check_oldest(self) -> None:
+    def _check_oldest(self, overdue_since_s: float | None = None) -> None:
+        """Looks twice: when we ourselves are late, the answer may lie in the socket already."""
         self._timer = None
         if not self._pending:
             return
-        deadline_s = self._pending[0][0]
-        if self._loop.time() >= deadline_s:
+        deadline_s, now_s = self._pending[0][0], self._loop.time()
+        if now_s < deadline_s:
+            self._timer = self._loop.call_at(deadline_s, self._check_oldest)
+        elif overdue_since_s is not None and deadline_s <= overdue_since_s:
             self.abort()
         else:
-            self._timer = self._loop.call_at(deadline_s, self._check_oldest)
+            self._timer = self._loop.call_later(_SECOND_LOOK_S, self._check_oldest, now_s)
 
 
 class RespClient:
@@ -188,20 +198,29 @@ class RespClient:
                 await asyncio.sleep(backoff_s(_BACKOFF_S, num_failures))
                 continue
             logger.info("quota store connected")
-            num_failures, self._fault = 0, None
-            await self._use(connection)
+            self._fault = None
+            if await self._use(connection) >= _PROVEN_S:
+                num_failures = 0
+            else:  # a store that is only too slow must not be called over and over
+                num_failures += 1
+                await asyncio.sleep(backoff_s(_BACKOFF_S, num_failures))
 
     def _tell(self, fault: str) -> None:
-        if fault != self._fault:  # once per outage and reason, not once per attempt
-            logger.error("quota store not usable", extra={"reason": fault})
+        is_told = fault == self._fault or (fault, self._fault) == ("unreachable", "lost")
+        if not is_told:  # once per outage and reason, not once per attempt
+            advice = _ADVICE.get(fault)
+            logger.error("quota store not usable", extra={"reason": fault, "error": advice})
         self._fault = fault
 
-    async def _use(self, connection: _Connection) -> None:
-        self._connection = connection
+    async def _use(self, connection: _Connection) -> float:
+        """How long it lasted, in seconds."""
+        loop = asyncio.get_running_loop()
+        self._connection, began_s = connection, loop.time()
         self.connected.set()
         try:
             await connection.lost
-            logger.warning("quota store connection lost")
+            self._tell("lost")
+            return loop.time() - began_s
         finally:
             self._connection = None
             self.connected.clear()
@@ -244,5 +263,7 @@ class RespClient:
 
 
 def _check_greeting(reply: object) -> None:
-    if isinstance(reply, hiredis.ReplyError):
+    if (
+        isinstance(reply, hiredis.ReplyError) and first_word(reply) != "MOVED"
+    ):  # a cluster's other node
         raise QuotaRefused(first_word(reply))

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,8 +11,9 @@ from contracts.names import tenant_id
 from contracts.policy import ApiKeyRecord, TenantPolicy
 from contracts.quota import ModelPrice, QuotaRule
 from gateway.admission.limiter import Reservation, Verdict
+from gateway.admission.local_shares import LocalShares
 from gateway.admission.quota_plan import PlanBook, QuotaPlan
-from gateway.admission.quota_scripts import preload_commands
+from gateway.admission.quota_scripts import greeting
 from gateway.admission.quota_store import QuotaStore
 from gateway.admission.redis_limiter import RedisLimiter
 from gateway.policies import Grant
@@ -125,11 +127,23 @@ class Bench:
 
 
 @asynccontextmanager
-async def running_limiter(url: str, lease_s: float = 60.0) -> AsyncIterator[RedisLimiter]:
-    store = QuotaStore(RespAddress.parse(url), 5.0, preload_commands())
-    limiter = RedisLimiter(store, lease_s)
+async def running_limiter(
+    url: str, lease_s: float = 60.0, share_lease_s: float = 0.0, call_deadline_s: float = 5.0
+) -> AsyncIterator[RedisLimiter]:
+    """Without local shares, unless they are leased for a time."""
+    name = f"limiter-{next(_numbers)}"
+    store = QuotaStore(RespAddress.parse(url), call_deadline_s, greeting(name))
+    shares = LocalShares(share_lease_s)
+    limiter = RedisLimiter(
+        store,
+        shares,
+        name=name,
+        lease_s=lease_s,
+        monotonic_s=time.monotonic,
+    )
     tasks = [asyncio.create_task(store.run()), asyncio.create_task(limiter.run())]
     await until(lambda: limiter.is_reachable)
+    await until(lambda: share_lease_s == 0 or shares.is_leased(time.monotonic()))
     yield limiter
     for task in tasks:
         task.cancel()

@@ -90,6 +90,7 @@ async def running(
         policy_file=policies.path,
         key_pepper=PEPPER,
         quota_url=valkey.url,
+        quota_call_deadline_s=1.0,
         spool_dir=folder / "spool",
         **others,
     )

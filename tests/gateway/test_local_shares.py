@@ -1,0 +1,201 @@
+"""While the store is away each gateway admits its leased share, and tells the store afterwards."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from contracts import metrics
+from contracts.quota import QuotaRule
+from gateway.admission.limiter import LimitKind
+from gateway.admission.local_shares import LocalShares
+from gateway.errors import QuotaUnavailable
+from tests.gateway.conftest import Tenant
+from tests.gateway.http_client import chat, get
+from tests.gateway.processes import Gateway, Policies, Valkey
+from tests.gateway.quota_bench import Bench, Terms, reservation_of, running_limiter
+from tests.gateway.scene import until
+from tests.gateway.upstream_server import Upstream
+from tests.support.waiting import eventually
+
+NUM_GATEWAYS = 3
+LEASE_S = 60.0
+
+
+def leased(num_gateways: int = NUM_GATEWAYS) -> LocalShares:
+    shares = LocalShares(LEASE_S)
+    shares.renew(num_gateways, 0.0)
+    return shares
+
+
+def admitted(shares: LocalShares, terms: Terms, tokens: int, at_s: float) -> bool:
+    return shares.reserve(reservation_of("acme", tokens, terms), at_s).refusal is None
+
+
+@pytest.mark.parametrize("outage_s", [0.0, 20.0, 59.0])
+def test_all_gateways_together_stay_within_the_bound(outage_s: float) -> None:
+    """The stated bound: ``limit * (1 + outage / 60 s)``, whoever asks for how much more."""
+    terms = Terms(6_000, 1_000_000)
+    gateways = [leased() for _ in range(NUM_GATEWAYS)]
+    steps = [step / 10 for step in range(int(outage_s * 10) + 1)]
+    tokens = sum(
+        100
+        for at_s in steps
+        for gateway in gateways
+        for _ in range(30)
+        if admitted(gateway, terms, 100, at_s)
+    )
+    bound = 6_000 * (1 + outage_s / 60)
+    assert 0.94 * bound <= tokens <= bound
+
+
+def test_the_share_ends_with_its_lease() -> None:
+    shares = leased()
+    assert admitted(shares, Terms(6_000), 1, LEASE_S - 0.1)
+    with pytest.raises(QuotaUnavailable):
+        admitted(shares, Terms(6_000), 1, LEASE_S)
+
+
+def test_nothing_is_admitted_that_was_never_leased() -> None:
+    with pytest.raises(QuotaUnavailable):
+        admitted(LocalShares(LEASE_S), Terms(6_000), 1, 0.0)
+
+
+@pytest.mark.parametrize(
+    "rule", [QuotaRule(tokens_per_day=10**9), QuotaRule(key_id="k1", tokens_per_month=10**9)]
+)
+def test_a_budget_is_never_shared(rule: QuotaRule) -> None:
+    with pytest.raises(QuotaUnavailable, match="budget"):
+        admitted(leased(), Terms(6_000, rules=(rule,)), 1, 0.0)
+
+
+def test_an_ask_larger_than_the_share_waits_for_the_store() -> None:
+    shares = leased()
+    assert admitted(shares, Terms(6_000), 2_000, 0.0)
+    with pytest.raises(QuotaUnavailable, match="too large"):
+        admitted(shares, Terms(6_000), 2_001, 0.0)
+
+
+def test_a_refusal_by_the_share_tells_the_true_wait() -> None:
+    shares, terms = leased(), Terms(6_000, 1_000_000)
+    assert admitted(shares, terms, 2_000, 0.0)
+    refusal = shares.reserve(reservation_of("acme", 500, terms), 0.0).refusal
+    assert refusal is not None
+    assert (refusal.limit, refusal.retry_after_ms) == (LimitKind.TOKENS_PER_MINUTE, 15_000)
+    assert admitted(shares, terms, 500, 15.0)
+
+
+def test_what_was_not_used_comes_back_to_the_share() -> None:
+    shares, terms = leased(), Terms(6_000)
+    ask = reservation_of("acme", 2_000, terms)
+    assert shares.reserve(ask, 0.0).refusal is None
+    shares.settle(ask, 100, 0.0)
+    assert admitted(shares, terms, 1_900, 0.0)
+
+
+def test_concurrency_is_shared_in_whole_slots() -> None:
+    shares = leased()
+    terms = Terms(10**6, rules=(QuotaRule(concurrent_requests=7),))
+    asks = [reservation_of("acme", 1, terms) for _ in range(3)]
+    verdicts = [shares.reserve(ask, 0.0).refusal for ask in asks]
+    assert [refusal is None for refusal in verdicts] == [True, True, False]
+    shares.settle(asks[0], 1, 0.0)
+    assert admitted(shares, terms, 1, 0.0)
+
+
+@pytest.fixture
+def own_valkey(tmp_path: Path) -> Iterator[Valkey]:
+    valkey = Valkey(tmp_path)
+    valkey.start()
+    yield valkey
+    valkey.stop(signal.SIGKILL)
+
+
+async def test_the_store_counts_the_gateways(own_valkey: Valkey) -> None:
+    """Two that are alive: each may admit half."""
+    async with (
+        running_limiter(own_valkey.url, share_lease_s=60) as one,
+        running_limiter(own_valkey.url, share_lease_s=60) as two,
+    ):
+        await until(lambda: one.num_gateways == two.num_gateways == 2)
+        own_valkey.stop()
+        await until(lambda: not one.is_reachable and not two.is_reachable)
+        terms = Terms(6_000)
+        for limiter in (one, two):
+            verdict = await limiter.reserve(reservation_of("acme", 3_000, terms))
+            assert verdict.refusal is None
+            again = await limiter.reserve(reservation_of("acme", 1_000, terms))
+            assert again.refusal is not None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGSTOP], ids=["gone", "frozen"])
+async def test_what_was_served_meanwhile_is_charged_once_the_store_is_back(
+    own_valkey: Valkey, number: signal.Signals
+) -> None:
+    async with running_limiter(own_valkey.url, share_lease_s=60, call_deadline_s=0.2) as limiter:
+        bench = Bench(limiter, own_valkey)
+        terms = Terms(6_000, rules=(QuotaRule(concurrent_requests=10),))
+        before = bench.reservation(100, terms)
+        assert (await limiter.reserve(before)).refusal is None
+        if number == signal.SIGSTOP:
+            own_valkey.signal(number)
+        else:
+            own_valkey.stop()
+        during = [bench.reservation(500, terms) for _ in range(4)]
+        for ask in during:
+            assert (await limiter.reserve(ask)).refusal is None
+        assert limiter.num_local_admissions == 4
+        await limiter.settle(before, used_tokens=50, used_nano_usd=0)
+        for ask in during[:3]:
+            await limiter.settle(ask, used_tokens=300, used_nano_usd=0)
+        limiter.release(during[3])
+        if number == signal.SIGSTOP:
+            own_valkey.signal(signal.SIGCONT)
+        else:
+            own_valkey.start()
+        assert await limiter.flush(20) == 0
+        assert own_valkey.settled(bench.tenant) == {"requests": 4, "tokens": 950}
+        assert own_valkey.num_open_reservations(bench.tenant) == 0
+        assert 5_000 <= bench.level() < 5_200 + 500
+        with own_valkey.client as client:
+            assert client.hget(bench.key("bucket"), "running") == b"0"
+
+
+async def test_a_gateway_goes_on_within_its_share(
+    own_valkey: Valkey,
+    policies: Policies,
+    start_gateway: Callable[..., Gateway],
+    upstream: Upstream,
+) -> None:
+    gateway = start_gateway(quota_url=own_valkey.url)
+    policies.add("sharing", "sk-sharing", requests_per_minute=12)
+    policies.add("capped", "sk-capped", rules=(QuotaRule(tokens_per_day=10**6),))
+    sharing = Tenant("sharing", "sk-sharing", gateway, own_valkey)
+    capped = Tenant("capped", "sk-capped", gateway, own_valkey)
+    await sharing.accepted()
+    own_valkey.stop()
+    replies = [await sharing.chat(chat()) for _ in range(14)]
+    statuses = [reply.status for reply in replies]
+    assert statuses == [200] * 12 + [429] * 2
+    refused = replies[-1]
+    assert refused.error["code"] == "rate_limit_exceeded"
+    assert int(refused.headers["retry-after"]) >= 1
+    reply = await capped.chat(chat())
+    assert (reply.status, reply.error["code"]) == (503, "quota_unavailable")
+    assert (await get(gateway.port, "/ready")).status == 200
+    numbers = (await get(gateway.port, "/metrics")).body.decode().splitlines()
+    assert f"{metrics.GATEWAY_QUOTA_LOST} 1" in numbers
+    assert f"{metrics.GATEWAY_QUOTA_LOCAL} 12" in numbers
+    lost = [line for line in gateway.log_lines() if line["message"] == "quota store not usable"]
+    assert [line["reason"] for line in lost] == ["lost"], "one line an outage"
+    own_valkey.start()
+    served = sum(event.total_tokens for event in sharing.events())
+    expected = {"requests": 12, "tokens": served}
+    await asyncio.to_thread(
+        eventually, lambda: own_valkey.settled("sharing") == expected, "the charge"
+    )
+    assert own_valkey.num_open_reservations("sharing") == 0
+    policies.remove("sharing")
+    policies.remove("capped")
