@@ -9,7 +9,7 @@ the bounds come last, on every path.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autoscaler import guards
+from autoscaler import arriving, guards
 from autoscaler.bounds import bounded, bounds_at, quotas
 from autoscaler.decision import Code, Decision, Memory, Need, Reason
 from autoscaler.grow import missing_tokens_per_s, order
@@ -23,6 +23,7 @@ from autoscaler.unseen import awaited
 
 def decide(state: PoolState, policy: PoolPolicy, memory: Memory) -> Decision:
     state, memory = awaited(state, policy, noticed(state, policy, memory))
+    memory = arriving.noted(state, memory)
     if state.demand is None or state.demand.interval_s <= 0:
         seen = memory
         changed = _held(state, memory, Code.UNKNOWN_DEMAND)

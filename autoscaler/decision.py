@@ -46,7 +46,8 @@ class Need:
 
     known_s: float  # on the clock that stands still while demand is unknown
     lasting_tokens_per_s: float  # without the backlog: what is asked, and will be
-    total_tokens_per_s: float
+    total_tokens_per_s: float  # with it: what an order of now is for
+    kept_tokens_per_s: float  # with what orders under way are for
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class Memory:
     late_since_s: float | None = None  # known_s since which TTFT misses its target
     full_since_s: float | None = None  # known_s since which KV caches are full
     unseen: Mapping[str, Unseen] = field(default_factory=dict)  # by variant that misses some
+    coming_since_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # by variant
     manual_until_s: float | None = None  # seconds since the epoch
     manual_counts: Mapping[str, int] = field(default_factory=dict)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from autoscaler import capacity, forecast
+from autoscaler.arriving import longest_wait_s, work_within
 from autoscaler.decision import Code, Memory, Need, Reason
 from autoscaler.policy import PoolPolicy, Variant
 from autoscaler.pool import Demand, PoolState
@@ -13,7 +14,7 @@ RATE_WINDOW_S: Final = 60.0  # over which a rate is known as well as its count a
 DRAIN_S: Final = (45.0, 15.0)  # a backlog shall be gone this long after capacity came; by urgency
 UNKNOWN_DURATION_S: Final = 10.0  # of a request, until one has finished
 GATHER_RATIO: Final = (0.2, 1.0)  # of a shortage, how much is believed to last; by urgency
-NUM_SIGMAS: Final = (1.0, 3.0)  # of chance that capacity covers; by urgency
+NUM_SIGMAS: Final = (0.5, 2.0)  # of chance that capacity covers; by urgency
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +24,17 @@ class Outlook:
     now: float
     ahead: float
     chance: float
-    backlog: float
+    backlog: float  # when an order of now becomes ready
+    backlog_before: float  # when the last order under way does
     held: float  # of the slots that are taken: a long stream arrives once, and stays
     headroom: float
     horizon_s: float
 
     def need(self, known_s: float, policy: PoolPolicy) -> Need:
         asked = max(self.now, self.ahead) / policy.target_usage + self.chance
-        lasting = max(asked, self.held) + self.headroom
-        return Need(known_s, lasting, lasting + self.backlog)
+        lasting = max(asked, self.held / policy.target_usage) + self.headroom
+        kept = lasting + max(self.backlog, self.backlog_before)
+        return Need(known_s, lasting, lasting + self.backlog, kept)
 
     @property
     def reason(self) -> Reason:
@@ -96,11 +99,18 @@ def outlook(state: PoolState, policy: PoolPolicy, memory: Memory, tick_s: float)
     chance = forecast.chance_per_s(
         max(now, ahead), window_s=window_s, num_sigmas=_by_urgency(NUM_SIGMAS, policy)
     )
+
+    def backlog_after(wait_s: float) -> float:
+        done = work_within(wait_s, state, policy, memory, rates)
+        gathering = now * length * wait_s - done
+        return _backlog(policy, waiting=state.num_waiting * length, gathering=gathering)
+
     return Outlook(
         now=now * length,
         ahead=ahead * length,
         chance=chance * length,
-        backlog=_backlog(state, policy, rates, (now + ahead) / 2 * length, length, horizon_s),
+        backlog=backlog_after(horizon_s),
+        backlog_before=backlog_after(longest_wait_s(state, policy, memory)),
         held=_held(state, policy, rates),
         headroom=policy.headroom_replicas * min(rates.values()),
         horizon_s=horizon_s,
@@ -112,25 +122,14 @@ def supply_tokens_per_s(state: PoolState, rates: Mapping[str, float]) -> float:
     return sum(found.num_capacity * rates[found.name] for found in state.variants)
 
 
-def _backlog(
-    state: PoolState,
-    policy: PoolPolicy,
-    rates: Mapping[str, float],
-    arriving: float,
-    length: float,
-    horizon_s: float,
-) -> float:
+def _backlog(policy: PoolPolicy, *, waiting: float, gathering: float) -> float:
     """More work a second, to clear what will have gathered when an order of now becomes ready.
 
-    Counts what replicas on their way will do in that time as done: half of it, as they come one by
-    one.  What they cannot do is what an order of now is for.
+    What is ready or on its way will have done its part by then; what it cannot do is what an order
+    of now is for.
     """
-    ready = sum(found.num_ready * rates[found.name] for found in state.variants)
-    supply = supply_tokens_per_s(state, rates)
-    gathering = (arriving - (ready + supply) / 2) * horizon_s
     believed = _by_urgency(GATHER_RATIO, policy) * gathering if gathering > 0 else gathering
-    left = state.num_waiting * length + believed
-    return max(0.0, left) / _by_urgency(DRAIN_S, policy)
+    return max(0.0, waiting + believed) / _by_urgency(DRAIN_S, policy)
 
 
 def _held(state: PoolState, policy: PoolPolicy, rates: Mapping[str, float]) -> float:

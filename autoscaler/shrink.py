@@ -105,7 +105,7 @@ def _kept_need(state: PoolState, policy: PoolPolicy, memory: Memory) -> float:
     oldest = memory.known_s - down_window_s(state, policy)
     recent = [need for need in memory.needs if need.known_s >= oldest]
     moment = memory.known_s - MOMENT_S
-    kept = max(n.total_tokens_per_s for n in recent if n.known_s >= moment)
+    kept = max(n.kept_tokens_per_s for n in recent if n.known_s >= moment)
     first = 0
     for last, need in enumerate(recent):
         while recent[first].known_s < need.known_s - LASTING_S:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from autoscaler.policy import PoolPolicy, Variant
+from autoscaler.pool import work_tokens
 from pandal.simulation.arrivals import Arrival, Lengths, generated
 from pandal.simulation.autoscalers import Hpa, Kpa, Pandal, SupplyDemand
 from pandal.simulation.cluster import ColdStart
@@ -31,6 +32,7 @@ class Case:
     name: str
     setting: Setting
     cold_start_s: float
+    planned_tokens_per_s: float  # work of a full replica, with the lengths that were expected
 
 
 def scenario_case(scenario: Scenario, *, cold_start_s: float, seed: int) -> Case:
@@ -55,24 +57,34 @@ def scenario_case(scenario: Scenario, *, cold_start_s: float, seed: int) -> Case
         blind_s=scenario.blind_s,
         seed=seed,
     )
-    return Case(scenario.name, setting, cold_start_s)
+    planned = _planned(model, lengths.mean_prompt_tokens, lengths.mean_output_tokens)
+    return Case(scenario.name, setting, cold_start_s, planned)
 
 
 def trace_case(
     name: str, arrivals: Sequence[Arrival], *, cold_start_s: float, num_begin: int, seed: int
 ) -> Case:
-    """A trace from a file; its end is the last arrival's and a little."""
+    """A trace from a file; its end is the last arrival's and a little, its lengths are expected."""
+    model = EngineModel()
     setting = Setting(
         arrivals=arrivals,
         duration_s=arrivals[-1].at_s + 60.0,
-        model=EngineModel(),
+        model=model,
         cold_start=ColdStart(cold_start_s),
         num_gpus=MAX_GPUS,
         num_begin=num_begin,
         ttft_slo_s=TTFT_SLO_S,
         seed=seed,
     )
-    return Case(name, setting, cold_start_s)
+    mean_prompt = sum(arrival.prompt_tokens for arrival in arrivals) / len(arrivals)
+    mean_output = sum(arrival.output_tokens for arrival in arrivals) / len(arrivals)
+    return Case(name, setting, cold_start_s, _planned(model, mean_prompt, mean_output))
+
+
+def _planned(model: EngineModel, prompt_tokens: float, output_tokens: float) -> float:
+    """In the observer's unit of work, in which it is compared with what was observed."""
+    work = work_tokens(generated=output_tokens, prompt=prompt_tokens)
+    return model.requests_per_s(prompt_tokens, output_tokens) * work
 
 
 def contestants(case: Case) -> list[Callable[[], Autoscaler]]:
@@ -95,7 +107,7 @@ def policy_for(case: Case) -> PoolPolicy:
         VARIANT,
         max_replicas=case.setting.num_gpus,
         num_slots=model.num_slots,
-        tokens_per_s=model.tokens_per_s,
+        tokens_per_s=case.planned_tokens_per_s,
         cold_start_s=case.cold_start_s,
     )
     return PoolPolicy(

@@ -30,10 +30,6 @@ class EngineModel:
         decode_s = output_tokens * self.step_s(self.num_slots) / self.num_slots
         return 1.0 / (decode_s + prompt_tokens / self.prefill_tokens_per_s)
 
-    @property
-    def tokens_per_s(self) -> float:
-        return self.num_slots / self.step_s(self.num_slots)
-
 
 class Engine:
     def __init__(self, model: EngineModel) -> None:
