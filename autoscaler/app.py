@@ -29,6 +29,7 @@ from autoscaler.reconciler import Sources
 from autoscaler.replica_line import HttpReplicaLine
 from autoscaler.scrape import scrape
 from autoscaler.settings import Settings
+from autoscaler.telemetry import Telemetry, Told
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,8 @@ async def _work(settings: Settings, api: KubernetesApi, elector: Elector) -> Non
         monotonic_s=time.monotonic,
         random=random.random,
     )
+    told = Told(time.monotonic)
+    telemetry = Telemetry(told, leads=elector.may_act)
     async with asyncio.TaskGroup() as group:
         watches = PodWatches(api, settings.namespace, inputs, group)
         home = Home(
@@ -84,7 +87,9 @@ async def _work(settings: Settings, api: KubernetesApi, elector: Elector) -> Non
             period_s=settings.period_s,
             sleep=asyncio.sleep,
             random=random.random,
+            told=told,
         )
+        group.create_task(telemetry.serve(settings.host, settings.port), name="telemetry")
         group.create_task(elector.run(asyncio.sleep), name="elector")
         group.create_task(pools.run(asyncio.sleep), name="watch pools")
         group.create_task(loops.run(group), name="pools")

@@ -1,8 +1,8 @@
 """What the gateway's pages say of who asks, also where no engine is left to say it (pure).
 
 A request counts when it comes, not when it ends: one that streams for an hour is demand now.  Those
-that the gateway turned away for the client's own sake (a bad key, a spent quota) are no demand on
-replicas; those that found no replica are.
+that the gateway turned away for the client's sake (a bad key, a spent quota) or for its own are no
+demand on replicas; those that found none, or none in time, are.
 """
 
 from collections.abc import Iterable
@@ -13,25 +13,36 @@ from autoscaler.exposition import Families, finite_count, normal_name
 from autoscaler.observe import GatewaySample
 from contracts import metrics as names
 
-_CLIENTS_OWN: Final = range(400, 500)
+_UNAVAILABLE: Final = 503
+_FOUND_NO_REPLICA: Final = "server_is_overloaded"  # the gateway's word, by 503 or by 429
 
 
 def gateway_sample(pages: Iterable[Families]) -> GatewaySample:
     """Of all gateways together.  Raises SourceFailed for a page without a gateway's names."""
-    num_arrived, num_open = 0.0, 0
+    num_arrived, num_queued, num_open = 0.0, 0, 0
     for families in pages:
         num_arrived += _num_ended(families)
+        num_queued += int(_gauge(families, names.GATEWAY_WAITING_REQUESTS))
         num_open += int(_gauge(families, names.GATEWAY_ACTIVE_REQUESTS))
-    return GatewaySample(num_arrived, 0, num_open)
+    return GatewaySample(num_arrived, num_queued, num_open)
 
 
 def _num_ended(families: Families) -> float:
-    found = families.get(normal_name(names.GATEWAY_REQUESTS), ())
-    return sum(
-        finite_count(names.GATEWAY_REQUESTS, sample.value)
-        for sample in found
-        if _status(sample.labels.get("status", "")) not in _CLIENTS_OWN
+    begun = (
+        sample.value
+        for sample in families.get(normal_name(names.GATEWAY_REQUESTS), ())
+        if _is_begun(_status(sample.labels.get("status", "")))
     )
+    refused = (
+        sample.value
+        for sample in families.get(normal_name(names.GATEWAY_REFUSALS), ())
+        if sample.labels.get("reason") == _FOUND_NO_REPLICA
+    )
+    return finite_count(names.GATEWAY_REQUESTS, sum(begun) + sum(refused))
+
+
+def _is_begun(status: int) -> bool:
+    return status < 400 or (status >= 500 and status != _UNAVAILABLE)
 
 
 def _status(text: str) -> int:

@@ -38,6 +38,13 @@ GATEWAY_QUOTA_LOCAL: Final = "pandal_gateway_quota_local_admissions_total"  # by
 GATEWAY_SPOOLED_EVENTS: Final = "pandal_gateway_spooled_events_total"
 GATEWAY_SHIPPED_EVENTS: Final = "pandal_gateway_shipped_events_total"
 
+# Autoscaler
+AUTOSCALER_LEADS: Final = "pandal_autoscaler_leads"  # 1: this process acts
+AUTOSCALER_REPLICAS: Final = "pandal_autoscaler_replicas"  # labels pool, variant, phase
+AUTOSCALER_WANTED: Final = "pandal_autoscaler_wanted_replicas"  # labels pool, variant
+AUTOSCALER_CONFLICT: Final = "pandal_autoscaler_conflict"  # label pool; 1: another one scales it
+AUTOSCALER_REASONS: Final = "pandal_autoscaler_reasons_total"  # labels pool, reason; one a tick
+
 LATENCY_BUCKETS_S: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip

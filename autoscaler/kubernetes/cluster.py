@@ -142,13 +142,16 @@ class KubernetesCluster:
     ) -> VariantState:
         count = self._scales[variant.name].spec.replicas
         self._note_starts(variant.name, pods)
+        written = self._notebook.num_written(variant.name, count)
+        if written is None and self._home.leadership.may_act():
+            self._notebook.settle(variant.name, count)  # found so: the next change is somebody's
         told = (unschedulable_message(pod) for pod in pods)
         self.unschedulable = next((t for t in told if t is not None), self.unschedulable)
         return VariantState(
             variant.name,
             count,
             tuple(replica_of(pod, expected, self._home.now_s()) for pod in pods),
-            self._notebook.num_written(variant.name, count),
+            written,
             tuple(self._cold_starts[variant.name].values()),
         )
 

@@ -42,7 +42,8 @@ class Notebook:
         self._leadership = leadership
         self.pool: Pool | None = None  # as last read or written
         self._claimed = ""  # the token under which this process has written here
-        self._settled: dict[str, int] = {}  # counts that were written, to be told with the next
+        self._settled: dict[str, int] = {}  # counts to be told with the next write of that term
+        self._settled_in = ""
 
     async def read(self) -> Pool:
         """Raises ClusterRefused."""
@@ -64,10 +65,13 @@ class Notebook:
 
     @property
     def has_unsettled(self) -> bool:
-        return bool(self._settled)
+        return bool(self._settled) and self._settled_in == self._leadership.token
 
     def settle(self, variant: str, count: int) -> None:
-        """The count is written: the one before is a person's from now on, if it comes back."""
+        """The count is taken for ours: any other one is a person's from now on."""
+        if self._settled_in != self._leadership.token:  # what was not told then is not true now
+            self._settled.clear()
+            self._settled_in = self._leadership.token
         self._settled[variant] = count
 
     async def write(self, status: Json) -> None:
@@ -76,7 +80,8 @@ class Notebook:
             pool = await self.read() if self.pool is None else self.pool
             self._require_ours(pool)
             token = self._leadership.token
-            settled = {v: {"written": n, "writing": None} for v, n in self._settled.items()}
+            known = self._settled if self.has_unsettled else {}
+            settled = {v: {"written": n, "writing": None} for v, n in known.items()}
             orders = {**settled, **status.get("orders", {})}
             body = {
                 "metadata": {"resourceVersion": pool.metadata.resource_version},

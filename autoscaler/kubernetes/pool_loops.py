@@ -9,6 +9,7 @@ from autoscaler.errors import AutoscalerError
 from autoscaler.kubernetes.objects import Pool
 from autoscaler.kubernetes.pool_loop import PoolLoop
 from autoscaler.kubernetes.reflector import Reflector
+from autoscaler.telemetry import Told
 
 logger = logging.getLogger(__name__)
 
@@ -24,12 +25,14 @@ class PoolLoops:
         period_s: float,
         sleep: Callable[[float], Awaitable[None]],
         random: Callable[[], float],
+        told: Told,
     ) -> None:
         self._pools = pools
         self._begin = begin
         self._period_s = period_s
         self._sleep = sleep
         self._random = random
+        self._told = told
         self._running: dict[str, asyncio.Task[None]] = {}
 
     async def run(self, group: asyncio.TaskGroup) -> NoReturn:
@@ -41,8 +44,10 @@ class PoolLoops:
                 names = set(self._running)
             for name in self._running.keys() - names:
                 self._running.pop(name).cancel()
+                self._told.forget(name)
             for name in names - self._running.keys():
                 self._running[name] = group.create_task(self._run_one(name), name=f"pool {name}")
+            self._told.turned()
             await self._sleep(_SYNC_PERIOD_S)
 
     async def _run_one(self, name: str) -> NoReturn:
@@ -55,8 +60,9 @@ class PoolLoops:
         """A tick that fails is logged, and the next one looks again."""
         try:
             pool = self._pools.items.get(name)
-            if pool is not None:
-                await loop.tick(pool)
+            report = None if pool is None else await loop.tick(pool)
+            if report is not None:
+                self._told.note(name, report)
         except AutoscalerError as exc:
             logger.warning("tick failed", extra={"pool": name, "error": str(exc)})
         except Exception:

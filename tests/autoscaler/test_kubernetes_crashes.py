@@ -203,3 +203,16 @@ async def test_a_changed_resource_keeps_what_was_learned() -> None:
     assert report is not None
     assert report.state.demand is not None
     assert kubernetes.count == before
+
+
+async def test_a_person_is_seen_before_the_first_own_order_too() -> None:
+    kubernetes = FakeKubernetes(SPEC, 2)
+    world = World(kubernetes)
+    await world.ticks(1.5, 4)
+    assert kubernetes.count == 2
+    assert kubernetes.status["orders"] == {"h200": {"written": 2}}
+    kubernetes.count = 5
+    report = await world.tick(1.5)
+    assert report is not None
+    assert "manual" in {code.value for code in report.decision.codes}
+    assert kubernetes.count == 5

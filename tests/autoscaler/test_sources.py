@@ -235,13 +235,16 @@ def gateway_page(served: int, refused: int, limited: int, active: int) -> Famili
         f'pandal_gateway_requests_total{{endpoint="chat",status="200"}} {served}\n'
         f'pandal_gateway_requests_total{{endpoint="chat",status="503"}} {refused}\n'
         f'pandal_gateway_requests_total{{endpoint="chat",status="429"}} {limited}\n'
+        f'pandal_gateway_refusals_total{{reason="server_is_overloaded"}} {refused}\n'
+        f'pandal_gateway_refusals_total{{reason="rate_limit_exceeded"}} {limited}\n'
         f"pandal_gateway_active_requests {active}\n"
+        f"pandal_gateway_waiting_requests {active // 2}\n"
     )
 
 
 def test_the_gateways_own_page_says_who_asks() -> None:
     found = gateway_sample([gateway_page(10, 3, 99, 2), gateway_page(1, 0, 0, 1)])
-    assert found == GatewaySample(14, 0, 3)
+    assert found == GatewaySample(14, 1, 3)
     with pytest.raises(SourceFailed, match="missing"):
         gateway_sample([gateway_page(1, 0, 0, 0), parse("node_load1 0.2\n")])
     with pytest.raises(SourceFailed, match="no number"):

@@ -48,8 +48,8 @@ class ControlPlane:
         self._folder = folder
         self._certs = folder / "certs"
         self._certs.mkdir(parents=True)
-        self._etcd, self._peer, self._port = free_port(), free_port(), free_port()
-        self.server = f"https://127.0.0.1:{self._port}"
+        self._etcd, self._peer, self.port = free_port(), free_port(), free_port()
+        self.server = f"https://127.0.0.1:{self.port}"
         self.ca = self._certs / "apiserver.crt"
         self.audit_log = folder / "audit.log"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -89,7 +89,7 @@ class ControlPlane:
         policy.write_text(AUDIT_POLICY)
         self._run(
             "kube-apiserver", f"--etcd-servers=http://127.0.0.1:{self._etcd}",
-            "--bind-address=127.0.0.1", f"--secure-port={self._port}", f"--cert-dir={self._certs}",
+            "--bind-address=127.0.0.1", f"--secure-port={self.port}", f"--cert-dir={self._certs}",
             f"--token-auth-file={self._certs / 'tokens.csv'}", "--authorization-mode=Node,RBAC",
             "--service-cluster-ip-range=10.0.0.0/24", "--anonymous-auth=false",
             "--service-account-issuer=https://kubernetes.default.svc",
@@ -111,13 +111,14 @@ class ControlPlane:
             process.kill()
             process.wait()
 
-    def kubeconfig(self, name: str, token: str | None = None) -> Path:
-        """Of the administrator, or of whoever has the token."""
+    def kubeconfig(self, name: str, token: str | None = None, *, server: str | None = None) -> Path:
+        """Of the administrator, or of whoever has the token; ``server``: a way round to it."""
         path = self._folder / f"{name}.kubeconfig"
+        address = server or self.server
         path.write_text(
             f"""apiVersion: v1
 kind: Config
-clusters: [{{name: c, cluster: {{server: "{self.server}", certificate-authority: "{self.ca}"}}}}]
+clusters: [{{name: c, cluster: {{server: "{address}", certificate-authority: "{self.ca}"}}}}]
 users: [{{name: u, user: {{token: "{token or self._tokens["admin"]}"}}}}]
 contexts: [{{name: c, context: {{cluster: c, user: u}}}}]
 current-context: c

@@ -1,0 +1,304 @@
+"""The autoscaler over a real control plane: its resource, its scaling, who leads, and what breaks.
+
+One module, so that one worker starts one control plane.
+"""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import msgspec
+import pytest
+import yaml
+
+from autoscaler.errors import ClusterRefused
+from autoscaler.kubernetes import paths
+from autoscaler.kubernetes.api import KubernetesApi, connected
+from autoscaler.kubernetes.objects import Pod
+from autoscaler.kubernetes.reflector import Collection, Reflector, WatchTimings
+from autoscaler.kubernetes.resource import pool_spec
+from autoscaler.kubernetes.wire import Json
+from tests.kubernetes import objects
+from tests.kubernetes.conftest import Scene, SceneOf, eventually
+from tests.support.control_plane import ControlPlane
+from tests.support.muffled_proxy import muffled_proxy
+
+pytestmark = pytest.mark.timeout(180)
+
+VARIANT: Json = objects.pool("x")["spec"]["variants"][0]
+POOLS = paths.pools("default")
+
+
+async def test_defaults_are_filled_in_and_read_as_the_policys_own(admin: KubernetesApi) -> None:
+    made = msgspec.json.decode(await admin.create(POOLS, objects.pool("defaults")))
+    spec = made["spec"]
+    assert (spec["urgency"], spec["ttftSloSeconds"], spec["metricsPort"]) == (0.5, 2, 8000)
+    assert spec["variants"][0]["target"]["kind"] == "Deployment"
+    assert pool_spec("defaults", spec) == pool_spec("defaults", objects.pool("defaults")["spec"])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"minReplicas": 9},
+        {"minReplicas": 0},
+        {"minReplicas": -1},
+        {"maxReplicas": "many"},
+        {"maxReplicas": None},
+        {"urgency": 1.5},
+        {"targetUsage": 0},
+        {"variants": []},
+        {"variants": [VARIANT, VARIANT]},
+        {"variants": [{**VARIANT, "tokensPerSecond": 0}]},
+        {"variants": [{**VARIANT, "maxReplicas": 2}], "minReplicas": 3},
+        {"schedules": [{"cron": "0 8 * * *", "durationSeconds": 5, "minReplicas": 2}]},
+        {"schedules": [{"cron": "0 8 * * *", "durationSeconds": 3600, "minReplicas": 20}]},
+        {"gateway": {"port": 8080}},
+    ],
+    ids=str,
+)
+async def test_what_makes_no_sense_is_refused_before_it_is_stored(
+    admin: KubernetesApi, changed: Json
+) -> None:
+    with pytest.raises(ClusterRefused, match="422 Invalid"):
+        await admin.create(POOLS, objects.pool("bad", **changed))
+
+
+NUM_GPUS = 6
+
+
+async def test_up_and_down_with_a_load_on_too_few_gpus(scene_of: SceneOf) -> None:
+    scene = await scene_of(namespace="fleet", cold_start_s=1.0)
+    process = scene.start_autoscaler()
+    scene.fleet.rate_per_s = 4.0
+    await scene.until(lambda status: status.get("ready") == 1, "the first replica to be seen")
+
+    scene.fleet.rate_per_s = 60.0
+    await scene.until(
+        lambda status: any(
+            v["ready"] == NUM_GPUS and v["unschedulable"] > 0 for v in status.get("variants", ())
+        ),
+        "all GPUs in use, and what does not fit said",
+    )
+    assert await scene.condition("Schedulable") == ("False", "Unschedulable")
+    pool = await scene.pool()
+    told = next(c for c in pool["status"]["conditions"] if c["type"] == "Schedulable")
+    assert f"Insufficient {objects.GPU}" in told["message"]
+    assert scene.fleet.most_at_once <= 8, "what waits for GPUs is not ordered again"
+
+    scene.fleet.rate_per_s = 3.0
+    await scene.until_count(lambda count: count == 1, "down to one")
+    assert scene.fleet.cut == []
+    assert any(word.startswith("PUT") for word in scene.fleet.cordons)
+    await scene.until_condition("Acting", ("True", "Acting"))
+
+    process.terminate()
+    assert process.wait() == 0
+    await _assert_resigned_and_told(scene)
+    _assert_rules_are_what_is_used(scene)
+
+
+async def _assert_resigned_and_told(scene: Scene) -> None:
+    lease = await scene.get(f"{paths.leases(scene.namespace)}/pandal-autoscaler")
+    assert lease["spec"]["holderIdentity"] == ""
+    events = (await scene.get(paths.events(scene.namespace)))["items"]
+    told = {e["reason"] for e in events if e["regarding"]["kind"] == "ReplicaPool"}
+    assert {"ScaledUp", "ScaledDown"} <= told
+
+
+def _assert_rules_are_what_is_used(scene: Scene) -> None:
+    """Every permission was needed, and nothing was denied."""
+    used, denied = set(), []
+    for line in scene.plane.audit_log.read_text().splitlines():
+        entry = json.loads(line)
+        if "objectRef" not in entry or "resource" not in entry["objectRef"]:
+            continue
+        reference = entry["objectRef"]
+        resource = "/".join(filter(None, (reference["resource"], reference.get("subresource"))))
+        used.add((reference.get("apiGroup", ""), resource, entry["verb"]))
+        if entry["annotations"]["authorization.k8s.io/decision"] != "allow":
+            denied.append(entry["requestURI"])
+    allowed = {
+        (group, resource, verb)
+        for rule in yaml.safe_load(objects.RULES.read_text())
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert denied == []
+    assert used == allowed
+
+
+async def holder(scene: Scene) -> str:
+    leases = await scene.get(paths.leases(scene.namespace))
+    found = [lease["spec"].get("holderIdentity", "") for lease in leases["items"]]
+    return str(found[0]) if found else ""
+
+
+async def test_when_the_leader_dies_in_a_drain_the_next_one_finishes_it(scene_of: SceneOf) -> None:
+    scene = await scene_of(cold_start_s=1.0)
+    leader, standby = scene.start_autoscaler(), scene.start_autoscaler()
+    await scene.until(lambda status: status.get("ready") == 1, "a leader to look")
+    first = await holder(scene)
+    dying = leader if first.startswith("autoscaler-0") else standby
+    scene.fleet.rate_per_s = 40.0
+    await scene.until(lambda status: status.get("ready", 0) >= 4, "more to be ready")
+    streaming = [engine for engine in scene.fleet.engines.values() if engine.is_ready]
+    for engine in streaming:
+        engine.num_streams = 1
+    scene.fleet.rate_per_s = 3.0
+    await scene.until(
+        lambda status: any(v["draining"] > 0 for v in status.get("variants", ())), "a drain"
+    )
+    dying.kill()
+
+    async def is_followed() -> bool:
+        return await holder(scene) not in ("", first)
+
+    await eventually(is_followed, "the other one to lead")
+    second = await holder(scene)
+    await scene.until(
+        lambda status: status.get("decidedBy", "").startswith(second), "the other one to write"
+    )
+    assert any(engine.is_cordoned for engine in streaming), "what was begun is not forgotten"
+    assert scene.fleet.cut == []
+    for engine in streaming:
+        engine.num_streams = 0
+    await scene.until_count(lambda count: count == 1, "the second leader to finish")
+    assert scene.fleet.cut == []
+    codes = [reason["code"] for reason in (await scene.pool())["status"]["reasons"]]
+    assert "manual" not in codes, "the predecessor's counts are no person's"
+
+
+async def test_with_a_horizontal_pod_autoscaler_beside_it_nothing_is_written(
+    scene_of: SceneOf,
+) -> None:
+    scene = await scene_of()
+    scalers = paths.collection("autoscaling/v2", scene.namespace, "horizontalpodautoscalers")
+    await scene.api.create(scalers, objects.horizontal_pod_autoscaler(scene.name))
+    scene.fleet.rate_per_s = 40.0
+    scene.start_autoscaler()
+    await scene.until_condition("Conflict", ("True", "ScaledByAnother"))
+
+    def would_order(status: Json) -> bool:
+        return any("count 1 ->" in action for action in status.get("planned", ()))
+
+    await scene.until(would_order, "the order that is only said")
+    assert await scene.count() == 1
+    assert await scene.condition("Acting") == ("False", "Conflict")
+    await scene.api.delete(f"{scalers}/{scene.name}")
+    await scene.until_condition("Conflict", ("False", "Alone"))
+    await scene.until_count(lambda count: count > 1, "the order, once alone")
+
+
+async def test_a_person_is_respected_within_the_bounds_and_corrected_outside(
+    scene_of: SceneOf,
+) -> None:
+    scene = await scene_of(maxReplicas=4)
+    scene.start_autoscaler()
+    scene.fleet.rate_per_s = 3.0
+    await scene.until(lambda status: status.get("reason") == "steady", "a steady pool")
+    await scene.set_count(3)
+    await scene.until(lambda status: status.get("reason") == "manual", "the person to be seen")
+    assert await scene.count() == 3
+    await scene.until_count(lambda count: count == 1, "the person's time to be over")
+    await scene.set_count(6)
+    await scene.until_count(lambda count: count <= 4, "what is above the ceiling to be corrected")
+
+
+async def test_a_dry_run_says_and_does_not(scene_of: SceneOf) -> None:
+    scene = await scene_of(dryRun=True)
+    scene.start_autoscaler()
+    scene.fleet.rate_per_s = 40.0
+    await scene.until(lambda status: bool(status.get("planned")), "something planned")
+    assert await scene.condition("Acting") == ("False", "DryRun")
+    assert await scene.count() == 1
+    assert scene.fleet.cordons == []
+
+
+async def test_an_api_server_that_goes_and_comes_back_is_found_again(scene_of: SceneOf) -> None:
+    scene = await scene_of()
+    process = scene.start_autoscaler()
+    scene.fleet.rate_per_s = 3.0
+    await scene.until(lambda status: status.get("ready") == 1, "a leader to look")
+    scene.plane.kill_api_server()
+    scene.fleet.rate_per_s = 40.0
+
+    async def is_refused() -> bool:
+        return "lease not renewed" in scene.log(0)
+
+    await eventually(is_refused, "the autoscaler to notice")
+    scene.plane.start_api_server()
+    await scene.until_count(lambda count: count > 1, "the same process to scale again")
+    assert process.poll() is None
+    assert scene.fleet.cut == []
+
+
+POD: Json = {
+    "metadata": {"labels": {"app": "watched"}},
+    "spec": {"containers": [{"name": "c", "image": "i"}]},
+}
+
+
+@asynccontextmanager
+async def watched(api: KubernetesApi) -> AsyncIterator[Reflector[Pod]]:
+    """Pods of the default namespace, over a watch that takes a second's silence for death."""
+    reflector = Reflector(
+        api,
+        Collection(paths.pods("default"), Pod, "app=watched"),
+        WatchTimings(silence_s=1.5, first_backoff_s=0.2),
+        monotonic_s=time.monotonic,
+        random=random.random,
+    )
+    running = asyncio.create_task(reflector.run(asyncio.sleep))
+    try:
+        await reflector.listed(20.0)
+        yield reflector
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+async def add_pod(api: KubernetesApi, name: str) -> None:
+    pod = {**POD, "metadata": {**POD["metadata"], "name": name}}
+    await api.create(paths.pods("default"), pod)
+
+
+async def until_seen(reflector: Reflector[Pod], name: str) -> None:
+    async def is_seen() -> bool:
+        with suppress(ClusterRefused):
+            return name in reflector.items
+        return False
+
+    await eventually(is_seen, f"{name} to be seen")
+
+
+async def test_a_watch_that_falls_silent_is_begun_anew_where_it_was(
+    control_plane: ControlPlane, admin: KubernetesApi
+) -> None:
+    async with muffled_proxy(control_plane.port) as proxy:
+        way_round = control_plane.kubeconfig("proxied", server=f"https://127.0.0.1:{proxy.port}")
+        async with connected(way_round, request_timeout_s=5.0) as api, watched(api) as reflector:
+            await add_pod(admin, "before")
+            await until_seen(reflector, "before")
+            num_before = proxy.num_connections
+            proxy.muffle()
+            await add_pod(admin, "after")
+            await until_seen(reflector, "after")
+            assert proxy.num_connections > num_before
+            assert reflector.num_lists == 1
+
+
+async def test_an_api_server_begun_anew_has_forgotten_and_is_listed_again(
+    control_plane: ControlPlane, admin: KubernetesApi
+) -> None:
+    async with watched(admin) as reflector:
+        control_plane.kill_api_server()
+        control_plane.start_api_server()
+        await add_pod(admin, "later")
+        await until_seen(reflector, "later")
+        assert reflector.num_lists == 2, "410: its history begins with it"
