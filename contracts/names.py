@@ -80,6 +80,11 @@ def quota_line_key(tenant: TenantId) -> str:
     return f"{{{tenant}}}:quota:line"
 
 
+def fair_served_key(tenant: TenantId) -> str:
+    """Hash: tokens served lately by all gateways, by model."""
+    return f"{{{tenant}}}:fair:served"
+
+
 def quota_rule_name(key_id: str | None, model: str | None) -> str:
     """Begins the fields of a rule.  No two rules of a tenant build one; its own is ''."""
     if key_id is None and model is None:

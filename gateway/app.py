@@ -42,6 +42,7 @@ from gateway.routing.ring import PrefixRing
 from gateway.routing.scorers.prefix_affinity import PrefixAffinityScorer
 from gateway.settings import Settings
 from gateway.settlement import SettlementDesk
+from gateway.shared_turns import SharedTurns
 from gateway.turnstile import Turnstile
 from gateway.upstream.replica_client import ReplicaClient, Timeouts
 from gateway.workers.place import Place
@@ -209,6 +210,7 @@ def _watching(settings: Settings, parts: _Parts) -> list[Loop]:
         parts.limiter.run,
         partial(parts.pool.watch, settings.poll_interval_s),
         parts.exact.run,
+        SharedTurns(parts.quota, lambda: parts.turnstile.queues).run,
     ]
 
 

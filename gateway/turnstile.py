@@ -11,6 +11,8 @@ wait, and only while somebody does.
 
 import asyncio
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from contracts.admission import ServiceClass
 from gateway.admission.fair_queue import FairQueue, Place, Share
@@ -50,6 +52,11 @@ class Turnstile:
         self._is_looking = False
         self._timer: asyncio.TimerHandle | None = None
         fleet.on_progress = self.look
+
+    @property
+    def queues(self) -> Mapping[str, FairQueue[Any]]:
+        """By model."""
+        return self._queues
 
     @property
     def num_waiting(self) -> int:

@@ -9,7 +9,7 @@ Pure: it knows neither clock nor event loop.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Generic, TypeVar
@@ -19,6 +19,8 @@ from contracts.names import TenantId
 from gateway.admission.virtual_counters import VirtualCounters
 
 T = TypeVar("T")
+
+_MAX_UNSHARED = 10_000  # tenants served within a tenth of a second
 
 _CLASS_WEIGHTS = {
     ServiceClass.INTERACTIVE: 4.0,
@@ -56,6 +58,7 @@ class FairQueue(Generic[T]):
         self._ageing_s = ageing_s
         self._counters = VirtualCounters()
         self._by_tenant: dict[TenantId, deque[Place[T]]] = {}
+        self._unshared: dict[Share, float] = {}
         self._num_waiting = 0
         self.num_tokens = 0  # of all that wait
 
@@ -66,8 +69,25 @@ class FairQueue(Generic[T]):
         return chain.from_iterable(self._by_tenant.values())
 
     def charge(self, share: Share, num_tokens: float) -> None:
-        """Served without waiting, or elsewhere; negative to correct a charge."""
+        """Served here; negative to correct a charge."""
         self._counters.charge(share.tenant, share.weighted(num_tokens))
+        self._unshared[share] = self._unshared.get(share, 0.0) + num_tokens
+        if len(self._unshared) > _MAX_UNSHARED:
+            self._unshared.clear()  # nobody shares
+
+    def unshared(self) -> Mapping[Share, float]:
+        """Tokens served here that other gateways do not know of; zero for whoever only waits."""
+        waiting = (places[0].share for places in self._by_tenant.values())
+        return {**dict.fromkeys(waiting, 0.0), **self._unshared}
+
+    def shared(self, share: Share, num_tokens: float, *, elsewhere: float) -> None:
+        """Others know now of so many; ``elsewhere``: what they served."""
+        if share in self._unshared:
+            self._unshared[share] -= num_tokens
+            if self._unshared[share] == 0.0:
+                del self._unshared[share]
+        if elsewhere:
+            self._counters.charge(share.tenant, share.weighted(elsewhere))
 
     def push(self, place: Place[T]) -> Place[T] | None:
         """Whoever must leave for it: maybe the place itself."""

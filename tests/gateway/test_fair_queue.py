@@ -108,7 +108,7 @@ def test_service_elsewhere_counts() -> None:
     for _ in range(10):
         queue.push(place("here"))
         queue.push(place("elsewhere"))
-    queue.charge(place("elsewhere").share, 500)
+    queue.shared(place("elsewhere").share, 0.0, elsewhere=500)
     assert served(queue, 5) == ["here"] * 5
 
 
