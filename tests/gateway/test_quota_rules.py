@@ -149,6 +149,7 @@ def server_ms(bench: Bench) -> int:
 def end_lease(bench: Bench, reservation: Reservation) -> None:
     with bench.valkey.client as client:
         client.zadd(bench.key("reservations"), {reservation.reservation_id: 1})
+        client.hdel(bench.key("bucket"), "sweep_at_ms")
 
 
 async def test_a_settlement_after_the_lease_counts_once_and_in_full(bench: Bench) -> None:
@@ -267,7 +268,7 @@ async def test_old_periods_are_forgotten(bench: Bench) -> None:
 
 def test_months_are_the_calendars(valkey: Valkey) -> None:
     text = (resources.files("gateway.admission") / "lua" / "common.lua").read_text()
-    text += "local found = {}\nfor i = 1, #ARGV do local month = month_of(tonumber(ARGV[i]))\n"
+    text += "local month_of, first_day_of = calendar()\nlocal found = {}\nfor i = 1, #ARGV do local month = month_of(tonumber(ARGV[i]))\n"
     text += "found[2 * i - 1], found[2 * i] = month, first_day_of(month) end\nreturn found"
     epoch = date(1970, 1, 1)
     days = [*range(0, 3_000, 13), *range(18_000, 25_000), *range(46_000, 48_000, 7)]

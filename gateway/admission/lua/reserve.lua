@@ -13,9 +13,43 @@ local lease_ms, num_rules = tonumber(ARGV[1]), tonumber(ARGV[2])
 local asked = 2 + num_rules * LIMITS_PER_RULE
 local is_forced, tokens, nano, id, turn = ARGV[asked + 1] == '1', tonumber(ARGV[asked + 2]),
   tonumber(ARGV[asked + 3]), ARGV[asked + 4], ARGV[asked + 5]
-sweep()
-local my_turn
-if has_turns then
+
+-- Reservations whose lease ran out: their gateway is gone.  The records stay, empty, for a settlement
+-- that comes late after all.
+local function sweep()
+  local ids = redis.call('ZRANGEBYSCORE', RESERVATIONS, '-inf', NOW_MS, 'LIMIT', 0, MAX_SWEPT)
+  for _, id in ipairs(ids) do
+    local packed = redis.call('HGET', HOLDS, id)
+    if packed then
+      local record = cmsgpack.unpack(packed)
+      use(record, 0, 0, false)
+      record[TOKENS], record[NANO], record[IS_SWEPT] = 0, 0, 1
+      for i = FIRST_RULE, #record, RULE_PARTS do
+        record[i + 3] = 0
+      end
+      redis.call('HSET', HOLDS, id, cmsgpack.pack(record))
+      redis.call('ZADD', SWEPT, NOW_MS + RECORD_TTL_MS, id)
+      redis.call('PEXPIRE', SWEPT, RECORD_TTL_MS + 1000)
+    end
+    redis.call('ZREM', RESERVATIONS, id)
+  end
+  if #ids > 0 then
+    for _, id in ipairs(redis.call('ZRANGEBYSCORE', SWEPT, '-inf', NOW_MS, 'LIMIT', 0, MAX_SWEPT)) do
+      redis.call('ZREM', SWEPT, id)
+      redis.call('HDEL', HOLDS, id)
+    end
+  end
+  local first = redis.call('ZRANGE', RESERVATIONS, 0, 0, 'WITHSCORES')
+  return first[2] or NOW_MS + lease_ms -- no lease ends before
+end
+
+bucket_of(ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]))
+if NOW_MS >= sweep_at_ms then
+  redis.call('HSET', BUCKET, 'sweep_at_ms', sweep())
+end
+local my_turn, drop_turn, drop_lapsed_turns, turn_of, take_turn, ahead, jittered
+if NOW_MS < turns_until_ms then
+  drop_turn, drop_lapsed_turns, turn_of, take_turn, ahead, jittered = line()
   drop_lapsed_turns()
   my_turn = turn_of(turn)
 end
@@ -30,8 +64,10 @@ end
 
 local month -- of today; worked out only where a rule has budgets
 local function check_budgets(rule, name, position)
+  local month_of, first_day_of = calendar()
   month = month or month_of(TODAY)
-  local spent = redis.call('HMGET', BUDGET, budget_fields(name, TODAY, month))
+  local fields_of = budgets()
+  local spent = redis.call('HMGET', BUDGET, fields_of(name, TODAY, month))
   local day_ends_ms, month_ends_ms = (TODAY + 1) * 86400000, first_day_of(month + 1) * 86400000
   local function check(limit, limit_allows, spent_text, cost, ends_ms)
     local limit_left = limit_allows - (tonumber(spent_text) or 0)
@@ -45,55 +81,58 @@ local function check_budgets(rule, name, position)
   check(NANO_A_MONTH, tonumber(ARGV[position + 7]), spent[4], nano, month_ends_ms)
 end
 
-local function has_budgets(position)
-  for i = position + 4, position + 7 do
-    if ARGV[i] ~= '0' then
-      return 1
-    end
+-- A raised limit frees the difference at once; a lowered one takes it, but makes no debt.
+local function moved(level, old_limit, new_limit)
+  local level_now = level + (new_limit - old_limit) * UNIT
+  if new_limit < old_limit and level_now < 0 then
+    level_now = math.min(level, 0)
   end
-  return 0
+  return math.max(-new_limit * UNIT, math.min(new_limit * UNIT, level_now))
 end
 
 local function whole(level)
   return math.floor(math.max(0, level) / UNIT)
 end
 
-local record = {tokens, nano, NOW_MS, TODAY, 0, is_forced and 1 or 0}
+local record = {tokens, nano, NOW_MS, TODAY, 0, is_forced and 1 or 0, 0}
 local taken = {} -- the buckets to take from, once everything allows it
 for rule = 1, num_rules do
   local position = 3 + (rule - 1) * LIMITS_PER_RULE
   local name, tpm, rpm = ARGV[position], tonumber(ARGV[position + 1]), tonumber(ARGV[position + 2])
-  local max_running, budgeted = tonumber(ARGV[position + 3]), has_budgets(position)
+  local max_running = tonumber(ARGV[position + 3])
+  local budgeted = ARGV[position + 4] ~= '0' or ARGV[position + 5] ~= '0'
+    or ARGV[position + 6] ~= '0' or ARGV[position + 7] ~= '0'
   local bucket = bucket_of(name, tpm, rpm)
   if bucket.tpm ~= tpm or bucket.rpm ~= rpm then
     bucket.tokens, bucket.tpm = moved(bucket.tokens, bucket.tpm, tpm), tpm
     bucket.requests, bucket.rpm = moved(bucket.requests, bucket.rpm, rpm), rpm
+    bucket.is_new = true
   end
   if tpm > 0 then
-    local free = bucket.tokens - ahead(my_turn, name, TOKENS_A_MINUTE) * UNIT
+    local free = bucket.tokens - (ahead and ahead(my_turn, name, TOKENS_A_MINUTE) or 0) * UNIT
     if free < tokens * UNIT then
       refuse(TOKENS_A_MINUTE, rule, math.ceil((tokens * UNIT - free) / tpm), tpm, whole(free))
     end
   end
   if rpm > 0 then
-    local free = bucket.requests - ahead(my_turn, name, REQUESTS_A_MINUTE) * UNIT
+    local free = bucket.requests - (ahead and ahead(my_turn, name, REQUESTS_A_MINUTE) or 0) * UNIT
     if free < UNIT then
       refuse(REQUESTS_A_MINUTE, rule, math.ceil((UNIT - free) / rpm), rpm, whole(free))
     end
   end
   if max_running > 0 then
-    local free = max_running - bucket.running - ahead(my_turn, name, CONCURRENT)
+    local free = max_running - bucket.running - (ahead and ahead(my_turn, name, CONCURRENT) or 0)
     if free < 1 then
       local needs_ms = math.ceil(bucket.held_ms * (1 - free) / max_running)
       refuse(CONCURRENT, rule, needs_ms, max_running, math.max(0, free))
     end
   end
-  if budgeted == 1 then
+  if budgeted then
     check_budgets(rule, name, position)
   end
   local n = #record
   record[n + 1], record[n + 2], record[n + 3] = name, tpm, rpm
-  record[n + 4], record[n + 5] = max_running > 0 and 1 or 0, budgeted
+  record[n + 4], record[n + 5] = max_running > 0 and 1 or 0, budgeted and 1 or 0
   taken[rule] = bucket
 end
 record[MONTH] = month or 0
@@ -111,17 +150,24 @@ elseif is_forced or refused_by == 0 then
     bucket.tokens = math.max(-bucket.tpm * UNIT, bucket.tokens - tokens * UNIT)
     bucket.requests = math.max(-bucket.rpm * UNIT, bucket.requests - UNIT)
     local part = FIRST_RULE + (rule - 1) * RULE_PARTS
-    bucket.running = bucket.running + record[part + 3]
+    if record[part + 3] == 1 then
+      bucket.running, bucket.has_run = bucket.running + 1, true
+    end
     if record[part + 4] == 1 then
+      local _, spend, forget_old_periods = budgets()
       forget_old_periods('day', record[part], TODAY, 'd')
       forget_old_periods('month', record[part], month, 'm')
       spend(record[part], TODAY, month, tokens, nano)
     end
   end
-  save_record(id, record)
-  redis.call('PEXPIRE', HOLDS, RECORD_TTL_MS + lease_ms)
+  redis.call('HSET', HOLDS, id, cmsgpack.pack(record))
   redis.call('ZADD', RESERVATIONS, NOW_MS + lease_ms, id)
-  redis.call('PEXPIRE', RESERVATIONS, RECORD_TTL_MS + lease_ms)
+  if NOW_MS >= kept_ms + KEEP_PAUSE_MS then
+    redis.call('HSET', BUCKET, 'kept_ms', NOW_MS)
+    redis.call('PEXPIRE', HOLDS, RECORD_TTL_MS + lease_ms)
+    redis.call('PEXPIRE', RESERVATIONS, RECORD_TTL_MS + lease_ms)
+    redis.call('PEXPIRE', BUCKET, BUCKET_TTL_MS)
+  end
 end
 save_buckets()
 
@@ -129,6 +175,7 @@ if refused_by > 0 then
   local name = ARGV[3 + (refusing_rule - 1) * LIMITS_PER_RULE]
   local keeps_turn = my_turn and my_turn.name == name and my_turn.limit == refused_by
     and my_turn.due_ms > NOW_MS
+  drop_turn, drop_lapsed_turns, turn_of, take_turn, ahead, jittered = line()
   wait_ms = keeps_turn and my_turn.due_ms - NOW_MS or jittered(wait_ms)
   if my_turn and not keeps_turn then
     drop_turn(turn)

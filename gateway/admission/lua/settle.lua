@@ -5,8 +5,9 @@
 local num_open, num_settled, tokens_sum = 0, 0, 0
 for i = 1, #ARGV, 5 do
   local id, is_settled = ARGV[i], ARGV[i + 4] == '1'
-  local record = record_of(id)
-  if record then
+  local packed = redis.call('HGET', HOLDS, id)
+  if packed then
+    local record = cmsgpack.unpack(packed)
     num_open = num_open + 1
     use(record, tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3]), not is_settled)
     redis.call('ZREM', RESERVATIONS, id)
@@ -14,7 +15,7 @@ for i = 1, #ARGV, 5 do
     if record[IS_FORCED] == 1 then -- may be told again by a gateway that missed the answer
       redis.call('ZADD', SWEPT, NOW_MS + RECORD_TTL_MS, id)
       redis.call('PEXPIRE', SWEPT, RECORD_TTL_MS + 1000)
-    else
+    elseif record[IS_SWEPT] == 1 then
       redis.call('ZREM', SWEPT, id)
     end
     if is_settled then

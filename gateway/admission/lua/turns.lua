@@ -8,7 +8,7 @@ local MAX_TURN_MS = 60000 -- no more than a minute's refill is promised to those
 local TURNS_TTL_MS = 2 * MAX_TURN_MS + TURN_GRACE_MS
 local MAX_JITTER_MS = 30000
 
-local has_turns = redis.call('ZCARD', TURNS) > 0
+local function line()
 
 local function line_of(name, limit)
   return '#' .. limit .. name
@@ -41,6 +41,7 @@ local function turn_of(turn)
 end
 
 local function take_turn(turn, name, limit, cost, due_ms)
+  redis.call('HSET', BUCKET, 'turns_until_ms', NOW_MS + TURNS_TTL_MS)
   redis.call('ZADD', TURNS, due_ms, turn)
   redis.call('HSET', LINE, turn, cmsgpack.pack({name, limit, cost, due_ms}))
   redis.call('HINCRBY', LINE, line_of(name, limit), cost)
@@ -50,9 +51,6 @@ end
 
 -- What those want who were refused by this limit before us.
 local function ahead(mine, name, limit)
-  if not has_turns then
-    return 0
-  end
   local is_mine = mine and mine.name == name and mine.limit == limit
   if is_mine and mine.due_ms <= NOW_MS then
     return 0
@@ -69,4 +67,7 @@ local function jittered(wait_ms)
     most_ms = math.min(most_ms, MAX_TURN_MS - wait_ms)
   end
   return wait_ms + math.floor(most_ms * (time[2] % 1000) / 1000)
+end
+
+return drop_turn, drop_lapsed_turns, turn_of, take_turn, ahead, jittered
 end
