@@ -268,8 +268,15 @@ async def test_old_periods_are_forgotten(bench: Bench) -> None:
 
 def test_months_are_the_calendars(valkey: Valkey) -> None:
     text = (resources.files("gateway.admission") / "lua" / "common.lua").read_text()
-    text += "local month_of, first_day_of = calendar()\nlocal found = {}\nfor i = 1, #ARGV do local month = month_of(tonumber(ARGV[i]))\n"
-    text += "found[2 * i - 1], found[2 * i] = month, first_day_of(month) end\nreturn found"
+    text += """
+local month_of, first_day_of = calendar()
+local found = {}
+for i = 1, #ARGV do
+  local month = month_of(tonumber(ARGV[i]))
+  found[2 * i - 1], found[2 * i] = month, first_day_of(month)
+end
+return found
+"""
     epoch = date(1970, 1, 1)
     days = [*range(0, 3_000, 13), *range(18_000, 25_000), *range(46_000, 48_000, 7)]
     with valkey.client as client:
