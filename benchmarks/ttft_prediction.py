@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.local_fleet import MODEL, PANDAL, START_PATIENCE_S, create_key
+from benchmarks.local_fleet import MODEL, PANDAL, START_PATIENCE_S
 from benchmarks.sse_client import Timed, stream_completion
 from benchmarks.waiting import wait_until
 from contracts import metrics
@@ -36,32 +36,35 @@ FORECASTING = AdmissionPolicy(ttft_target_ms=600_000)  # nobody is held back: al
 
 
 @contextmanager
-def fleet(folder: Path, port: int) -> Iterator[tuple[str, str]]:
-    """The gateway's URL and a key, of ``pandal up --replicas 2``."""
+def fleet(folder: Path, port: int) -> Iterator[str]:
+    """The gateway's URL, of ``pandal up --replicas 2``."""
     with (folder / "screen.log").open("wb") as log:
         command = [*PANDAL, "up", "--replicas", "2", "--port", str(port), "--data-dir", str(folder)]
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             wait_until(lambda: _serves(process, folder), "the fleet", START_PATIENCE_S)
-            key = create_key(folder)
-            forecast(folder / "policies.json")
             state = json.loads((folder / "fleet.json").read_bytes())
-            yield state["gateway_url"], key
+            yield str(state["gateway_url"])
         finally:
             process.terminate()
             process.wait(timeout=30)
 
 
-def forecast(path: Path) -> None:
-    """Gives the tenant a target, so that first tokens are predicted."""
+def tenant_key(folder: Path, tenant: str, admission: AdmissionPolicy) -> str:
+    """Of a new tenant, admitted by that; its quota never gets in the way."""
+    options = f"--tenant {tenant} --tier gold --tpm 100000000 --rpm 1000000 --data-dir {folder}"
+    command = [*PANDAL, "keys", "create", "--json", *options.split()]
+    created = subprocess.run(command, check=True, capture_output=True)
+    path = folder / "policies.json"
     document = decode_policy_document(path.read_bytes())
     tenants = tuple(
-        msgspec.structs.replace(t, admission=FORECASTING) if t.tenant_id == "bench" else t
+        msgspec.structs.replace(t, admission=admission) if t.tenant_id == tenant else t
         for t in document.tenants
     )
     changed = msgspec.structs.replace(document, version=document.version + 1, tenants=tenants)
     path.with_suffix(".new").write_bytes(encode_policy_document(changed))
     path.with_suffix(".new").replace(path)
+    return str(json.loads(created.stdout)["api_key"])
 
 
 def _serves(process: "subprocess.Popen[bytes]", folder: Path) -> bool:
@@ -113,8 +116,8 @@ def main() -> None:
     parser.add_argument("--per-second", type=float, default=2.5)
     parser.add_argument("--port", type=int, default=18_180)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, fleet(Path(folder), given.port) as (url, key):
-        rate = given.per_second
+    with tempfile.TemporaryDirectory() as folder, fleet(Path(folder), given.port) as url:
+        key, rate = tenant_key(Path(folder), "bench", FORECASTING), given.per_second
         asyncio.run(load(url, key, seconds=given.warm_up, per_second=rate, seed=1))
         before = errors(url)
         timed = asyncio.run(load(url, key, seconds=given.seconds, per_second=rate, seed=2))
