@@ -48,12 +48,13 @@ async def _furnished(plane: ControlPlane) -> None:
             await api.create("/api/v1/nodes", objects.node(f"gpu-{i}", 2))
         definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
         await api.create(definitions, yaml.safe_load(as_yaml()))
-        await eventually(lambda: _is_served(api), "the definition to be served")
+        await eventually(lambda: _is_there(api), "the definition and the default account")
 
 
-async def _is_served(api: KubernetesApi) -> bool:
+async def _is_there(api: KubernetesApi) -> bool:
     with suppress(ClusterRefused):
         await api.get(paths.pools("default"))
+        await api.get("/api/v1/namespaces/default/serviceaccounts/default")
         return True
     return False
 
