@@ -1,9 +1,10 @@
 """Real HTTP: what engines say in their dialects, and what is made of those that say nothing."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from autoscaler.cluster import Address, ClusterView
@@ -11,10 +12,18 @@ from autoscaler.engine_metrics import EngineSample, engine_sample
 from autoscaler.errors import SourceFailed
 from autoscaler.exposition import Families, parse
 from autoscaler.gateway_metrics import gateway_sample
+from autoscaler.kubernetes.gateway_pods import GatewayPods
+from autoscaler.kubernetes.objects import Pod
+from autoscaler.kubernetes.resource import GatewaySource
 from autoscaler.latency import grown, p95
 from autoscaler.observe import GatewaySample, Observer
 from autoscaler.pool import Phase, PoolState, Replica, VariantState
-from autoscaler.scrape import scrape
+from autoscaler.reconciler import Report
+from autoscaler.scrape import get, scrape
+from autoscaler.telemetry import Telemetry, Told
+from tests.autoscaler.pools import Scene, replicas
+from tests.support.ports import free_port, is_listening
+from tests.support.waiting import eventually
 
 VLLM = """# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -259,3 +268,53 @@ def test_a_stream_counts_at_the_gateway_when_it_begins_and_only_once() -> None:
         demand = observer.look(asleep, {}, 10.0 * i, GatewaySample(ended, 0, open_)).demand
         rates.append(None if demand is None else demand.num_arrived)
     assert rates == [None, 1.0, 0.0, 0.0, None], "the last one began anew"
+
+
+class OnePod:
+    """A gateway's pod, wherever it listens."""
+
+    def __init__(self, address: Address, ready: str = "True") -> None:
+        conditions = [{"type": "Ready", "status": ready}]
+        status = {"phase": "Running", "podIP": address.host, "conditions": conditions}
+        self.pod = msgspec.convert({"metadata": {"name": "g"}, "status": status}, Pod)
+
+    async def matching(self, label_selector: str) -> Mapping[str, Pod]:
+        assert label_selector == "app=gateway"
+        return {"g": self.pod}
+
+
+async def test_every_gateway_pod_is_asked_and_a_silent_one_makes_it_unknown() -> None:
+    page = (
+        'pandal_gateway_requests_total{endpoint="chat",status="200"} 7\n'
+        "pandal_gateway_active_requests 2\npandal_gateway_waiting_requests 1\n"
+    )
+    async with engine(ok(page)) as well, engine(None) as silent:
+        asked = []
+        for address, ready in ((well, "True"), (silent, "True"), (well, "False")):
+            source = GatewaySource("app=gateway", address.port)
+            asked.append(await GatewayPods(OnePod(address, ready), source, 0.5).ask())
+    assert asked == [GatewaySample(7, 1, 2), None, None]
+
+
+async def test_the_autoscalers_own_page_can_be_scraped_like_any_other() -> None:
+    told = Told(lambda: 0.0)
+    scene = Scene(ordered=4)
+    decision = scene.look(6.0)
+    found = VariantState("h200", 4, replicas(3, starting=1))
+    told.note("chat", Report(PoolState(0.0, (found,), None), decision, (), (), "HPA/x", None))
+    port = free_port()
+    serving = asyncio.create_task(Telemetry(told, leads=lambda: True).serve("127.0.0.1", port))
+    address = Address("127.0.0.1", port)
+    await asyncio.to_thread(eventually, lambda: is_listening(port), "the page to be served")
+    families = parse(await get(address, "/metrics", timeout_s=5.0))
+    assert await get(address, "/health", timeout_s=5.0) == "ok\n"
+    with pytest.raises(SourceFailed):
+        await get(address, "/other", timeout_s=5.0)
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    by_phase = {s.labels["phase"]: s.value for s in families["pandal_autoscaler_replicas"]}
+    assert (by_phase["ready"], by_phase["starting"], by_phase["stuck"]) == (3, 1, 0)
+    assert families["pandal_autoscaler_leads"][0].value == 1
+    assert families["pandal_autoscaler_conflict"][0].value == 1
+    assert {s.labels["pool"] for s in families["pandal_autoscaler_reasons_total"]} == {"chat"}

@@ -17,10 +17,14 @@ import yaml
 from autoscaler.errors import ClusterRefused
 from autoscaler.kubernetes import paths
 from autoscaler.kubernetes.api import KubernetesApi, connected
+from autoscaler.kubernetes.cluster import Home, KubernetesCluster
+from autoscaler.kubernetes.notebook import Notebook
 from autoscaler.kubernetes.objects import Pod
+from autoscaler.kubernetes.pod_watches import PodWatches, WatchInputs
 from autoscaler.kubernetes.reflector import Collection, Reflector, WatchTimings
 from autoscaler.kubernetes.resource import pool_spec
 from autoscaler.kubernetes.wire import Json
+from autoscaler.replica_line import HttpReplicaLine
 from tests.kubernetes import objects
 from tests.kubernetes.conftest import Scene, SceneOf, eventually
 from tests.support.control_plane import ControlPlane
@@ -303,3 +307,35 @@ async def test_an_api_server_begun_anew_has_forgotten_and_is_listed_again(
         await add_pod(admin, "later")
         await until_seen(reflector, "later")
         assert reflector.num_lists == 2, "410: its history begins after what was seen"
+
+
+class NobodyLeads:
+    token = "nobody/0"
+
+    def may_act(self) -> bool:
+        return False
+
+
+async def test_a_thousand_pods_are_one_look(scene_of: SceneOf) -> None:
+    scene = await scene_of(replicas=0, maxReplicas=1000)
+    limit = asyncio.Semaphore(32)
+
+    async def add(number: int) -> None:
+        async with limit:
+            metadata = {"name": f"many-{number}", "labels": {"app": scene.name}}
+            await scene.api.create(paths.pods(scene.namespace), {**POD, "metadata": metadata})
+
+    await asyncio.gather(*(add(number) for number in range(1000)))
+    inputs = WatchInputs(WatchTimings(), time.monotonic, random.random, asyncio.sleep)
+    leadership = NobodyLeads()
+    spec = pool_spec(scene.name, (await scene.pool())["spec"])
+    async with asyncio.TaskGroup() as group:
+        watches = PodWatches(scene.api, scene.namespace, inputs, group)
+        home = Home(
+            scene.api, scene.namespace, leadership, watches, HttpReplicaLine(1.0), list, time.time
+        )
+        notebook = Notebook(scene.api, f"{paths.pools(scene.namespace)}/{scene.name}", leadership)
+        cluster = KubernetesCluster(home, spec, notebook)
+        view = await cluster.observe()
+        watches.keep(frozenset())
+    assert len(view.variants[0].replicas) == 1000
