@@ -143,7 +143,7 @@ class Tenant:
 
 @pytest.fixture
 def make_tenant(gateway: Gateway, valkey: Valkey, policies: Policies) -> Callable[..., Tenant]:
-    def make(on: Gateway | None = None, **limits: int) -> Tenant:
+    def make(on: Gateway | None = None, **limits: object) -> Tenant:
         name = f"tenant-{next(_numbers)}"
         policies.add(name, f"sk-{name}", **limits)
         return Tenant(name, f"sk-{name}", gateway if on is None else on, valkey)
