@@ -6,7 +6,9 @@ PIP := $(BIN)/pip install --disable-pip-version-check --progress-bar off -q
 
 .PHONY: setup fmt check test run bench
 
+# A start does without what fails here: it fetches the model, and compiles, itself.
 setup: $(READY)
+	@$(BIN)/pandal compile || echo "The first start will do what could not be done now."
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \

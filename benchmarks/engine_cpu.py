@@ -1,14 +1,17 @@
 """Our engine beside others on the shared workload, through HTTP, interleaved.
 
-    python -m benchmarks.engine_cpu MODEL.gguf [--ours exact/float32 fast/bfloat16] \
-        [--peer "llama.cpp=llama-server -m MODEL.gguf --port {port} -c 16384 -np 32"] [--rounds 3]
+    python -m benchmarks.engine_cpu MODEL.gguf [--ours exact/float32 fast/bfloat16] [--rounds 3] \
+        [--peer "llama.cpp=llama-server -m MODEL.gguf --port {port} -c 16384 -np 32"] \
+        [--peer "OpenVINO f32=PYTHON -m benchmarks.peers.openvino_genai MODEL.gguf {port} --exact"]
 
 The workload: single prompts of 32 tokens (128 out), 512 and 2000 (1 out), then 16 and 32 requests
 at once, of 32 to 256 tokens in and 32 to 128 out; greedy, no end of text, each round with another
 first token, so that no prefix cache helps.  A peer is the command of any server that speaks
-OpenAI's completions with token ids and streams usage; all servers stay up, one works at a time, and
-every round visits all of them.  Medians of rounds; memory is the peak of all of a server's
-processes.  Read ratios, not figures: the speed of a shared machine drifts within minutes.
+OpenAI's completions with token ids and streams usage; ``benchmarks/peers`` puts such a server
+around engines that have none, to be run by the Python that has the engine.  All servers stay up,
+one works at a time, and every round visits all of them.  Medians of rounds; memory is the peak of
+all of a server's processes.  Read ratios, not figures: the speed of a shared machine drifts within
+minutes.
 """
 
 import argparse
@@ -168,14 +171,39 @@ def our_server(
     return f"ours {pair}", list(REPLICA), environment
 
 
-def print_table(servers: Sequence[Contestant], rounds: dict[str, list[dict[str, float]]]) -> None:
-    columns = list(rounds[servers[0].name][0])
+Medians = dict[str, dict[str, float]]  # by server, by column
+
+
+def medians_of(rounds: dict[str, list[dict[str, float]]]) -> Medians:
+    return {
+        name: {column: statistics.median(r[column] for r in results) for column in results[0]}
+        for name, results in rounds.items()
+    }
+
+
+def print_table(servers: Sequence[Contestant], medians: Medians) -> None:
+    columns = list(medians[servers[0].name])
     print("| server | start s | peak MiB | " + " | ".join(columns) + " |")
     print("|---" * (3 + len(columns)) + "|")
     for one in servers:
-        medians = [statistics.median(r[c] for r in rounds[one.name]) for c in columns]
-        cells = " | ".join(f"{median:.4g}" for median in medians)
+        cells = " | ".join(f"{medians[one.name][c]:.4g}" for c in columns)
         print(f"| {one.name} | {one.startup_s:.1f} | {one.peak_bytes() >> 20} | {cells} |")
+
+
+def print_ratios(ours: Sequence[str], peers: Sequence[str], medians: Medians) -> None:
+    """To the best peer of each column; more is better, times too."""
+    columns = list(medians[ours[0]])
+    print("\n| ours / best peer | " + " | ".join(columns) + " |")
+    print("|---" * (1 + len(columns)) + "|")
+    for name in ours:
+        cells = [_ratio(column, medians[name], [medians[p] for p in peers]) for column in columns]
+        print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+def _ratio(column: str, ours: dict[str, float], peers: Sequence[dict[str, float]]) -> str:
+    if column.endswith(" s"):
+        return f"{min(p[column] for p in peers) / ours[column]:.2f}"
+    return f"{ours[column] / max(p[column] for p in peers):.2f}"
 
 
 def main() -> None:
@@ -190,9 +218,11 @@ def main() -> None:
     commands = [
         our_server(p, arguments.model.resolve(), arguments.kv_cache_bytes) for p in arguments.ours
     ]
+    ours = [name for name, _, _ in commands]
     for peer in arguments.peer:
         name, _, command = peer.partition("=")
         commands.append((name, shlex.split(command), {}))
+    peers = [name for name, _, _ in commands[len(ours) :]]
     with ExitStack() as stack:
         servers = [stack.enter_context(running(*command)) for command in commands]
         rounds: dict[str, list[dict[str, float]]] = {one.name: [] for one in servers}
@@ -201,7 +231,10 @@ def main() -> None:
                 rounds[one.name].append(
                     asyncio.run(one_round(one.server.url, workload, 1000 + number))
                 )
-        print_table(servers, rounds)
+        medians = medians_of(rounds)
+        print_table(servers, medians)
+        if ours and peers:
+            print_ratios(ours, peers, medians)
 
 
 if __name__ == "__main__":

@@ -109,6 +109,22 @@ def batch_of(num_seqs: int, start: int, num_tokens: int, vocab_size: int) -> Ste
     return StepBatch(token_ids, positions, slots, segments, sampled)
 
 
+def fill(step: DecoderStep, num_seqs: int, context: int, vocab_size: int) -> None:
+    """Real keys and values for all sequences, of their own prefills."""
+    whole = batch_of(num_seqs, 0, context, vocab_size)
+    for segment in whole.segments:
+        rows = slice(segment.first_row, segment.first_row + context)
+        step.run(
+            StepBatch(
+                whole.token_ids[rows],
+                whole.positions[rows],
+                whole.slots[rows],
+                [Segment(0, context, 0, segment.block_table)],
+                [],
+            )
+        )
+
+
 def median_s(step: DecoderStep, batch: StepBatch, rounds: int) -> float:
     step.run(batch)
     times = []
@@ -161,16 +177,7 @@ def main() -> None:
         print(f"compiled or loaded in {time.perf_counter() - start:.1f} s")
         print(f"one thread reads {read_gb_per_s():.1f} GB/s")
         vocab = shape.vocab_size
-        for sequence in range(32):  # real keys and values everywhere
-            whole = batch_of(sequence + 1, 0, arguments.context, vocab)
-            first = whole.segments[sequence].first_row
-            rows = slice(first, first + arguments.context)
-            segment = Segment(0, arguments.context, 0, whole.segments[sequence].block_table)
-            step.run(
-                StepBatch(
-                    whole.token_ids[rows], whole.positions[rows], whole.slots[rows], [segment], []
-                )
-            )
+        fill(step, 32, arguments.context, vocab)
         for num_seqs in (1, 4, 8, 16, 32):
             batch = batch_of(num_seqs, arguments.context, 1, vocab)
             seconds = median_s(step, batch, arguments.rounds)

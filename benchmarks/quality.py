@@ -38,7 +38,7 @@ BLOCK_SIZE: Final = 16
 TEXT: Final = Path(__file__).with_name("quality_text.txt")
 PAIRS: Final = (
     "exact/float32", "exact/bfloat16", "exact/int8", "fast/float32", "fast/bfloat16", "fast/int8",
-    "int8/float32", "bfloat16/float32",
+    "int8/float32", "int8-per-channel/float32", "bfloat16/float32",
 )  # fmt: skip
 
 Logits = npt.NDArray[np.float32]
@@ -85,10 +85,11 @@ class Steps:
     def make(self, pair: str) -> DecoderStep:
         precision, kv_dtype = pair.split("/")
         packed = PackedModel(self._opened.source, self._opened.config, Precision(precision))
-        weights = self._weights.get(packed.layer_format)
+        key = packed.layer_format, precision == Precision.INT8_PER_CHANNEL
+        weights = self._weights.get(key)
         if weights is None:
             weights = packed.load(lambda ratio: None)
-            self._weights[packed.layer_format] = weights
+            self._weights[key] = weights
         shape = shape_of(self._opened.config)
         num_blocks = 1 + WINDOW_TOKENS // BLOCK_SIZE
         cache = KvCache(shape, KvFormat(KvCacheDtype(kv_dtype)), num_blocks, BLOCK_SIZE)

@@ -4,11 +4,12 @@ Names of arguments: ``layers`` holds a row of addresses per layer (``LAYER_COLUM
 and ``buffers`` hold addresses of what all layers share.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from kernels.argmax.cpu import argmax
 from kernels.decoder_step.batch import BatchArrays
-from kernels.decoder_step.model import DecoderShape
+from kernels.decoder_step.model import DecoderShape, spread_row
 from kernels.linear.cpu import linear, takes_codes
 from kernels.linear.formats import GROUP_SIZE, TILE_COLUMNS
 from kernels.linear.lookup import lookup
@@ -19,15 +20,22 @@ from kernels.rotary.cpu import rotary
 from kernels.silu_mul.cpu import silu_mul
 from kernels.threads.stage import STAGE_BYTES, finish, take
 from kernels.vector_ir.copying import copy_row
-from kernels.vector_ir.function import compiled_entry, inlined
+from kernels.vector_ir.function import compiled, compiled_entry, inlined
 from kernels.vector_ir.rounding import flush_denormals, restore_denormals
 
 LAYER_COLUMNS: Final = (
     "input_norm", "qkv", "output", "post_norm", "gate_up", "down", "keys", "values",
+    "window",
 )  # fmt: skip
-# Two norms, four linears, rotary, attention, gate, and what attention gives, quantized.
-STAGES_PER_LAYER: Final = 10
-_INPUT_NORM, _QKV, _OUTPUT, _POST_NORM, _GATE_UP, _DOWN, _KEYS, _VALUES = range(8)
+# In the order of their stages.
+LAYER_STAGES: Final = (
+    "input_norm", "qkv", "rotary", "attention", "attention_joins", "quantize", "output",
+    "post_norm", "gate_up", "silu_mul", "down",
+)  # fmt: skip
+LAST_STAGES: Final = ("final_norm", "gather", "lm_head", "argmax")
+STAGES_PER_LAYER: Final = len(LAYER_STAGES)
+_INPUT_NORM, _QKV, _OUTPUT, _POST_NORM, _GATE_UP, _DOWN, _KEYS, _VALUES, _WINDOW = range(9)
+_spread_row = compiled(spread_row)
 
 
 class Tables(NamedTuple):
@@ -48,14 +56,15 @@ class Buffers(NamedTuple):
     qkv: int  # [max_rows, (heads + 2 * kv_heads) * head_dim]
     attended: int  # [max_rows, heads * head_dim]
     delta: int  # [max_rows, hidden]
-    gate_up: int  # [max_rows, 2 * intermediate]
+    gate_up: int  # [max_rows, spread_row(2 * intermediate)]
     activated: int  # [max_rows, intermediate]
     codes: int  # bytes: the rows of the next linear of a layer, quantized, if it wants them so
     row_sums: int  # [max_rows] of the final norm: finite if and only if the row is
-    logits: int  # [max_sampled_rows, vocab, padded to tiles]
+    logits: int  # [max_sampled_rows, spread_row(vocab, padded to tiles)]
     best: int  # int64 [max_sampled_rows] arg-max of the logits
-    stages: int  # [num_stages(num_layers), STAGE_BYTES], zeros before each step
+    stages: int  # [len(stage_names(num_layers)), STAGE_BYTES], zeros before each step
     scratch: int  # bytes [num_threads, scratch_bytes]; the first 64 of each keep its CPU state
+    spans: int  # bytes: what threads have seen of the spans of a decode that they share
     scratch_bytes: int  # not an address
 
 
@@ -66,9 +75,8 @@ class Specializations(NamedTuple):
     attention: Any  # AttentionSpecialization
 
 
-def num_stages(num_layers: int) -> int:
-    """Beside the layers': embedding, last norm, gathering, lm_head, arg-max."""
-    return num_layers * STAGES_PER_LAYER + 5
+def stage_names(num_layers: int) -> Sequence[str]:
+    return ("embed", *LAYER_STAGES * num_layers, *LAST_STAGES)
 
 
 @compiled_entry
@@ -96,7 +104,7 @@ def decoder_step(
         _attention(
             specs, num_threads, shape, row, tables, buffers, batch, scratch, stage + STAGE_BYTES
         )
-        stage += 6 * STAGE_BYTES
+        stage += 7 * STAGE_BYTES
         _norm(specs, num_threads, shape, buffers, row[_POST_NORM], buffers.delta, num_rows, stage)
         _feed_forward(
             specs, num_threads, shape, row, buffers, num_rows, scratch, stage + STAGE_BYTES
@@ -175,7 +183,7 @@ def _attention(
     linear(
         specs.layers, num_threads, row[_QKV], qkv_size // TILE_COLUMNS,
         shape.hidden_size // GROUP_SIZE, _rows_for_linear(specs, buffers, buffers.normed),
-        num_rows, buffers.qkv, stage, scratch,
+        num_rows, buffers.qkv, qkv_size * 4, stage, scratch,
     )  # fmt: skip
     rotary(
         specs.attention, num_threads, buffers.qkv, num_rows, shape.num_kv_heads,
@@ -183,19 +191,19 @@ def _attention(
         stage + STAGE_BYTES,
     )  # fmt: skip
     paged_attention(
-        specs.attention, buffers.qkv, qkv_size * 4, buffers.attended, row[_KEYS], row[_VALUES],
-        shape.num_kv_heads, batch.pieces, batch.block_tables, stage + 2 * STAGE_BYTES,
-        scratch,
+        specs.attention, num_threads, buffers.qkv, qkv_size * 4, buffers.attended, row[_KEYS],
+        row[_VALUES], shape.num_kv_heads, row[_WINDOW], batch.pieces, batch.block_tables,
+        stage + 2 * STAGE_BYTES, scratch, buffers.spans,
     )  # fmt: skip
     if takes_codes(specs.layers) != 0:
         quantize(
             specs.layers, num_threads, buffers.attended, buffers.codes, num_rows,
-            attended_size // GROUP_SIZE, stage + 3 * STAGE_BYTES,
+            attended_size // GROUP_SIZE, stage + 4 * STAGE_BYTES,
         )  # fmt: skip
     linear(
         specs.layers, num_threads, row[_OUTPUT], shape.hidden_size // TILE_COLUMNS,
         attended_size // GROUP_SIZE, _rows_for_linear(specs, buffers, buffers.attended),
-        num_rows, buffers.delta, stage + 4 * STAGE_BYTES, scratch,
+        num_rows, buffers.delta, shape.hidden_size * 4, stage + 5 * STAGE_BYTES, scratch,
     )  # fmt: skip
 
 
@@ -213,18 +221,19 @@ def _feed_forward(
     linear(
         specs.layers, num_threads, row[_GATE_UP],
         2 * shape.intermediate_size // TILE_COLUMNS, shape.hidden_size // GROUP_SIZE,
-        _rows_for_linear(specs, buffers, buffers.normed), num_rows, buffers.gate_up, stage,
-        scratch,
+        _rows_for_linear(specs, buffers, buffers.normed), num_rows, buffers.gate_up,
+        _spread_row(2 * shape.intermediate_size) * 4, stage, scratch,
     )  # fmt: skip
     silu_mul(
-        specs.layers, num_threads, buffers.gate_up, buffers.activated, _codes(specs, buffers),
-        num_rows, shape.intermediate_size, stage + STAGE_BYTES,
+        specs.layers, num_threads, buffers.gate_up, _spread_row(2 * shape.intermediate_size),
+        buffers.activated, _codes(specs, buffers), num_rows, shape.intermediate_size,
+        stage + STAGE_BYTES,
     )  # fmt: skip
     linear(
         specs.layers, num_threads, row[_DOWN], shape.hidden_size // TILE_COLUMNS,
         shape.intermediate_size // GROUP_SIZE,
         _rows_for_linear(specs, buffers, buffers.activated), num_rows, buffers.delta,
-        stage + 2 * STAGE_BYTES, scratch,
+        shape.hidden_size * 4, stage + 2 * STAGE_BYTES, scratch,
     )  # fmt: skip
 
 
@@ -246,10 +255,10 @@ def _head(
     linear(
         specs.lm_head, num_threads, tables.lm_head, num_tiles,
         shape.hidden_size // GROUP_SIZE, buffers.delta, num_sampled, buffers.logits,
-        stage + STAGE_BYTES, scratch,
+        _spread_row(num_tiles * TILE_COLUMNS) * 4, stage + STAGE_BYTES, scratch,
     )  # fmt: skip
     argmax(
-        specs.layers, num_threads, buffers.logits, num_tiles * TILE_COLUMNS,
+        specs.layers, num_threads, buffers.logits, _spread_row(num_tiles * TILE_COLUMNS),
         shape.vocab_size, num_sampled, buffers.best, stage + 2 * STAGE_BYTES,
     )  # fmt: skip
 

@@ -36,6 +36,15 @@ class DecoderShape(NamedTuple):
         return self.num_heads // self.num_kv_heads
 
 
+def spread_row(size: int) -> int:
+    """Elements of float32 from one row of ``size`` to the next, so that rows share no cache set.
+
+    A tile writes a few columns of all rows, again and again: an odd number of cache lines apart,
+    they fall on different sets; by a multiple of 4 KiB, all on the same.
+    """
+    return (size + 15) // 16 // 2 * 32 + 16
+
+
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     input_norm: Vector  # [hidden]
@@ -44,6 +53,7 @@ class LayerWeights:
     post_norm: Vector  # [hidden]
     gate_up: PackedWeight  # [2 * intermediate, hidden]: gate, then up
     down: PackedWeight  # [hidden, intermediate]
+    window: int | None = None  # positions a row sees, its own the last; None: all before it
 
 
 @dataclass(frozen=True, slots=True)

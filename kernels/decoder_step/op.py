@@ -1,7 +1,8 @@
 """The step as Python sees it: buffers allocated once, one call per batch."""
 
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +15,7 @@ from kernels.decoder_step.cpu import (
     Specializations,
     Tables,
     decoder_step,
-    num_stages,
+    stage_names,
 )
 from kernels.decoder_step.model import (
     DecoderShape,
@@ -22,12 +23,13 @@ from kernels.decoder_step.model import (
     KvCache,
     LayerWeights,
     check_sizes,
+    spread_row,
 )
 from kernels.linear.cpu import SCRATCH_BYTES
 from kernels.linear.formats import GROUP_SIZE, ActivationFormat, LinearSpecialization
-from kernels.paged_attention.cpu import scratch_bytes
-from kernels.paged_attention.formats import AttentionSpecialization, KvFormat
-from kernels.threads.stage import STAGE_BYTES
+from kernels.paged_attention.cpu import scratch_bytes, spans_bytes
+from kernels.paged_attention.formats import ALL_POSITIONS, AttentionSpecialization, KvFormat
+from kernels.threads.stage import FINISHED_OFFSET_BYTES, STAGE_BYTES
 from kernels.threads.team import ThreadTeam
 from kernels.vector_ir.function import compile_for
 from kernels.vector_ir.levels import FeatureLevel, host_features, runnable_levels
@@ -100,6 +102,8 @@ class DecoderStep:
         self._storage = _allocate(
             shape, weights, max_rows, max_sampled_rows, team.num_threads * own_bytes
         )
+        spans = spans_bytes(self._specs.attention, team.num_threads, len(weights.cos))
+        self._storage["spans"] = np.empty(spans, np.uint8)
         addresses = {name: array.ctypes.data for name, array in self._storage.items()}
         self._buffers = Buffers(**addresses, scratch_bytes=own_bytes)
         empty = to_arrays(StepBatch([], [], [], [], []), self._specs.attention)
@@ -121,6 +125,14 @@ class DecoderStep:
             best=self._storage["best"][:num_sampled],
             is_finite=np.isfinite(self._storage["row_sums"][: len(batch.token_ids)]),
         )
+
+    def stage_ends(self) -> tuple[Sequence[str], npt.NDArray[np.int64]]:
+        """Of the last step: the stages' names, and when each was done, in the CPU's time stamps.
+
+        Zero for a stage without work, and for all where the CPU's stamps cannot be read.
+        """
+        ends = self._storage["stages"].view(np.int64)[:, FINISHED_OFFSET_BYTES // 8]
+        return stage_names(self._shape.num_layers), ends
 
     def _arguments(self, arrays: BatchArrays) -> tuple[Any, ...]:
         return (self._specs, self._shape, self._layers, self._tables, self._buffers, arrays)
@@ -162,11 +174,13 @@ def _specializations(
     activation_format: ActivationFormat,
 ) -> Specializations:
     layer_format = weights.layers[0].qkv.weight_format
+    attention = _attention_specialization(level, shape, cache.kv_format, cache.block_size)
+    has_window = any(layer.window is not None for layer in weights.layers)
     return Specializations(
         layers=LinearSpecialization(level, layer_format, activation_format),
         embedding=LinearSpecialization(level, weights.embedding.weight_format),
         lm_head=LinearSpecialization(level, weights.lm_head.weight_format),
-        attention=_attention_specialization(level, shape, cache.kv_format, cache.block_size),
+        attention=replace(attention, has_window=has_window),
     )
 
 
@@ -180,8 +194,9 @@ def _layer_addresses(weights: DecoderWeights, cache: KvCache) -> npt.NDArray[np.
     rows = []
     for index, layer in enumerate(weights.layers):
         keys, values = cache.addresses(index)
-        addresses = {"keys": keys, "values": values} | _weight_addresses(layer)
-        rows.append([addresses[column] for column in LAYER_COLUMNS])
+        window = ALL_POSITIONS if layer.window is None else layer.window
+        numbers = {"keys": keys, "values": values, "window": window} | _weight_addresses(layer)
+        rows.append([numbers[column] for column in LAYER_COLUMNS])
     return np.array(rows, np.int64)
 
 
@@ -207,6 +222,7 @@ def _allocate(
     attended_size = shape.num_heads * shape.head_dim
     most_rows = max(max_rows, max_sampled_rows)
     widest = max(shape.hidden_size, attended_size, shape.intermediate_size)
+    row_size = spread_row(weights.lm_head.padded_out_features)
     codes_bytes = widest // GROUP_SIZE * ActivationFormat.INT8.group_bytes
     return {
         "residual": np.empty((max_rows, shape.hidden_size), np.float32),
@@ -214,12 +230,12 @@ def _allocate(
         "qkv": np.empty((max_rows, shape.qkv_size), np.float32),
         "attended": np.empty((max_rows, attended_size), np.float32),
         "delta": np.empty((most_rows, shape.hidden_size), np.float32),
-        "gate_up": np.empty((max_rows, 2 * shape.intermediate_size), np.float32),
+        "gate_up": np.empty((max_rows, spread_row(2 * shape.intermediate_size)), np.float32),
         "activated": np.empty((max_rows, shape.intermediate_size), np.float32),
         "codes": np.empty((max_rows, codes_bytes), np.uint8),
         "row_sums": np.empty(max_rows, np.float32),
-        "logits": np.empty((max_sampled_rows, weights.lm_head.padded_out_features), np.float32),
+        "logits": np.empty((max_sampled_rows, row_size), np.float32),
         "best": np.empty(max_sampled_rows, np.int64),
-        "stages": np.zeros((num_stages(shape.num_layers), STAGE_BYTES), np.uint8),
+        "stages": np.zeros((len(stage_names(shape.num_layers)), STAGE_BYTES), np.uint8),
         "scratch": np.empty(scratch_bytes, np.uint8),
     }

@@ -55,15 +55,16 @@ def linear(
     num_groups: int,
     x: int,  # address of [num_rows, num_groups * 32], float32 or quantized as spec says
     num_rows: int,
-    y: int,  # address of float32 [num_rows, num_tiles * 32]
+    y: int,  # address of float32 [num_rows, y_stride / 4], of which num_tiles * 32 are written
+    y_stride: int,  # bytes
     stage: int,  # of this call alone
     scratch: int,  # address of this thread's SCRATCH_BYTES
 ) -> None:
-    """y = x W^T; rows are contiguous."""
+    """y = x W^T; rows of x are contiguous."""
     tile_bytes = num_groups * tiles.group_bytes(spec)
     x_stride = num_groups * _x_group_bytes(spec)
-    y_stride = num_tiles * TILE_COLUMNS * 4
-    count = max(1, num_tiles // (num_threads * SHARES_PER_THREAD))
+    # The more rows, the longer a tile: who finishes first should not have to wait for long.
+    count = max(1, num_tiles // (num_threads * SHARES_PER_THREAD * max(1, num_rows)))
     num_done = 0
     first = take(spec, stage, count)
     while first < num_tiles:

@@ -62,6 +62,7 @@ def emit_integer_rows(
         with e.loop(num_groups) as group:
             address = e.at(weights, e.times(group, spec.weight_format.group_bytes))
             x_group = e.at(x_block, e.times(group, GROUP_BYTES))
+            e.prefetch_ahead(address, spec.weight_format.group_bytes)
             with e.loop(e.i64(TILE_COLUMNS // e.lanes)) as turn:
                 codes = _unpacked(e, spec.weight_format, address, e.times(turn, e.lanes))
                 sums = e.at(scratch, e.times(turn, 4 * e.lanes))

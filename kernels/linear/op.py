@@ -52,6 +52,7 @@ def linear(
         x.data_ptr(),
         len(x),
         padded.data_ptr(),
+        padded.stride(0) * padded.element_size(),
         stage.ctypes.data,
         scratch.ctypes.data,
     )
@@ -71,8 +72,21 @@ def _shared_linear(
     x: int,
     num_rows: int,
     y: int,
+    y_stride: int,
     stage: int,
     scratch: int,
 ) -> None:
     own_scratch = scratch + thread * cpu.SCRATCH_BYTES
-    cpu.linear(spec, num_threads, weight, num_tiles, num_groups, x, num_rows, y, stage, own_scratch)
+    cpu.linear(
+        spec,
+        num_threads,
+        weight,
+        num_tiles,
+        num_groups,
+        x,
+        num_rows,
+        y,
+        y_stride,
+        stage,
+        own_scratch,
+    )

@@ -44,8 +44,20 @@ def pack(weight: npt.NDArray[np.float32], weight_format: WeightFormat) -> Packed
         case WeightFormat.BFLOAT16:
             return pack_bfloat16(_to_bfloat16(weight))
         case WeightFormat.Q8_0:
-            return pack_gguf(_to_q8_0(weight), weight_format)
+            return pack_gguf(_to_q8_0(weight, _group_maxima(weight)), weight_format)
     raise ValueError(f"nothing is rounded to {weight_format}")
+
+
+def pack_int8_per_channel(weight: npt.NDArray[np.float32]) -> PackedWeight:
+    """weight: [out_features, in_features]; as q8_0 in which all groups of an output share a scale.
+
+    Raises ValueError like ``pack``.
+    """
+    maxima = _group_maxima(weight)
+    return pack_gguf(
+        _to_q8_0(weight, np.broadcast_to(maxima.max(1, keepdims=True), maxima.shape)),
+        WeightFormat.Q8_0,
+    )
 
 
 def pack_stored(rows: Array, weight_format: WeightFormat) -> PackedWeight:
@@ -157,10 +169,16 @@ def _to_bfloat16(weight: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
-def _to_q8_0(weight: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """Blocks: the largest of each group becomes 127."""
+def _group_maxima(weight: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """[out_features, groups, 1]."""
     groups = np.asarray(weight, np.float32).reshape(len(weight), -1, GROUP_SIZE)
-    scales = np.abs(groups).max(-1, keepdims=True) / np.float32(127)
+    return np.abs(groups).max(-1, keepdims=True)  # type: ignore[no-any-return]
+
+
+def _to_q8_0(weight: npt.NDArray[np.float32], maxima: Array) -> npt.NDArray[np.uint8]:
+    """Blocks.  maxima: [out_features, groups, 1], what becomes 127."""
+    groups = np.asarray(weight, np.float32).reshape(len(weight), -1, GROUP_SIZE)
+    scales = (maxima / np.float32(127)).astype(np.float32)
     if not (scales <= _MAX_Q8_0_SCALE).all():  # nor is it of what is no number
         raise ValueError("weights that are not finite, or too large, cannot be rounded to q8_0")
     inverse = np.divide(1.0, scales, out=np.zeros_like(scales), where=scales > 0)

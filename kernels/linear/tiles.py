@@ -163,6 +163,8 @@ def _emit_product(
     )
     with e.loop(at.num_groups) as group:
         address = e.at(at.weights, e.times(group, weight_format.group_bytes))
+        if num_vectors * e.lanes == TILE_COLUMNS:  # few rows: nothing is read twice
+            e.prefetch_ahead(address, weight_format.group_bytes)
         offset = e.times(group, GROUP_SIZE * _F32_BYTES)
         x_group = [e.at(row, offset) for row in x_rows]
         totals = [e.get(s) for s in sums]
@@ -186,6 +188,7 @@ def _emit_unpack(
     with e.loop(num_groups) as group:
         address = e.at(weights, e.times(group, spec.weight_format.group_bytes))
         target = e.at(scratch, e.times(group, WeightFormat.FLOAT32.group_bytes))
+        e.prefetch_ahead(address, spec.weight_format.group_bytes)
         for column in range(0, TILE_COLUMNS, num_vectors * e.lanes):
             start = e.i64(column)
             for k, vectors in weight_vectors(e, spec.weight_format, address, start, num_vectors):

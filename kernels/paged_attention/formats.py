@@ -16,6 +16,9 @@ from kernels.vector_ir.specialization import Specialization
 
 CHUNK_KEYS: Final = 64  # keys between two rescalings of the softmax, for every kind of row
 
+SPAN_KEYS: Final = 256  # keys whose softmax is made on its own, see ``row_states``
+ALL_POSITIONS: Final = 1 << 40  # a window without an edge
+
 
 class KvFormat(StrEnum):
     FLOAT32 = "float32"
@@ -47,6 +50,7 @@ class AttentionSpecialization(Specialization):
     head_dim: int
     group_size: int  # query heads per KV head
     block_size: int  # tokens
+    has_window: bool = False  # rows may see less than all positions before them
 
     @property
     def block_head_bytes(self) -> int:

@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from kernels.paged_attention.cpu import tokens_per_piece
-from kernels.paged_attention.formats import AttentionSpecialization
+from kernels.paged_attention.formats import CHUNK_KEYS, AttentionSpecialization
+
+_LEAST_BLOCK_SIZE: Final = 4  # tokens: a vector of the narrowest level
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +41,11 @@ def plan_pieces(
 
 
 def pad_block_tables(segments: Sequence[Segment]) -> npt.NDArray[np.int32]:
-    """[num_segments, longest + 1]: each ends with at least one block 0, which exists.
+    """[num_segments, width]: each ends with a chunk's worth of blocks 0, which exist.
 
-    Kernels fetch ahead from the block after the last, and use nothing of it.
+    Kernels fetch ahead from the chunk after the last, and use nothing of it.
     """
-    width = 1 + max((len(s.block_table) for s in segments), default=0)
+    width = CHUNK_KEYS // _LEAST_BLOCK_SIZE + max((len(s.block_table) for s in segments), default=0)
     tables = np.zeros((len(segments), width), np.int32)
     for row, segment in zip(tables, segments, strict=True):
         row[: len(segment.block_table)] = segment.block_table

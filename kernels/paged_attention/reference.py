@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.paged_attention.formats import AttentionSpecialization, KvFormat
+from kernels.paged_attention.formats import ALL_POSITIONS, AttentionSpecialization, KvFormat
 
 
 def paged_attention_reference(
@@ -13,8 +13,11 @@ def paged_attention_reference(
     values: torch.Tensor,
     block_table: Sequence[int],
     start: int,
+    window: int = ALL_POSITIONS,
 ) -> torch.Tensor:
     """softmax(q k^T / sqrt(head_dim)) v over each query's own and all earlier positions.
+
+    window: of them, only the last so many.
 
     q:      [num_tokens, heads, head_dim] float32: positions from ``start`` on
     keys:   [num_blocks, kv_heads, head_dim, block_size]
@@ -32,8 +35,9 @@ def paged_attention_reference(
     k, v = k.repeat_interleave(group_size, 0), v.repeat_interleave(group_size, 0)
     scores = torch.einsum("thd,hkd->htk", q, k) / head_dim**0.5
     positions = torch.arange(start, end)
-    is_future = torch.arange(end)[None, :] > positions[:, None]
-    weights = torch.softmax(scores.masked_fill(is_future, float("-inf")), dim=-1)
+    distances = positions[:, None] - torch.arange(end)[None, :]
+    is_hidden = (distances < 0) | (distances >= window)
+    weights = torch.softmax(scores.masked_fill(is_hidden, float("-inf")), dim=-1)
     return torch.einsum("htk,hkd->thd", weights, v)
 
 

@@ -6,7 +6,7 @@ chunks start at multiples of CHUNK_KEYS positions, a score is a chain over head_
 are added in the order of their positions.  Keys a row must not see have weight zero; blocks beyond
 the context are not read, and the tail of the last block is not multiplied, whatever it holds.
 
-Rows live in a scratch area, float32, ``Layout`` says where.
+Rows live in a scratch area, see ``row_states``.
 """
 
 from collections.abc import Iterator
@@ -15,57 +15,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from kernels.paged_attention.formats import CHUNK_KEYS, AttentionSpecialization, KvFormat
+from kernels.paged_attention.row_states import MASKED, Layout, layout_of
 from kernels.vector_ir.emitter import I32, I64, Emitter, Value
 from kernels.vector_ir.function import emitted
 
-_MASKED = -1e30
-_ROWS_AIMED_AT = 12
-
-
-def rows_of_decode(spec: AttentionSpecialization) -> int:
-    return spec.group_size
-
-
-def tokens_of_tile(spec: AttentionSpecialization) -> int:
-    """Positions of one tile of prefill: enough rows to share each load of keys and values."""
-    return max(1, _ROWS_AIMED_AT // spec.group_size)
-
-
-def rows_of_tile(spec: AttentionSpecialization) -> int:
-    return tokens_of_tile(spec) * spec.group_size
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Byte offsets of a tile's state: queries [head_dim][rows], sums [rows][head_dim], ..."""
-
-    num_rows: int
-    head_dim: int
-
-    @property
-    def sums(self) -> int:
-        return 4 * self.num_rows * self.head_dim
-
-    @property
-    def largest(self) -> int:  # [rows] highest score so far
-        return 2 * self.sums
-
-    @property
-    def totals(self) -> int:  # [rows] sum of weights so far
-        return self.largest + 4 * self.num_rows
-
-    @property
-    def limits(self) -> int:  # int32 [rows] keys of the current chunk that the row sees
-        return self.totals + 4 * self.num_rows
-
-    @property
-    def size_bytes(self) -> int:
-        return -(-(self.limits + 4 * self.num_rows) // 64) * 64
-
-    @property
-    def work_bytes(self) -> int:
-        """Scores [rows][CHUNK_KEYS], then [rows] factors; shared by the tiles of a thread."""
-        return -(-4 * self.num_rows * (CHUNK_KEYS + 1) // 64) * 64
+_LINE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +46,10 @@ def emit_chunk(
     *,
     is_decode: bool,
 ) -> None:
-    num_rows = rows_of_decode(spec) if is_decode else rows_of_tile(spec)
-    layout = Layout(num_rows, spec.head_dim)
+    layout = layout_of(spec, is_decode=is_decode)
     chunk = _Chunk(keys, values, blocks, block_stride, num_keys, state, work)
     _emit_scores(e, spec, layout, chunk)
-    _emit_softmax(e, layout, chunk)
+    _emit_softmax(e, spec, layout, chunk)
     _emit_weighted_values(e, spec, layout, chunk)
 
 
@@ -105,9 +58,7 @@ def _emit_scores(e: Emitter, spec: AttentionSpecialization, at: Layout, chunk: _
     num_vectors = block_size // e.lanes
     step = max(1, e.level.num_accumulators // num_vectors)
     with _blocks(e, spec, chunk) as (index, base):
-        keys = e.at(chunk.keys, base)
-        after = _base_after(e, chunk, index)
-        soon = [e.at(chunk.values, after), e.at(chunk.keys, after)]
+        keys, values = e.at(chunk.keys, base), e.at(chunk.values, base)
         target = e.at(chunk.scores, e.times(index, 4 * block_size))
         for first in range(0, at.num_rows, step):
             rows = range(first, min(first + step, at.num_rows))
@@ -116,8 +67,8 @@ def _emit_scores(e: Emitter, spec: AttentionSpecialization, at: Layout, chunk: _
             with e.loop(e.i64(spec.head_dim)) as dimension:
                 offset = e.times(dimension, block_size * element_bytes)
                 place = e.at(keys, offset)
-                for address in soon if first == 0 else []:
-                    e.prefetch(address, offset)
+                if first == 0:
+                    e.prefetch(values, offset)  # of this chunk: the last of the three passes
                 vectors = [_load(e, spec, place, v) for v in range(num_vectors)]
                 query = e.at(chunk.state, e.times(dimension, 4 * at.num_rows))
                 scalars = {row: e.broadcast(query, 4 * row) for row in rows}
@@ -129,37 +80,70 @@ def _emit_scores(e: Emitter, spec: AttentionSpecialization, at: Layout, chunk: _
                 e.store_f32(score, target, 4 * (row * CHUNK_KEYS + v * e.lanes))
 
 
-def _emit_softmax(e: Emitter, at: Layout, chunk: _Chunk) -> None:
-    """Scores become weights relative to the highest score so far; sums fade accordingly."""
-    offsets = range(0, 4 * CHUNK_KEYS, 4 * e.lanes)
+def _emit_softmax(e: Emitter, spec: AttentionSpecialization, at: Layout, chunk: _Chunk) -> None:
+    """Scores become weights relative to the highest score so far; sums fade accordingly.
+
+    In two passes with the scores in memory between them: all of a row's would not fit the registers
+    of AVX2 beside what an exponential needs.
+    """
+    rounded = e.builder.add(chunk.num_keys, e.i64(e.lanes - 1))
+    num_vectors = e.builder.sdiv(rounded, e.i64(e.lanes))
     with e.loop(e.i64(at.num_rows)) as row:
         scores = e.at(chunk.scores, e.times(row, 4 * CHUNK_KEYS))
         state = e.at(chunk.state, e.times(row, 4))
-        limit = e.load_scalar(state, at.limits, I32)
-        counts = [e.builder.sub(limit, I32(offset // 4)) for offset in offsets]
-        masked = [
-            e.keep_below(count, e.load_f32(scores, offset), _MASKED)
-            for count, offset in zip(counts, offsets, strict=True)
-        ]
-        highest = masked[0]
-        for vector in masked[1:]:
-            highest = e.maximum(vector, highest)
+        seen = _Seen(
+            e.load_scalar(state, at.limits, I32),
+            e.load_scalar(state, at.starts, I32) if spec.has_window else None,
+        )
         before = e.load_scalar(state, at.largest)
-        largest = e.larger(e.reduce(e.larger, highest), before)
-        weights = [
-            e.keep_below(count, e.exp(e.sub(vector, e.splat(largest))), 0.0)
-            for count, vector in zip(counts, masked, strict=True)
-        ]
-        total = weights[0]
-        for vector in weights[1:]:
-            total = e.add(total, vector)
+        largest = e.larger(e.reduce(e.larger, _emit_masked(e, scores, num_vectors, seen)), before)
+        total = _emit_weights(e, scores, num_vectors, seen, e.splat(largest))
         factor = e.extract(e.exp(e.splat(e.builder.fsub(before, largest))), 0)
         faded = e.builder.fmul(e.load_scalar(state, at.totals), factor)
         e.store_scalar(largest, state, at.largest)
         e.store_scalar(e.builder.fadd(faded, e.reduce(e.add, total)), state, at.totals)
-        for vector, offset in zip(weights, offsets, strict=True):
-            e.store_f32(vector, scores, offset)
         e.store_scalar(factor, e.at(chunk.scores, e.times(row, 4)), 4 * at.num_rows * CHUNK_KEYS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Which keys of a chunk a row sees, int32."""
+
+    limit: Value
+    start: Value | None  # None: from the first on
+
+    def keep(self, e: Emitter, vector: Value, first: Value, fill: float) -> Value:
+        """vector: of keys from ``first`` (int32) on."""
+        kept = e.keep_below(e.builder.sub(self.limit, first), vector, fill)
+        if self.start is None:
+            return kept
+        return e.keep_from(e.builder.sub(self.start, first), kept, fill)
+
+
+def _emit_masked(e: Emitter, scores: Value, num_vectors: Value, seen: _Seen) -> Value:
+    """Scores of keys that are not seen become very low; the highest of each lane."""
+    (highest,) = e.variables([e.constant(MASKED)])
+    with e.loop(num_vectors) as index:
+        place = e.at(scores, e.times(index, 4 * e.lanes))
+        first = e.builder.trunc(e.times(index, e.lanes), I32)
+        masked = seen.keep(e, e.load_f32(place), first, MASKED)
+        e.store_f32(masked, place)
+        e.set(highest, e.maximum(masked, e.get(highest)))
+    return e.get(highest)
+
+
+def _emit_weights(
+    e: Emitter, scores: Value, num_vectors: Value, seen: _Seen, largest: Value
+) -> Value:
+    """In place; the sum of each lane."""
+    (total,) = e.variables([e.zero])
+    with e.loop(num_vectors) as index:
+        place = e.at(scores, e.times(index, 4 * e.lanes))
+        first = e.builder.trunc(e.times(index, e.lanes), I32)
+        weights = seen.keep(e, e.exp(e.sub(e.load_f32(place), largest)), first, 0.0)
+        e.store_f32(weights, place)
+        e.set(total, e.add(e.get(total), weights))
+    return e.get(total)
 
 
 def _emit_weighted_values(
@@ -171,7 +155,8 @@ def _emit_weighted_values(
         vectors = range(first_vector, first_vector + num_vectors)
         for first in range(0, at.num_rows, step):
             rows = range(first, min(first + step, at.num_rows))
-            _emit_weighted_part(e, spec, at, chunk, [(row, v) for row in rows for v in vectors])
+            slots = [(row, v) for row in rows for v in vectors]
+            _emit_weighted_part(e, spec, at, chunk, slots, is_first=first == first_vector == 0)
 
 
 def _emit_weighted_part(
@@ -180,6 +165,8 @@ def _emit_weighted_part(
     at: Layout,
     chunk: _Chunk,
     slots: list[tuple[int, int]],
+    *,
+    is_first: bool,  # of the parts: fetches ahead for all
 ) -> None:
     rows, vectors = sorted({row for row, _ in slots}), sorted({v for _, v in slots})
     factors_offset = 4 * at.num_rows * CHUNK_KEYS
@@ -198,14 +185,20 @@ def _emit_weighted_part(
             row_bytes = spec.head_dim * spec.kv_format.element_bytes
             block = e.at(chunk.values, base)
             place = e.at(block, e.times(key, row_bytes))
-            loaded = {v: _load(e, spec, place, v) for v in vectors}
+            if is_first:
+                soon = e.at(chunk.keys, _base_in_next_chunk(e, spec, chunk, index))
+                for line in range(0, row_bytes, _LINE_BYTES):
+                    e.prefetch(e.at(soon, e.times(key, row_bytes)), line)
             weights = e.at(chunk.scores, e.times(e.builder.add(first_key, key), 4))
             scalars = {row: e.broadcast(weights, 4 * CHUNK_KEYS * row) for row in rows}
             if spec.kv_format is KvFormat.INT8:
                 scale = e.broadcast(e.at(block, e.times(key, 4)), spec.scales_offset_bytes)
                 scalars = {row: e.mul(scalar, scale) for row, scalar in scalars.items()}
-            for (row, v), variable in zip(slots, sums, strict=True):
-                e.set(variable, e.fma(loaded[v], scalars[row], e.get(variable)))
+            for v in vectors:  # one at a time: with all at once, AVX2 runs out of registers
+                loaded = _load(e, spec, place, v)
+                for row in rows:
+                    variable = sums[slots.index((row, v))]
+                    e.set(variable, e.fma(loaded, scalars[row], e.get(variable)))
     for offset, variable in zip(offsets, sums, strict=True):
         e.store_f32(e.get(variable), chunk.state, offset)
 
@@ -222,12 +215,15 @@ def _blocks(
         yield index, e.builder.mul(e.builder.sext(block, I64), chunk.block_stride)
 
 
-def _base_after(e: Emitter, chunk: _Chunk, index: Value) -> Value:
-    """Of the block after; each table ends with one entry more than it has blocks.
+def _base_in_next_chunk(
+    e: Emitter, spec: AttentionSpecialization, chunk: _Chunk, index: Value
+) -> Value:
+    """Of the block at the same place; each table ends with as many entries as a chunk has.
 
     Blocks lie far apart, where no hardware would fetch ahead.
     """
-    block = e.load_scalar(chunk.blocks, e.at(e.times(index, 4), 4), I32)
+    place = e.at(e.times(index, 4), CHUNK_KEYS // spec.block_size * 4)
+    block = e.load_scalar(chunk.blocks, place, I32)
     return e.builder.mul(e.builder.sext(block, I64), chunk.block_stride)
 
 
@@ -252,65 +248,5 @@ def _vectors_at_once(num_vectors: int) -> int:
     return next(n for n in (4, 3, 2, 1) if num_vectors % n == 0)
 
 
-def _emit_start(
-    e: Emitter,
-    spec: AttentionSpecialization,
-    query: Value,  # address of the first head of a group
-    state: Value,
-    first_row: Value,
-    num_rows: Value,
-) -> None:
-    """Queries, scaled and transposed, and empty sums, for the heads of one token."""
-    scale = e.constant(spec.head_dim**-0.5)
-    row_bytes = 4 * spec.head_dim
-    dimension_bytes = e.times(num_rows, 4)
-    sums = e.at(state, e.builder.mul(num_rows, e.i64(row_bytes)))
-    largest = e.at(sums, e.builder.mul(num_rows, e.i64(row_bytes)))
-    for head in range(spec.group_size):
-        row = e.builder.add(first_row, e.i64(head))
-        for v in range(spec.head_dim // e.lanes):
-            offset = 4 * e.lanes * v
-            scaled = e.mul(e.load_f32(query, head * row_bytes + offset), scale)
-            column = e.at(state, e.times(row, 4))
-            for lane in range(e.lanes):
-                dimension = e.builder.mul(dimension_bytes, e.i64(v * e.lanes + lane))
-                e.store_scalar(e.extract(scaled, lane), e.at(column, dimension))
-            e.store_f32(e.zero, e.at(sums, e.times(row, row_bytes)), offset)
-        e.store_scalar(e.scalar(_MASKED), e.at(largest, e.times(row, 4)))
-        e.store_scalar(e.scalar(0.0), e.at(e.at(largest, dimension_bytes), e.times(row, 4)))
-
-
-def _emit_finish(
-    e: Emitter,
-    spec: AttentionSpecialization,
-    state: Value,
-    first_row: Value,
-    num_rows: Value,
-    output: Value,  # address of the first head of a group
-) -> None:
-    row_bytes = 4 * spec.head_dim
-    sums = e.at(state, e.builder.mul(num_rows, e.i64(row_bytes)))
-    totals = e.at(e.at(sums, e.builder.mul(num_rows, e.i64(row_bytes))), e.times(num_rows, 4))
-    for head in range(spec.group_size):
-        row = e.builder.add(first_row, e.i64(head))
-        total = e.load_scalar(totals, e.times(row, 4))
-        inverse = e.splat(e.builder.fdiv(e.scalar(1.0), total))
-        source = e.at(sums, e.times(row, row_bytes))
-        for v in range(spec.head_dim // e.lanes):
-            offset = 4 * e.lanes * v
-            e.store_f32(
-                e.mul(e.load_f32(source, offset), inverse), output, head * row_bytes + offset
-            )
-
-
-def _emit_limits(e: Emitter, spec: AttentionSpecialization, limits: Value, limit: Value) -> None:
-    """The same for each head of a token."""
-    for head in range(spec.group_size):
-        e.store_scalar(e.builder.trunc(limit, I32), limits, 4 * head)
-
-
-set_limits = emitted("set_limits", _emit_limits)
 attend_decode_chunk = emitted("attend_decode_chunk", partial(emit_chunk, is_decode=True))
 attend_tile_chunk = emitted("attend_tile_chunk", partial(emit_chunk, is_decode=False))
-start_token = emitted("start_token", _emit_start)
-finish_token = emitted("finish_token", _emit_finish)

@@ -33,7 +33,8 @@ _piece = emitted("silu_mul", _emit_piece)
 def silu_mul(
     spec: Any,
     num_threads: int,
-    gate_up: int,  # address of float32 [num_rows, 2 * size]
+    gate_up: int,  # address of float32 [num_rows, row_stride], of which 2 * size are read
+    row_stride: int,  # elements
     y: int,  # [num_rows, size]
     codes: int,  # of y, quantized: [num_rows, size / 32, GROUP_BYTES]; 0: not wanted
     num_rows: int,
@@ -53,7 +54,7 @@ def silu_mul(
             row = unit // units_per_row
             end = min(last, (row + 1) * units_per_row)
             column = (unit - row * units_per_row) * COLUMN_MULTIPLE
-            gate = gate_up + (row * 2 * size + column) * 4
+            gate = gate_up + (row * row_stride + column) * 4
             target = y + (row * size + column) * 4
             _piece(spec, gate, gate + size * 4, target, (end - unit) * COLUMN_MULTIPLE)
             if codes != 0:

@@ -41,4 +41,4 @@ def _shared(
     size: int,
     stage: int,
 ) -> None:
-    cpu.silu_mul(spec, num_threads, gate_up, y, 0, num_rows, size, stage)
+    cpu.silu_mul(spec, num_threads, gate_up, 2 * size, y, 0, num_rows, size, stage)

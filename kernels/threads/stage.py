@@ -4,9 +4,10 @@ A stage is so many units.  Threads take units until none is left, say how many t
 go on when all are: nobody waits for a thread, only for units.  A thread that lost its core to
 another process before it took one is not missed; it walks through the stages it slept through.
 
-A stage is 16 bytes of zeros before it starts, used once: int64 units taken, int32 units done, int32
-sleepers.  A thread that has to wait spins for tens of microseconds, then sleeps: a unit that is
-still not done belongs to a thread without a core, and the sleeper's core is what it needs.
+A stage is a cache line of zeros before it starts, used once: int64 units taken, int32 units done,
+int32 sleepers, int64 the CPU's time stamp when all were done (zero where there is none to read).
+A thread that has to wait spins for tens of microseconds, then sleeps: a unit that is still not done
+belongs to a thread without a core, and the sleeper's core is what it needs.
 """
 
 from typing import Any, Final
@@ -17,10 +18,11 @@ from kernels.vector_ir.emitter import I32, I64, Emitter, Value
 from kernels.vector_ir.function import emitted, emitted_value
 from kernels.vector_ir.specialization import Specialization
 
-STAGE_BYTES: Final = 16
+STAGE_BYTES: Final = 64
 SHARES_PER_THREAD: Final = 8  # how finely operations cut their work
 _DONE_OFFSET_BYTES: Final = 8
 _SLEEPERS_OFFSET_BYTES: Final = 12
+FINISHED_OFFSET_BYTES: Final = 16
 _NUM_SPINS: Final = 1 << 10
 _FUTEX_WAIT_PRIVATE: Final = 128
 _FUTEX_WAKE_PRIVATE: Final = 129
@@ -45,6 +47,7 @@ def _emit_finish(
         before = builder.atomic_rmw("add", done, mine, "seq_cst")
         is_all = builder.icmp_signed("==", builder.add(before, mine), total)
         with builder.if_then(is_all):
+            e.store_scalar(e.time_stamp(), stage, FINISHED_OFFSET_BYTES)
             num_sleepers = builder.load_atomic(sleepers, "seq_cst", 4)
             with builder.if_then(builder.icmp_signed("!=", num_sleepers, I32(0))):
                 _emit_futex(e, done, _FUTEX_WAKE_PRIVATE, I32(_EVERYBODY))

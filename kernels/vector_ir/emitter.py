@@ -22,6 +22,8 @@ I32: Final = ir.IntType(32)
 I64: Final = ir.IntType(64)
 F32: Final = ir.FloatType()
 
+_LINE_BYTES: Final = 64
+_PAGE_BYTES: Final = 4096
 _MASKED_EXPONENT_BITS: Final = 0x7FFF
 _FLOAT16_REBIAS: Final = 2.0**112  # between the exponent biases of float32 (127) and float16 (15)
 
@@ -114,6 +116,20 @@ class Emitter:
         """For reading, into all cache levels."""
         arguments = [self._pointer(address, offset, I8), *(ir.Constant(I32, n) for n in (0, 3, 1))]
         self.call("llvm.prefetch.p0", ir.VoidType(), arguments)
+
+    def prefetch_ahead(self, address: Value, size_bytes: int) -> None:
+        """As many bytes as are read from ``address`` on, a page later.
+
+        What fetches ahead by itself stops at the end of each page, and costs a wait there.
+        """
+        for offset in range(0, size_bytes, _LINE_BYTES):
+            self.prefetch(address, _PAGE_BYTES + offset)
+
+    def time_stamp(self) -> Value:
+        """int64: ticks of a clock of constant rate that all cores share; 0 where there is none."""
+        if not self.is_x86:
+            return self.i64(0)
+        return self.call("llvm.readcyclecounter", I64, [])
 
     # -- loads, stores, conversions
 
@@ -228,6 +244,12 @@ class Emitter:
         """Lanes from ``count`` (int32) on become ``fill``."""
         lanes = ir.Constant(self.vector_i32, list(range(self.lanes)))
         is_kept = self.builder.icmp_signed("<", lanes, self.splat(count))
+        return self.builder.select(is_kept, vector, self.constant(fill))
+
+    def keep_from(self, start: Value, vector: Value, fill: float) -> Value:
+        """Lanes before ``start`` (int32) become ``fill``."""
+        lanes = ir.Constant(self.vector_i32, list(range(self.lanes)))
+        is_kept = self.builder.icmp_signed(">=", lanes, self.splat(start))
         return self.builder.select(is_kept, vector, self.constant(fill))
 
     def exp(self, x: Value) -> Value:

@@ -39,8 +39,9 @@ class Precision(enum.StrEnum):
     """What weights and activations are multiplied as.  All but the first round something."""
 
     EXACT = "exact"  # weights as shipped, float32 activations
-    FAST = "fast"  # weights as shipped, int8 activations with a scale per 32
+    FAST = "fast"  # int8 activations with a scale per 32; weights as shipped, or int8 if floats
     INT8 = "int8"  # both int8 with a scale per 32, whatever was shipped
+    INT8_PER_CHANNEL = "int8-per-channel"  # the same, weights with a scale per output
     BFLOAT16 = "bfloat16"  # weights rounded to bfloat16, float32 activations
 
 

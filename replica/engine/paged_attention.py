@@ -58,40 +58,70 @@ class _PrefillSegment:
     mask: torch.Tensor | None  # [num_tokens, context_length] True: attend; None: plainly causal
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A step's work for layers of one window."""
+
+    decodes: _DecodeGroup | None
+    prefills: Sequence[_PrefillSegment]
+
+
 class PagedAttention:
     """One step's attention: built per batch, used by every layer."""
 
-    def __init__(self, cache: KvCache, batch: FlatBatch, block_size: int) -> None:
+    def __init__(
+        self,
+        cache: KvCache,
+        batch: FlatBatch,
+        block_size: int,
+        windows: Sequence[int | None] = (),
+    ) -> None:
+        """windows: of each layer; none: all layers see all positions."""
         self._cache = cache
+        self._windows = windows
         self._slots = torch.tensor(batch.slots, dtype=torch.int64)
-        decodes = [s for s in batch.segments if s.num_tokens == 1]
-        self._decodes = _decode_group(decodes, block_size) if decodes else None
-        self._prefills = [_prefill_segment(s) for s in batch.segments if s.num_tokens > 1]
+        self._plans = {w: _plan(batch, block_size, w) for w in {*windows} or {None}}
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See ``replica.model.llama.Attention``."""
+        plan = self._plans[self._windows[layer] if self._windows else None]
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         keys.flatten(0, 1).index_copy_(0, self._slots, k)
         values.flatten(0, 1).index_copy_(0, self._slots, v)
         output = torch.empty(q.shape)
-        if self._decodes is not None:
-            output[self._decodes.rows] = _attend_decodes(self._decodes, q, keys, values)
-        for segment in self._prefills:
+        if plan.decodes is not None:
+            output[plan.decodes.rows] = _attend_decodes(plan.decodes, q, keys, values)
+        for segment in plan.prefills:
             output[segment.rows] = _attend_prefill(segment, q[segment.rows], keys, values)
         return output.flatten(1)
 
 
-def _decode_group(segments: Sequence[Segment], block_size: int) -> _DecodeGroup:
+def _plan(batch: FlatBatch, block_size: int, window: int | None) -> _Plan:
+    decodes = [s for s in batch.segments if s.num_tokens == 1]
+    return _Plan(
+        decodes=_decode_group(decodes, block_size, window) if decodes else None,
+        prefills=[_prefill_segment(s, window) for s in batch.segments if s.num_tokens > 1],
+    )
+
+
+def _decode_group(segments: Sequence[Segment], block_size: int, window: int | None) -> _DecodeGroup:
     width = max(len(s.block_table) for s in segments)
     padded = [[*s.block_table, *[NULL_BLOCK] * (width - len(s.block_table))] for s in segments]
     lengths = torch.tensor([s.context_length for s in segments])
-    mask = torch.arange(width * block_size)[None, :] < lengths[:, None]
+    mask = _is_seen(lengths - 1, width * block_size, window)
     return _DecodeGroup(
         rows=torch.tensor([s.first_row for s in segments]),
         blocks=torch.tensor(padded).flatten(),
         mask=mask[:, None, None, :],
         tails=torch.tensor(_tails(segments, width, block_size), dtype=torch.int64),
     )
+
+
+def _is_seen(positions: torch.Tensor, num_keys: int, window: int | None) -> torch.Tensor:
+    """[len(positions), num_keys]: which keys a row at each position sees."""
+    distances = positions[:, None] - torch.arange(num_keys)[None, :]
+    is_seen = distances >= 0
+    return is_seen if window is None else is_seen & (distances < window)
 
 
 def _tails(segments: Sequence[Segment], width: int, block_size: int) -> list[int]:
@@ -121,12 +151,11 @@ def _gather(cache: torch.Tensor, group: _DecodeGroup) -> torch.Tensor:
     return cache.index_select(0, group.blocks).flatten(0, 1).index_fill_(0, group.tails, 0.0)
 
 
-def _prefill_segment(segment: Segment) -> _PrefillSegment:
+def _prefill_segment(segment: Segment, window: int | None) -> _PrefillSegment:
     length = segment.context_length
     mask = None
-    if segment.start > 0:
-        positions = torch.arange(segment.start, length)
-        mask = torch.arange(length)[None, :] <= positions[:, None]
+    if segment.start > 0 or window is not None:
+        mask = _is_seen(torch.arange(segment.start, length), length, window)
     return _PrefillSegment(
         rows=slice(segment.first_row, segment.first_row + segment.num_tokens),
         blocks=torch.tensor(segment.block_table, dtype=torch.int64),

@@ -37,7 +37,7 @@ class TorchRunner:
         hidden = self._model.hidden_states(
             torch.tensor(batch.token_ids, dtype=torch.int64),
             torch.tensor(batch.positions, dtype=torch.int64),
-            PagedAttention(self._cache, batch, self._block_size),
+            PagedAttention(self._cache, batch, self._block_size, self._model.config.windows),
         )
         is_finite_row = torch.isfinite(hidden.sum(-1)).tolist()
         tokens = self._sample_rows(hidden, batch.sampled_rows)

@@ -1,8 +1,8 @@
 """The shape of a model of the Llama family, and the refusal of everything this engine does not run.
 
 Qwen2 is Llama with biases on q, k and v; Qwen3 is Llama with norms on the heads of q and k; Mistral
-is Llama.  A setting that would change the numbers is either honoured or named in an error; none is
-ignored.
+is Llama; each but Llama may have layers that see a window of positions only.  A setting that would
+change the numbers is either honoured or named in an error; none is ignored.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,6 +30,11 @@ class LlamaConfig:
     has_qkv_bias: bool = False
     has_qk_norm: bool = False
     is_tied: bool | None = None  # the output matrix is the embedding; None: if it has no own
+    windows: tuple[int | None, ...] = ()  # see ``window``; (): none has one
+
+    def window(self, layer: int) -> int | None:
+        """How many positions a row of that layer sees, its own the last; None: all before it."""
+        return self.windows[layer] if self.windows else None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads or self.head_dim % 2:
@@ -84,14 +89,14 @@ def config_from_hf(config: Metadata) -> LlamaConfig:
     for key, accepted in _HF_NEUTRAL.items():
         _refuse_unless(config, key, accepted)
     max_positions = _positive(config, "max_position_embeddings")
-    _refuse_sliding_window(config, family, max_positions)
+    num_layers = _positive(config, "num_hidden_layers")
     num_heads = _positive(config, "num_attention_heads")
     hidden_size = _positive(config, "hidden_size")
     return LlamaConfig(
         vocab_size=_positive(config, "vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=_positive(config, "intermediate_size"),
-        num_layers=_positive(config, "num_hidden_layers"),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=_positive(config, "num_key_value_heads", num_heads),
         head_dim=_positive(
@@ -103,6 +108,7 @@ def config_from_hf(config: Metadata) -> LlamaConfig:
         has_qkv_bias=family == "qwen2",
         has_qk_norm=family == "qwen3",
         is_tied=config.get("tie_word_embeddings") is True,
+        windows=_hf_windows(config, family, num_layers, max_positions),
     )
 
 
@@ -137,16 +143,54 @@ _HF_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
 }
 
 
-def _refuse_sliding_window(config: Metadata, family: str, max_positions: int) -> None:
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_HF_WINDOW: Final = 4096  # transformers' defaults, where a family knows windows at all
+_HF_MAX_WINDOW_LAYERS: Final = 28
+
+
+def _hf_windows(
+    config: Metadata, family: str, num_layers: int, max_positions: int
+) -> tuple[int | None, ...]:
     """A window no context can leave changes nothing."""
-    for kind in config.get("layer_types") or ():
-        if kind != "full_attention":
+    window = _hf_window(config, family)
+    kinds = config.get("layer_types")
+    if kinds is None:
+        kinds = _hf_default_kinds(config, family, window, num_layers)
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        raise ModelInvalid(f"layer_types: expected {num_layers}, got {kinds!r}")
+    is_free = family.startswith("qwen") and window is not None
+    allowed = {_FULL, _SLIDING} if is_free else {_FULL if window is None else _SLIDING}
+    for kind in kinds:
+        if kind not in allowed:
             raise ModelUnsupported(f"layer_types: {kind!r} is not supported")
+    if window is None or window >= max_positions or _SLIDING not in kinds:
+        return ()
+    return tuple(window if kind == _SLIDING else None for kind in kinds)
+
+
+def _hf_window(config: Metadata, family: str) -> int | None:
+    """Qwen states a window and a switch; Llama has none."""
     if family.startswith("qwen") and not config.get("use_sliding_window"):
-        return  # Qwen states a window and a switch
-    window = config.get("sliding_window")
-    if window is not None and not (type(window) is int and window >= max_positions):
+        return None
+    window = config.get("sliding_window", None if family == "llama" else _HF_WINDOW)
+    if window is None:
+        return None
+    if type(window) is not int or window < 1 or family == "llama":
         raise ModelUnsupported(f"sliding_window={window!r} is not supported")
+    return window
+
+
+def _hf_default_kinds(
+    config: Metadata, family: str, window: int | None, num_layers: int
+) -> list[str]:
+    if window is None:
+        return [_FULL] * num_layers
+    if not family.startswith("qwen"):
+        return [_SLIDING] * num_layers
+    first = config.get("max_window_layers", _HF_MAX_WINDOW_LAYERS)
+    if type(first) is not int:
+        raise ModelInvalid(f"max_window_layers={first!r}: expected a whole number")
+    return [_SLIDING if layer >= first else _FULL for layer in range(num_layers)]
 
 
 def _hf_rope_theta(config: Metadata) -> float:

@@ -5,9 +5,9 @@ A layer at a time goes from the file into tiles; no other copy stays.  What the 
 a precision asks for it, layers are rounded to another format.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,9 @@ from kernels.linear.formats import (
     ActivationFormat,
     WeightFormat,
 )
-from kernels.linear.packing import PackedWeight, pack, pack_stored
+from kernels.linear.packing import PackedWeight, pack, pack_int8_per_channel, pack_stored
 from replica.engine.messages import Precision
-from replica.errors import ModelInvalid, ModelUnsupported
+from replica.errors import ModelInvalid
 from replica.model.config import LlamaConfig
 from replica.model.rotary_tables import rotary_tables
 from replica.model.tensor_source import (
@@ -33,14 +33,11 @@ from replica.model.tensor_source import (
     refuse_unknown,
 )
 
-_LAYER_FORMATS: Final = {  # otherwise as shipped
-    Precision.INT8: WeightFormat.Q8_0,
-    Precision.BFLOAT16: WeightFormat.BFLOAT16,
-}
 _ACTIVATION_FORMATS: Final = {
     Precision.EXACT: ActivationFormat.FLOAT32,
     Precision.FAST: ActivationFormat.INT8,
     Precision.INT8: ActivationFormat.INT8,
+    Precision.INT8_PER_CHANNEL: ActivationFormat.INT8,
     Precision.BFLOAT16: ActivationFormat.FLOAT32,
 }
 _EMBEDDING: Final = "model.embed_tokens.weight"
@@ -97,14 +94,9 @@ class PackedModel:
         self._lm_head = _Matrix(((_LM_HEAD, vocab),), hidden)
         self._layers = [_layer_matrices(config, index) for index in range(config.num_layers)]
         shipped = _common_format(source, [m for layer in self._layers for m in layer])
-        self.layer_format = _LAYER_FORMATS.get(precision, shipped)
+        self._precision = precision
+        self.layer_format = _layer_format(precision, shipped)
         self.activation_format = _ACTIVATION_FORMATS[precision]
-        is_integer = self.activation_format is ActivationFormat.INT8
-        if is_integer and self.layer_format not in INTEGER_FORMATS:
-            raise ModelUnsupported(
-                f"precision {precision} multiplies integer weights as shipped, the layers are "
-                f"{self.layer_format}: {Precision.INT8} would round them"
-            )
 
     @property
     def size_bytes(self) -> int:
@@ -130,9 +122,7 @@ class PackedModel:
 
     def _layer(self, index: int) -> LayerWeights:
         prefix = f"model.layers.{index}."
-        qkv, output, gate_up, down = (
-            self._pack(matrix, self.layer_format) for matrix in self._layers[index]
-        )
+        qkv, output, gate_up, down = (self._pack_layer(matrix) for matrix in self._layers[index])
         return LayerWeights(
             input_norm=self._vector(prefix + "input_layernorm.weight"),
             qkv=qkv,
@@ -140,20 +130,40 @@ class PackedModel:
             post_norm=self._vector(prefix + "post_attention_layernorm.weight"),
             gate_up=gate_up,
             down=down,
+            window=self._config.window(index),
         )
 
+    def _pack_layer(self, matrix: _Matrix) -> PackedWeight:
+        if self._precision is Precision.INT8_PER_CHANNEL:
+            return pack_int8_per_channel(self._rows(matrix, self._source.load))
+        return self._pack(matrix, self.layer_format)
+
     def _pack(self, matrix: _Matrix, weight_format: WeightFormat) -> PackedWeight:
-        is_stored = all(self._source.stored_format(n) == weight_format for n in matrix.names)
-        load = self._source.load_stored if is_stored else self._source.load
+        if all(self._source.stored_format(name) == weight_format for name in matrix.names):
+            return pack_stored(self._rows(matrix, self._source.load_stored), weight_format)
+        return pack(self._rows(matrix, self._source.load), weight_format)
+
+    def _rows(self, matrix: _Matrix, load: Callable[[str], npt.NDArray[Any]]) -> npt.NDArray[Any]:
         rows = [load(name) for name in matrix.names]
         for (name, num_rows), part in zip(matrix.parts, rows, strict=True):
             if part.ndim != 2 or len(part) != num_rows:
                 raise ModelInvalid(f"tensor {name}: expected {num_rows} rows, got {part.shape}")
-        joined = rows[0] if len(rows) == 1 else np.concatenate(rows)
-        return pack_stored(joined, weight_format) if is_stored else pack(joined, weight_format)
+        return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
     def _vector(self, name: str) -> npt.NDArray[np.float32]:
         return load_checked(self._source, name, (self._config.hidden_size,))
+
+
+def _layer_format(precision: Precision, shipped: WeightFormat) -> WeightFormat:
+    match precision:
+        case Precision.EXACT:
+            return shipped
+        case Precision.FAST:
+            return shipped if shipped in INTEGER_FORMATS else WeightFormat.Q8_0
+        case Precision.INT8 | Precision.INT8_PER_CHANNEL:
+            return WeightFormat.Q8_0
+        case Precision.BFLOAT16:
+            return WeightFormat.BFLOAT16
 
 
 def _layer_matrices(config: LlamaConfig, index: int) -> tuple[_Matrix, ...]:

@@ -1,11 +1,12 @@
 """Decodes and prefill chunks over scattered blocks, against a dense reference."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 
-from kernels.paged_attention.formats import AttentionSpecialization, KvFormat
+from kernels.paged_attention.formats import ALL_POSITIONS, AttentionSpecialization, KvFormat
 from kernels.paged_attention.op import paged_attention
 from kernels.paged_attention.plan import Segment
 from kernels.paged_attention.reference import (
@@ -63,11 +64,13 @@ def queries(
     return torch.randn(shape, generator=torch.Generator().manual_seed(9))
 
 
-def expected(q: torch.Tensor, cache: Cache, segments: list[Segment]) -> torch.Tensor:
+def expected(
+    q: torch.Tensor, cache: Cache, segments: list[Segment], window: int = ALL_POSITIONS
+) -> torch.Tensor:
     return torch.cat(
         [
             paged_attention_reference(
-                q[s.first_row : s.first_row + s.num_tokens], *cache, s.block_table, s.start
+                q[s.first_row : s.first_row + s.num_tokens], *cache, s.block_table, s.start, window
             )
             for s in segments
         ]
@@ -135,6 +138,61 @@ def test_blocks_of_32_tokens(level: FeatureLevel, team: ThreadTeam) -> None:
     q = queries(spec, segments)
     result = paged_attention(spec, q, cache, segments, team)
     torch.testing.assert_close(result, expected(q, cache, segments), rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("window", [None, 300])
+def test_threads_share_the_spans_of_few_decodes_without_a_change_of_bits(
+    window: int | None, level: FeatureLevel, team: ThreadTeam
+) -> None:
+    """One sequence of one KV head and a long context: alone, beside others, and as a prefill."""
+    spec = replace(exact_spec(level), has_window=window is not None)
+    window = ALL_POSITIONS if window is None else window
+    cache, segments = random_cache(spec, 1), segments_of([(0, 720), (20, 1), (30, 1), (40, 1)])
+    long, *others = segments
+    q = queries(spec, segments, 1)
+    whole = paged_attention(spec, q[:720], cache, [long], team, window)
+    reference = expected(q[:720], cache, [long], window)
+    torch.testing.assert_close(whole, reference, rtol=1e-5, atol=2e-6)
+    for position in (719, 512, 511, 300, 255):
+        decode = Segment(0, 1, position, long.block_table)
+        rows = q[position : position + 1]
+        assert torch.equal(
+            paged_attention(spec, rows, cache, [decode], team, window)[0], whole[position]
+        )
+        company = [decode, *(replace(s, first_row=s.first_row - 719) for s in others)]
+        together = paged_attention(spec, torch.cat([rows, q[720:]]), cache, company, team, window)
+        assert torch.equal(together[0], whole[position])
+
+
+@pytest.mark.parametrize("window", [1, 16, 61, 70, 1000])
+def test_a_window_hides_what_lies_before_it(
+    window: int, level: FeatureLevel, team: ThreadTeam
+) -> None:
+    """Whole chunks before it, a part of one, and nothing at all; decodes, and rows of one tile."""
+    spec = replace(exact_spec(level), has_window=True)
+    cache, segments = random_cache(spec), segments_of(MIXED)
+    q = queries(spec, segments)
+    result = paged_attention(spec, q, cache, segments, team, window)
+    reference = expected(q, cache, segments, window)
+    torch.testing.assert_close(result, reference, rtol=1e-5, atol=2e-6)
+
+
+def test_a_windows_bits_do_not_depend_on_the_chunk(level: FeatureLevel, team: ThreadTeam) -> None:
+    spec = replace(exact_spec(level), has_window=True)
+    cache, (whole,) = random_cache(spec), segments_of([(0, 150)])
+    q = queries(spec, [whole])
+    together = paged_attention(spec, q, cache, [whole], team, 37)
+    for first, last in [(0, 1), (0, 100), (100, 101), (33, 70), (117, 150), (149, 150)]:
+        part = Segment(0, last - first, first, whole.block_table)
+        chunk = paged_attention(spec, q[first:last], cache, [part], team, 37)
+        assert torch.equal(chunk, together[first:last]), (first, last)
+
+
+def test_a_window_needs_a_specialization_that_has_one(team: ThreadTeam) -> None:
+    spec = exact_spec(FeatureLevel.PORTABLE)
+    cache, segments = random_cache(spec), segments_of([(0, 1)])
+    with pytest.raises(ValueError, match="window 8"):
+        paged_attention(spec, queries(spec, segments), cache, segments, team, 8)
 
 
 def exact_spec(level: FeatureLevel) -> AttentionSpecialization:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from contracts.replica_api import Phase, ReplicaState
-from kernels.linear.formats import INTEGER_FORMATS, WeightFormat
+from kernels.linear.formats import INTEGER_FORMATS, ActivationFormat, WeightFormat
 from kernels.linear.reference import unpack
 from kernels.paged_attention.formats import KvFormat
 from replica.engine.backend import choose_backend
@@ -114,26 +114,36 @@ def test_packed_weights_take_what_was_announced(
 
 
 def test_rounded_weights_are_near_the_shipped_ones(tiny: OpenedModel) -> None:
-    shipped, int8, bfloat16 = (
+    shipped, int8, per_channel, bfloat16 = (
         unpack(PackedModel(tiny.source, tiny.config, p).load(lambda ratio: None).layers[0].down)
-        for p in (Precision.EXACT, Precision.INT8, Precision.BFLOAT16)
-    )
+        for p in (
+            Precision.EXACT, Precision.INT8, Precision.INT8_PER_CHANNEL, Precision.BFLOAT16
+        )
+    )  # fmt: skip
     largest = np.abs(shipped).max()
+    steps = np.abs(shipped).max(1) / 127
+    assert (np.abs(per_channel - shipped).max(1) <= 0.6 * steps).all()
+    codes = per_channel / steps[:, None]
+    assert np.abs(codes - np.rint(codes)).max() < 0.1, "one scale for a whole output"
     assert np.abs(int8 - shipped).max() <= 1.2 * largest / 254  # scales are float16
     assert np.abs(bfloat16 - shipped).max() <= largest / 256
 
 
-def test_what_only_the_compiled_step_can_do_is_refused_elsewhere(
-    tiny: OpenedModel, opened: tuple[OpenedModel, WeightFormat]
-) -> None:
+def test_what_only_the_compiled_step_can_do_is_refused_elsewhere(tiny: OpenedModel) -> None:
     asked = {"precision": Precision.FAST, "kv_cache_dtype": KvCacheDtype.INT8}
     config = Settings(cpu_backend=CpuBackend.TORCH, **asked).engine_config()
     with pytest.raises(ModelUnsupported, match=r"fast with int8 keys .* needs the compiled"):
         choose_backend(config, tiny, [])
-    model, layer_format = opened
-    if layer_format not in INTEGER_FORMATS:
-        with pytest.raises(ModelUnsupported, match="int8 would round them"):
-            choose_backend(Settings(**asked).engine_config(), model, [])
+
+
+def test_fast_keeps_shipped_integers_and_rounds_floats(
+    opened: tuple[OpenedModel, WeightFormat],
+) -> None:
+    model, shipped = opened
+    packed = PackedModel(model.source, model.config, Precision.FAST)
+    assert packed.activation_format is ActivationFormat.INT8
+    is_integer = shipped in INTEGER_FORMATS
+    assert packed.layer_format is (shipped if is_integer else WeightFormat.Q8_0)
 
 
 def test_company_changes_no_draw_of_the_compiled_step(tiny: OpenedModel) -> None:

@@ -16,10 +16,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from replica.engine.messages import SamplingParams
+from replica.engine.backend import choose_backend
+from replica.engine.messages import CpuBackend, SamplingParams
 from replica.engine.runner import TorchRunner
 from replica.engine.scheduler import SchedulerLimits
 from replica.model.loader import open_model
+from replica.settings import Settings
 from tests.replica.engine_harness import EngineHarness
 
 VOCAB_SIZE = 64
@@ -35,13 +37,18 @@ SHAPE = {
     # Wide enough for choices that differ from token to token.
     "initializer_range": 0.5,
 }
+WINDOWS_IN_SOME_LAYERS = {
+    "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1,
+}  # fmt: skip
 FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "llama tied": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": True}),
     "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None, "head_dim": 16}),
     "mistral wide window": (MistralConfig, MistralForCausalLM, {"sliding_window": 4096}),
+    "mistral narrow window": (MistralConfig, MistralForCausalLM, {"sliding_window": 9}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
     "qwen2 tied": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
+    "qwen2 windows": (Qwen2Config, Qwen2ForCausalLM, WINDOWS_IN_SOME_LAYERS),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16}),
     "qwen3 narrow heads": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 8}),
 }
@@ -91,6 +98,25 @@ def test_greedy_tokens_equal_those_of_transformers(
     ids = engine.submit_together(PROMPTS, params)
     engine.run()
     assert [[int(t) for t in engine.outcomes[i].text.split()] for i in ids] == expected
+
+
+@pytest.mark.parametrize("window", [9, 70])
+def test_the_compiled_step_sees_the_same_window(window: int, tmp_path: Path) -> None:
+    """Decodes and chunks, within and across the 64 keys that kernels take at once."""
+    changes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 64, "sliding_window": window}
+    torch.manual_seed(7)
+    reference = MistralForCausalLM(MistralConfig(**(SHAPE | changes))).eval()
+    reference.save_pretrained(tmp_path)
+    settings = Settings(cpu_backend=CpuBackend.COMPILED, num_threads=2, max_num_batched_tokens=64)
+    backend = choose_backend(settings.engine_config(), open_model(tmp_path), [])
+    runner = backend.load(64, lambda ratio, detail: None)
+    prompts = [*PROMPTS, [(7 * i) % VOCAB_SIZE for i in range(100)]]
+    names = [b"%d " % i for i in range(VOCAB_SIZE)]
+    engine = EngineHarness(runner, names, [], SchedulerLimits(16, 8, 64), num_blocks=64)
+    ids = engine.submit_together(prompts, SamplingParams(max_tokens=12, temperature=0.0))
+    engine.run()
+    tokens = [[int(t) for t in engine.outcomes[i].text.split()] for i in ids]
+    assert tokens == [greedy(reference, prompt) for prompt in prompts]
 
 
 def test_weights_take_what_was_announced(reference: Any, tmp_path: Path) -> None:
