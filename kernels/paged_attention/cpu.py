@@ -85,9 +85,6 @@ def paged_attention(
     spans: int,  # address of spans_bytes
 ) -> None:
     """Units are pieces by heads, and by spans where these are shared."""
-    block_head_bytes = _block_head_bytes(spec)
-    group_bytes = _group_size(spec) * _head_dim(spec) * 4
-    block_stride = num_kv_heads * block_head_bytes
     num_whole = len(pieces) * num_kv_heads
     num_spans = 1
     if num_whole < num_threads * _MIN_UNITS_PER_THREAD:
@@ -96,38 +93,62 @@ def paged_attention(
     num_done = 0
     unit = take(spec, stage, 1)
     while unit < num_units:
-        index = unit // num_spans
-        piece = index // num_kv_heads
-        head = index % num_kv_heads
-        first_row, num_tokens = pieces[piece, 0], pieces[piece, 1]
-        position, segment = pieces[piece, 2], pieces[piece, 3]
-        blocks = block_tables.ctypes.data + segment * block_tables.shape[1] * 4
-        source = q + first_row * q_stride + head * group_bytes
-        target = output + (first_row * num_kv_heads + head) * group_bytes
-        head_keys = keys + head * block_head_bytes
-        head_values = values + head * block_head_bytes
-        if num_spans > 1:
-            state = spans + unit * _decode_bytes(spec)
-            start_decode(spec, source, state, 0)
-            _attend_span(
-                spec, head_keys, head_values, block_stride, blocks, position, window,
-                unit % num_spans * SPAN_KEYS, state, scratch,
-            )  # fmt: skip
-        elif num_tokens == 1:
-            _attend_one(
-                spec, source, target, head_keys, head_values, block_stride, blocks, position,
-                window, scratch,
-            )  # fmt: skip
-        else:
-            _attend_many(
-                spec, source, q_stride, target, num_kv_heads * group_bytes, head_keys, head_values,
-                block_stride, blocks, position, num_tokens, window, scratch,
-            )  # fmt: skip
+        _attend_unit(
+            spec, q, q_stride, output, keys, values, num_kv_heads, window, pieces, block_tables,
+            unit, num_spans, scratch, spans,
+        )  # fmt: skip
         num_done += 1
         unit = take(spec, stage, 1)
     finish(spec, stage, num_done, num_units)
     if num_spans > 1:
         _join_spans(spec, output, num_kv_heads, pieces, num_spans, spans, stage + STAGE_BYTES)
+
+
+@inlined
+def _attend_unit(
+    spec: Any,
+    q: int,
+    q_stride: int,
+    output: int,
+    keys: int,
+    values: int,
+    num_kv_heads: int,
+    window: int,
+    pieces: Any,
+    block_tables: Any,
+    unit: int,
+    num_spans: int,
+    scratch: int,
+    spans: int,
+) -> None:
+    piece = unit // num_spans // num_kv_heads
+    head = unit // num_spans % num_kv_heads
+    first_row, num_tokens = pieces[piece, 0], pieces[piece, 1]
+    position, segment = pieces[piece, 2], pieces[piece, 3]
+    blocks = block_tables.ctypes.data + segment * block_tables.shape[1] * 4
+    group_bytes = _group_size(spec) * _head_dim(spec) * 4
+    source = q + first_row * q_stride + head * group_bytes
+    target = output + (first_row * num_kv_heads + head) * group_bytes
+    block_stride = num_kv_heads * _block_head_bytes(spec)
+    head_keys = keys + head * _block_head_bytes(spec)
+    head_values = values + head * _block_head_bytes(spec)
+    if num_spans > 1:
+        state = spans + unit * _decode_bytes(spec)
+        start_decode(spec, source, state, 0)
+        _attend_span(
+            spec, head_keys, head_values, block_stride, blocks, position, window,
+            unit % num_spans * SPAN_KEYS, state, scratch,
+        )  # fmt: skip
+    elif num_tokens == 1:
+        _attend_one(
+            spec, source, target, head_keys, head_values, block_stride, blocks, position,
+            window, scratch,
+        )  # fmt: skip
+    else:
+        _attend_many(
+            spec, source, q_stride, target, num_kv_heads * group_bytes, head_keys, head_values,
+            block_stride, blocks, position, num_tokens, window, scratch,
+        )  # fmt: skip
 
 
 @inlined

@@ -4,7 +4,7 @@ The softmax of a row is made in spans of SPAN_KEYS positions, each on its own, t
 order of their positions.  Spans depend on nothing but positions, so a row has the same bits whether
 one thread runs through all of its spans or several threads share them.
 
-Source: Dao 2023, "Flash-Decoding".
+Source: Dao 2023, "Flash-Decoding"; why fixed spans: docs/decisions/0013.
 """
 
 from collections.abc import Iterator
