@@ -162,6 +162,9 @@ elseif is_forced or refused_by == 0 then
   end
   redis.call('HSET', HOLDS, id, cmsgpack.pack(record))
   redis.call('ZADD', RESERVATIONS, NOW_MS + lease_ms, id)
+  if NOW_MS + lease_ms < sweep_at_ms then -- shorter than other gateways' leases
+    redis.call('HSET', BUCKET, 'sweep_at_ms', NOW_MS + lease_ms)
+  end
   if NOW_MS >= kept_ms + KEEP_PAUSE_MS then
     redis.call('HSET', BUCKET, 'kept_ms', NOW_MS)
     redis.call('PEXPIRE', HOLDS, RECORD_TTL_MS + lease_ms)
