@@ -41,6 +41,24 @@ async def test_a_learned_bound_reserves_what_answers_need(
     assert upstream.generations[-1].received.document["max_tokens"] == 1_000
 
 
+async def test_an_answer_beyond_the_learned_bound_makes_debt_that_is_bounded_and_repaid(
+    make_tenant: Callable[..., Tenant], upstream: Upstream
+) -> None:
+    policy = AdmissionPolicy(completion_bound=CompletionBound.LEARNED)
+    tenant = make_tenant(tokens_per_minute=1_200, admission=policy)
+    await tenant.accepted()
+    ask = {"model": "model-a", "prompt": [7] * 20, "max_tokens": 900}
+    for _ in range(20):
+        assert (await tenant.complete(ask)).status == 200
+    upstream.behaviour = words(5_000)
+    assert (await tenant.complete(ask)).status == 200
+    assert tenant.events()[-1].output_text_tokens == 5_000
+    assert -1_200 <= tenant.level("tokens") < 0, "no more than a burst"
+    refused = await tenant.complete(ask)
+    assert refused.status == 429
+    assert 20 <= int(refused.headers["retry-after"]) <= 90, "refilling repays it"
+
+
 async def test_cached_tokens_weigh_what_the_policy_says(
     make_tenant: Callable[..., Tenant], upstream: Upstream
 ) -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contracts.load import ReplicaLoad
 from gateway.admission.estimate import text_prompt
 from gateway.api.affinity import chat_affinity_key, prompt_affinity_key
 from gateway.api.context import InferenceRequest, Operation
@@ -23,6 +24,20 @@ from gateway.routing.scorers.prefix_affinity import PrefixAffinityScorer
 from gateway.upstream.replica_client import ReplicaClient, Timeouts
 
 RING = PrefixRing()
+LOAD = ReplicaLoad(
+    model="m",
+    is_ready=True,
+    is_draining=False,
+    num_running=0,
+    num_waiting=0,
+    queued_prompt_tokens=0,
+    expected_output_tokens=0,
+    kv_cache_usage=0.0,
+    num_kv_blocks=100,
+    block_size=16,
+    prefill_tokens_per_s=1_000.0,
+    decode_tokens_per_s=0.0,
+)
 PROFILE = RoutingProfile([ServesModel(), Ready()], [(PrefixAffinityScorer(RING), 1.0)], BestScore())
 KEYS = [b"key-%d" % n for n in range(400)]
 
@@ -84,6 +99,23 @@ async def test_a_tried_replica_is_not_tried_again() -> None:
     assert tried == {"a", "b", "c"}
     with pytest.raises(NoReplicaAvailable):
         fleet.choose(request, frozenset(tried))
+
+
+async def test_with_a_target_a_replica_that_would_be_late_is_passed_over() -> None:
+    fleet, request = fleet_of("a", "b"), inference_request("m")
+    home = fleet.choose(request, ())
+    (other,) = {"a", "b"} - {home.name}
+    for replica in (home, fleet.pool[other]):
+        replica.forecast.report(LOAD, SYSTEM_CLOCK.monotonic_s())
+    assert fleet.has_room(request, target_s=0.5)
+    home.forecast.send(1_000.0, SYSTEM_CLOCK.monotonic_s(), tells_first_token=True)
+    assert fleet.choose(request, ()) is home
+    assert fleet.choose(request, (), target_ms=500).name == other
+    fleet.pool[other].forecast.send(5_000.0, SYSTEM_CLOCK.monotonic_s(), tells_first_token=True)
+    assert fleet.choose(request, (), target_ms=500) is home, "the least late"
+    assert not fleet.has_room(request, target_s=0.5)
+    assert fleet.drain_s(request, target_s=0.5, num_tokens=0) == pytest.approx(0.5, abs=0.1)
+    assert fleet.drain_s(request, target_s=0.5, num_tokens=2_000) == pytest.approx(1.5, abs=0.1)
 
 
 async def test_a_model_that_no_replica_serves_has_no_candidate() -> None:
