@@ -20,6 +20,7 @@ _ENOUGH: Final = 16  # first tokens, where a replica reports no rate
 _SAMPLE_S: Final = 0.01  # between two requests that are learned from: busy replicas teach enough
 _TOKENS: Final = 1_000.0  # of features, to keep them of the order of one
 _ANSWERS: Final = 10.0
+_FADE: Final = 0.9  # of what is known of the work, at each prompt
 _LEAST_SLOPE_S: Final = 1e-7  # a token: no prompt is free
 
 
@@ -64,7 +65,10 @@ class Observation(msgspec.Struct, frozen=True):
 
 class TtftForecast:
     def __init__(self) -> None:
-        self._pending_tokens = 0.0  # of requests sent from here, first token not seen
+        self._pending: dict[Visit, None] = {}  # sent from here, first token not seen, in order
+        self._pending_tokens = 0.0
+        self._working_since_s = 0.0  # on the first of them
+        self._worked_tokens = self._worked_s = 0.0  # lately
         self._num_answering = 0  # sent from here, first token seen
         self._silent: deque[tuple[float, Visit]] = deque()  # until when they prefill, probably
         self._load: ReplicaLoad | None = None
@@ -88,12 +92,16 @@ class TtftForecast:
             forecast = self.predict(num_tokens, now_s)
             prefilled_s = now_s if forecast is None else now_s + forecast.ttft_s
             self._silent.append((prefilled_s, visit))
+        if not self._pending:
+            self._working_since_s = now_s
+        self._pending[visit] = None
         self._pending_tokens += num_tokens
         return visit
 
     def first_token(self, visit: Visit, now_s: float) -> Observation | None:
         """What was predicted for it, if anything was, and what came."""
         self._answered(visit)
+        self._note_work(visit.num_tokens, now_s)
         lesson = visit.lesson
         if lesson is None:
             return None
@@ -139,11 +147,26 @@ class TtftForecast:
         if not visit.is_answering:
             visit.is_answering = True
             self._num_answering += 1
+            del self._pending[visit]
             self._pending_tokens = max(0.0, self._pending_tokens - visit.num_tokens)
 
     def _tokens_ahead(self, now_s: float) -> float:
         self._end_silence(now_s)
-        return self._pending_tokens + self._others_left(now_s)
+        return self._pending_tokens - self._done(now_s) + self._others_left(now_s)
+
+    def _done(self, now_s: float) -> float:
+        """Of the prompt that is probably being prefilled."""
+        first = next(iter(self._pending), None)
+        if first is None or self._worked_s == 0.0:
+            return 0.0
+        tokens_per_s = self._worked_tokens / self._worked_s
+        return min(first.num_tokens, (now_s - self._working_since_s) * tokens_per_s)
+
+    def _note_work(self, num_tokens: float, now_s: float) -> None:
+        """A prompt is through.  This rate is not the regression's, since that is fed by it."""
+        self._worked_tokens = _FADE * self._worked_tokens + num_tokens
+        self._worked_s = _FADE * self._worked_s + now_s - self._working_since_s
+        self._working_since_s = now_s
 
     def _end_silence(self, now_s: float) -> None:
         while self._silent and self._silent[0][0] <= now_s:
