@@ -1,52 +1,30 @@
 """A replica's life: up at once, ready when loaded, drained on SIGTERM, gone with its engine."""
 
 import asyncio
-import contextlib
 import logging
-import math
 import secrets
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Iterator
-from typing import Any
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any
 
-import uvicorn
-from fastapi import FastAPI
-
-from replica.api.patience import Patience
-from replica.api.protocol import ResettableProtocol
-from replica.app import create_app
 from replica.engine.engine import Engine
 from replica.engine.watchdog import Watchdog
 from replica.settings import Settings
 from replica.usage_journal import UsageJournal
 
-_MAX_CHOICES = 16  # of one request, and no more than can run at once
-_KEEP_ALIVE_S = 75  # longer than a gateway's pool keeps a connection idle
-# After the time to drain, and together under what Kubernetes' 30 s leave of the usual 20:
+if TYPE_CHECKING:
+    from replica.http_server import HttpServer
+
+# After the time to drain, and together under what Kubernetes' 30 s leave of the usual 20, with what
+# the server takes to close (CLOSE_TIMEOUT_S and CANCEL_TIMEOUT_S there):
 _ABORT_TIMEOUT_S = 3.0  # for the engine to count what it is made to stop: a step or two
 _ENGINE_END_TIMEOUT_S = 2.0
-_CLOSE_TIMEOUT_S = 2.0  # at least, for answers on their way when all else is over
-_CANCEL_TIMEOUT_S = 1.0  # for the server, which would log each answer that it ends as a defect
 _JOURNAL_TIMEOUT_S = 0.5  # for what is not written yet: a few lines
-ENDING_S = (
-    _ABORT_TIMEOUT_S
-    + _ENGINE_END_TIMEOUT_S
-    + _CLOSE_TIMEOUT_S
-    + _CANCEL_TIMEOUT_S
-    + _JOURNAL_TIMEOUT_S
-)
+ENDING_S = _ABORT_TIMEOUT_S + _ENGINE_END_TIMEOUT_S + _JOURNAL_TIMEOUT_S
 
 logger = logging.getLogger(__name__)
-
-
-class _Server(uvicorn.Server):
-    """Leaves signals alone: draining comes before closing."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 async def serve(settings: Settings) -> int:
@@ -57,33 +35,23 @@ async def serve(settings: Settings) -> int:
     except OSError as exc:
         logger.error("cannot listen", extra={"port": settings.port, "error": str(exc)})  # noqa: TRY400 - no bug
         return 1
-    patience = Patience(
-        read_timeout_s=settings.read_timeout_s, write_timeout_s=settings.write_timeout_s
-    )
-    engine = _engine(settings)
     journal = _journal(settings)
-    app = create_app(
-        engine,
-        patience,
-        journal,
-        max_body_bytes=settings.max_body_bytes,
-        max_choices=min(_MAX_CHOICES, settings.max_num_seqs),
-    )
-    server = _server(app)
+    engine = _engine(settings)
     with listener:
         async with asyncio.TaskGroup() as group:
-            http = group.create_task(_logged(server.serve(sockets=[listener])), name="http")
             running = group.create_task(_logged(engine.run()), name="engine")
+            server = await asyncio.to_thread(_http_server, engine, journal, settings)
+            http = group.create_task(_logged(server.serve(listener)), name="http")
             ends: set[asyncio.Future[Any]] = {stop, running, http}  # of different kinds
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             give_up_at_s = time.monotonic() + settings.drain_timeout_s
-            patience.end_reading()
+            server.end_reading()
             if stop.done():
                 logger.info("draining", extra={"signal": stop.result()})
                 exit_code = await _drain(engine, running, give_up_at_s)
             else:
                 exit_code = await _linger(engine, running, settings.failure_linger_s)
-            _close(server, patience, give_up_at_s - time.monotonic())
+            server.close(give_up_at_s - time.monotonic())
     if journal is not None:
         journal.stop(_JOURNAL_TIMEOUT_S)
     if exit_code != 0:
@@ -120,19 +88,11 @@ def _engine(settings: Settings) -> Engine:
     )
 
 
-def _server(app: FastAPI) -> _Server:
-    return _Server(
-        uvicorn.Config(
-            app,
-            http=ResettableProtocol,
-            lifespan="off",
-            ws="none",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-        )
-    )
+def _http_server(engine: Engine, journal: UsageJournal | None, settings: Settings) -> "HttpServer":
+    # Not at the top: a second of imports, meanwhile the engine starts.
+    from replica.http_server import HttpServer
+
+    return HttpServer(engine, journal, settings)
 
 
 async def _logged(flow: Awaitable[None]) -> None:
@@ -167,17 +127,6 @@ async def _linger(engine: Engine, running: asyncio.Task[None], linger_s: float) 
     await asyncio.sleep(linger_s)
     running.cancel()
     return 1
-
-
-def _close(server: _Server, patience: Patience, left_s: float) -> None:
-    """Answers on their way are sent, for as long as draining may take.
-
-    The server's own patience is longer.
-    """
-    left_s = max(left_s, _CLOSE_TIMEOUT_S)
-    asyncio.get_running_loop().call_later(left_s, patience.end_writing)
-    server.config.timeout_graceful_shutdown = math.ceil(left_s + _CANCEL_TIMEOUT_S)
-    server.should_exit = True
 
 
 def _stop_signal() -> asyncio.Future[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from contracts.replica_api import Phase, ReplicaState
 from replica.engine.block_mirror import BlockMirror
@@ -45,9 +45,10 @@ from replica.errors import (
     RequestAborted,
     UnknownRequest,
 )
-from replica.model.tokenizer import Tokenizer
-from replica.model.tokenizer_loader import load_tokenizer
 from replica.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from replica.model.tokenizer import Tokenizer
 
 _STOP_TIMEOUT_S: Final = 5.0
 _KILL_TIMEOUT_S: Final = 2.0
@@ -280,7 +281,7 @@ class Engine:
     async def _load_tokenizer(self, path: Path) -> None:
         """Before any later message is taken: whoever sees READY finds a tokenizer."""
         try:
-            self.tokenizer = await asyncio.to_thread(load_tokenizer, path, _now)
+            self.tokenizer = await asyncio.to_thread(_tokenizer_at, path)
         except ModelError as exc:
             self._fail(str(exc))
 
@@ -384,5 +385,9 @@ class Engine:
         self._writer.write(encode_frame(message))
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
+def _tokenizer_at(path: Path) -> "Tokenizer":
+    """Raises ModelError."""
+    # Not at the top: what it imports need not be there before the engine is started.
+    from replica.model.tokenizer_loader import load_tokenizer
+
+    return load_tokenizer(path, lambda: datetime.now(UTC))

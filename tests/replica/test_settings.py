@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from replica.http_server import CANCEL_TIMEOUT_S, CLOSE_TIMEOUT_S
 from replica.serve import ENDING_S
 from replica.settings import Settings, default_cache_dir
 
@@ -34,7 +35,8 @@ def test_a_bad_variable_is_named(name: str, value: str, error: str) -> None:
 
 
 def test_a_replica_ends_within_kubernetes_usual_grace() -> None:
-    assert Settings().drain_timeout_s + ENDING_S < 30
+    closing_s = CLOSE_TIMEOUT_S + CANCEL_TIMEOUT_S
+    assert Settings().drain_timeout_s + ENDING_S + closing_s < 30
 
 
 def test_default_cache_follows_the_desktop_specification(
