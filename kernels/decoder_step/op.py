@@ -117,6 +117,7 @@ class DecoderStep:
         """Raises ValueError for what does not fit the buffers or the model."""
         self._check(batch)
         arrays = to_arrays(batch, self._specs.attention)
+        self._check_blocks(arrays)
         self._storage["stages"][:] = 0
         self._team.run(decoder_step, *self._arguments(arrays))
         num_sampled = len(batch.sampled_rows)
@@ -154,11 +155,17 @@ class DecoderStep:
         _check_range("sampled row", batch.sampled_rows, num_rows)
         for segment in batch.segments:
             end = segment.start + segment.num_tokens
-            _check_range("block", segment.block_table, self._cache.num_blocks)
             if len(segment.block_table) * self._cache.block_size < end:
                 raise ValueError(f"a block table is too short for {end} tokens")
             if segment.num_tokens < 1 or segment.first_row + segment.num_tokens > num_rows:
                 raise ValueError("a segment lies outside the rows")
+
+    def _check_blocks(self, arrays: BatchArrays) -> None:
+        """All at once: there are as many as contexts are long."""
+        tables = arrays.block_tables
+        if tables.size:
+            extremes = int(tables.min()), int(tables.max())
+            _check_range("block", extremes, self._cache.num_blocks)
 
 
 def _check_range(what: str, values: Any, end: int) -> None:
