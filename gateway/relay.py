@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from contracts.errors import UNDECODABLE
-from contracts.names import HEADER_REQUEST_ID
+from contracts.names import HEADER_EVENT_ID, HEADER_REQUEST_ID, HEADER_TENANT_ID
 from contracts.replica_api import AbortedUsage
 from contracts.usage import UsageSource
 from gateway.api.context import RequestContext
@@ -27,7 +27,10 @@ from gateway.upstream.replica_client import read_body
 from gateway.upstream.response import UpstreamResponse
 
 FORWARDED_HEADERS: Final = frozenset({b"accept", b"traceparent", b"tracestate"})
-_REQUEST_HEADERS = (HEADER_REQUEST_ID + ": %b\r\ncontent-type: application/json\r\n").encode()
+_REQUEST_HEADERS = (
+    f"{HEADER_REQUEST_ID}: %b\r\n{HEADER_EVENT_ID}: %b\r\n{HEADER_TENANT_ID}: %b\r\n"
+    "content-type: application/json\r\n"
+).encode()
 _GENERATED_TEXT = re.compile(
     rb'"(?:content|text|reasoning_content|reasoning|arguments)"\s*:\s*"[^"]'
 )
@@ -204,7 +207,9 @@ class Relay:
 
     def _request_headers(self, request_id: str) -> bytes:
         """An allow-list: the client's key and cookies are none of the replica's business."""
-        lines = _REQUEST_HEADERS % request_id.encode()
+        context = self._context
+        account = context.event_id.encode(), context.grant.tenant.tenant_id.encode()
+        lines = _REQUEST_HEADERS % (request_id.encode(), *account)
         for name, value in self._exchange.headers:
             if name in FORWARDED_HEADERS:
                 lines += b"%b: %b\r\n" % (name, value)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from contracts.names import HEADER_EVENT_ID, HEADER_TENANT_ID
 from contracts.usage import Outcome
 from tests.gateway.processes import Policies, Valkey
 from tests.gateway.scene import Scene, begun, running, until
@@ -48,6 +49,18 @@ async def test_a_flow_cancelled_while_it_asks_for_the_count_settles_once(
     flow.cancel()
     assert flow.is_over
     assert (await scene.only_event()).output_text_tokens > 0
+
+
+async def test_a_replica_is_told_which_event_its_count_belongs_to(
+    scene: Scene, upstream: Upstream
+) -> None:
+    upstream.behaviour = words(3)
+    flow = scene.gateway.pipeline.start(scene.exchange(stream=True))
+    await until(lambda: flow.is_over)
+    event = await scene.only_event()
+    headers = upstream.generations[0].received.headers
+    told = [headers[name] for name in (HEADER_EVENT_ID, HEADER_TENANT_ID)]
+    assert told == [event.event_id, event.tenant_id]
 
 
 async def test_a_client_that_leaves_during_admission_costs_nothing(
