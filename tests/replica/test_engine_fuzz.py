@@ -1,7 +1,8 @@
 """Thousands of random workloads against the hash model: any wrong read of KV changes an answer.
 
 A failing workload is shrunk by Hypothesis and saved beside this file; whatever lies there is run
-again, so a failure that was found once stays found.
+again, so a failure that was found once stays found.  With ``--hypothesis-profile soak
+--timeout 3600`` many more are tried.
 """
 
 from pathlib import Path
@@ -68,7 +69,11 @@ workloads = st.builds(
 )
 
 
-@settings(max_examples=NUM_WORKLOADS, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=max(NUM_WORKLOADS, settings.default.max_examples),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(workload=workloads)
 def test_every_workload_generates_what_the_model_alone_would(workload: Workload) -> None:
     try:

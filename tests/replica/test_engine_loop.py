@@ -157,3 +157,15 @@ def test_stop_string_ends_text_and_count_at_the_token_that_completes_it(stop_len
     num_eos = reference_completion(prompt, params)[: outcome.num_tokens].count(EOS)
     assert outcome.num_tokens == end + stop_length + num_eos
     check_counters(engine)
+
+
+def test_prompts_of_all_lengths_prefilled_together_stay_apart() -> None:
+    prompts = [[1 + (7 * n + i) % 60 for i in range(1 + 8 * n)] for n in range(65)]
+    limits = SchedulerLimits(4, 65, 1024)
+    engine = EngineHarness(HashModel(4), TOKEN_BYTES, [EOS], limits, num_blocks=6_000)
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    ids = engine.submit_together(prompts, params)
+    engine.run()
+    texts = [engine.outcomes[sequence_id].text for sequence_id in ids]
+    assert texts == [text_of(reference_completion(prompt, params)) for prompt in prompts]
+    check_counters(engine)

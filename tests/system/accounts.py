@@ -1,4 +1,4 @@
-"""The three independent counts of tokens: engine, quota, ledger."""
+"""The independent counts of tokens: engine, its replica's journal, quota, ledger."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,6 +8,8 @@ import redis
 
 from billing.lookup import totals
 from contracts.names import quota_settled_key, tenant_id
+from contracts.replica_usage import ReplicaUsage, decode_replica_usage
+from contracts.spool import unframe
 from pandal.datadir import DataDir
 
 
@@ -35,4 +37,23 @@ def quota_account(data_dir: Path, tenants: Iterable[str]) -> Account:
     return Account(
         num_requests=sum(int(each.get(b"requests", 0)) for each in found),
         num_tokens=sum(int(each.get(b"tokens", 0)) for each in found),
+    )
+
+
+def witnessed(data_dir: Path, replica: str) -> list[ReplicaUsage]:
+    """What a replica has kept of its own count."""
+    folder = DataDir(data_dir).usage_journal(replica)
+    whole = b"".join(path.read_bytes() for path in sorted(folder.glob("*.spool")))
+    lines = whole[: whole.rfind(b"\n") + 1].splitlines(keepends=True)
+    return [decode_replica_usage(unframe(line)) for line in lines]
+
+
+def witness_account(data_dir: Path, replica: str) -> Account:
+    usages = witnessed(data_dir, replica)
+    return Account(
+        num_requests=len(usages),
+        num_tokens=sum(
+            usage.input_uncached_tokens + usage.input_cache_read_tokens + usage.output_text_tokens
+            for usage in usages
+        ),
     )

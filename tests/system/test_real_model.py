@@ -1,4 +1,4 @@
-"""The whole system with its own engine and the small model: three counts, equal to the token."""
+"""The whole system with its own engine and the small model: four counts, equal to the token."""
 
 import os
 import re
@@ -17,7 +17,7 @@ import pytest
 
 from contracts import metrics
 from tests.support.waiting import eventually
-from tests.system.accounts import Account, ledger_account, quota_account
+from tests.system.accounts import Account, ledger_account, quota_account, witness_account
 from tests.system.fleet_process import FleetProcess, create_key, processes_of
 
 LIMITS = {
@@ -63,16 +63,19 @@ class RealFleet:
 
         def is_settled() -> bool:
             quota = quota_account(directory, TENANTS)
+            witness = witness_account(directory, "replica-0")
             return quota == ledger_account(directory, TENANTS) and (
-                quota.num_tokens == self.engine_tokens()
+                quota.num_tokens == self.engine_tokens() == witness.num_tokens
             )
 
         try:
             eventually(is_settled, "the counts never agreed")
         except AssertionError:
-            # Once more, for a message that shows all three.
+            # Once more, for a message that shows all four.
             quota, ledger = quota_account(directory, TENANTS), ledger_account(directory, TENANTS)
-            assert self.engine_tokens() == quota.num_tokens == ledger.num_tokens
+            witness = witness_account(directory, "replica-0")
+            engine_tokens = self.engine_tokens()
+            assert engine_tokens == witness.num_tokens == quota.num_tokens == ledger.num_tokens
             assert quota == ledger
 
 
