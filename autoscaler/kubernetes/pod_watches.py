@@ -3,10 +3,13 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from autoscaler.kubernetes import paths
 from autoscaler.kubernetes.objects import Pod
 from autoscaler.kubernetes.reflector import Collection, Readable, Reflector, WatchTimings
+
+UNASKED_S: Final = 600.0  # longer than any pool's period
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,13 @@ class WatchInputs:
     first_list_s: float = 10.0  # a thousand pods take one
 
 
+@dataclass(slots=True)
+class _Watch:
+    reflector: Reflector[Pod]
+    task: asyncio.Task[None]
+    asked_monotonic_s: float
+
+
 class PodWatches:
     def __init__(
         self, api: Readable, namespace: str, inputs: WatchInputs, group: asyncio.TaskGroup
@@ -27,23 +37,27 @@ class PodWatches:
         self._namespace = namespace
         self._inputs = inputs
         self._group = group
-        self._watched: dict[str, tuple[Reflector[Pod], asyncio.Task[None]]] = {}
+        self._watches: dict[str, _Watch] = {}
 
     async def matching(self, label_selector: str) -> Mapping[str, Pod]:
         """Raises ClusterRefused."""
-        if label_selector not in self._watched:
-            self._watched[label_selector] = self._begun(label_selector)
-        reflector, _ = self._watched[label_selector]
-        await reflector.listed(self._inputs.first_list_s)
-        return reflector.items
+        now_s = self._inputs.monotonic_s()
+        self._end_unasked(now_s)
+        if label_selector not in self._watches:
+            self._watches[label_selector] = self._begun(label_selector, now_s)
+        watch = self._watches[label_selector]
+        watch.asked_monotonic_s = now_s
+        await watch.reflector.listed(self._inputs.first_list_s)
+        return watch.reflector.items
 
-    def keep(self, label_selectors: frozenset[str]) -> None:
-        """The others are of workloads that no pool speaks of any more."""
-        for selector in self._watched.keys() - label_selectors:
-            _, task = self._watched.pop(selector)
-            task.cancel()
+    def _end_unasked(self, now_s: float) -> None:
+        """Of workloads that no pool speaks of any more."""
+        for selector, watch in list(self._watches.items()):
+            if now_s - watch.asked_monotonic_s > UNASKED_S:
+                watch.task.cancel()
+                del self._watches[selector]
 
-    def _begun(self, label_selector: str) -> tuple[Reflector[Pod], asyncio.Task[None]]:
+    def _begun(self, label_selector: str, now_s: float) -> _Watch:
         reflector = Reflector(
             self._api,
             Collection(paths.pods(self._namespace), Pod, label_selector),
@@ -52,4 +66,5 @@ class PodWatches:
             random=self._inputs.random,
         )
         running = reflector.run(self._inputs.sleep)
-        return reflector, self._group.create_task(running, name=f"watch pods {label_selector}")
+        task = self._group.create_task(running, name=f"watch pods {label_selector}")
+        return _Watch(reflector, task, now_s)

@@ -24,7 +24,6 @@ from autoscaler.kubernetes.wire import Json
 from tests.kubernetes import objects
 from tests.kubernetes.pod_fleet import PodFleet
 from tests.support.control_plane import ControlPlane, kubebuilder_assets
-from tests.support.ports import free_port
 
 PATIENCE_S = 60.0  # only a test that fails waits so long
 _numbers = itertools.count(1)
@@ -134,11 +133,6 @@ class Scene:
         """As ``kubectl scale`` does."""
         await self.api.patch(f"{self.deployment_path}/scale", {"spec": {"replicas": count}})
 
-    async def phases(self) -> dict[str, int]:
-        pool = await self.pool()
-        variants = pool.get("status", {}).get("variants")
-        return variants[0] if variants else {}
-
     async def until_count(self, is_right: Callable[[int], bool], what: str) -> None:
         async def is_true() -> bool:
             return is_right(await self.count())
@@ -226,8 +220,3 @@ async def _service_account(plane: ControlPlane, api: KubernetesApi, namespace: s
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
     answer = msgspec.json.decode(await api.create(f"{core}/autoscaler/token", request))
     return plane.kubeconfig(f"autoscaler-{namespace}", answer["status"]["token"])
-
-
-@pytest.fixture
-def unused_port() -> int:
-    return free_port()

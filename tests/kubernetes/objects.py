@@ -9,6 +9,7 @@ from autoscaler.kubernetes.wire import Json
 
 RULES = Path(__file__).parents[2] / "helm" / "pandal" / "files" / "autoscaler-rules.yaml"
 GPU = "nvidia.com/gpu"
+CONTAINER: Json = {"name": "engine", "image": "engine", "resources": {"limits": {GPU: "1"}}}
 
 
 def node(name: str, num_gpus: int) -> Json:
@@ -25,10 +26,6 @@ def deployment(
 ) -> Json:
     labels = {"app": name}
     times = {"test/cold-start": f"{cold_start_s}s", "test/stops-after": f"{stops_after_s}s"}
-    container = {
-        "name": "engine", "image": "engine",
-        "resources": {"limits": {GPU: "1"}},
-    }  # fmt: skip
     return {
         "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name},
         "spec": {
@@ -36,10 +33,18 @@ def deployment(
             "selector": {"matchLabels": labels},
             "template": {
                 "metadata": {"labels": labels, "annotations": times},
-                "spec": {"containers": [container], "terminationGracePeriodSeconds": 600},
+                "spec": {"containers": [CONTAINER], "terminationGracePeriodSeconds": 600},
             },
         },
     }  # fmt: skip
+
+
+def gpu_pod(name: str, app: str) -> Json:
+    """Nobody's, with the account that is there from the beginning."""
+    return {
+        "metadata": {"name": name, "labels": {"app": app}},
+        "spec": {"containers": [CONTAINER], "serviceAccountName": "autoscaler"},
+    }
 
 
 def pool(name: str, **changes: object) -> Json:

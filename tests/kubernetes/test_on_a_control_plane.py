@@ -24,7 +24,9 @@ from autoscaler.kubernetes.pod_watches import PodWatches, WatchInputs
 from autoscaler.kubernetes.reflector import Collection, Reflector, WatchTimings
 from autoscaler.kubernetes.resource import pool_spec
 from autoscaler.kubernetes.wire import Json
+from autoscaler.pool import Phase
 from autoscaler.replica_line import HttpReplicaLine
+from pandal.explain import lines, read_cluster
 from tests.kubernetes import objects
 from tests.kubernetes.conftest import Scene, SceneOf, eventually
 from tests.support.control_plane import ControlPlane
@@ -218,6 +220,9 @@ async def test_a_dry_run_says_and_does_not(scene_of: SceneOf) -> None:
     scene.start_autoscaler()
     scene.fleet.rate_per_s = 40.0
     await scene.until(lambda status: bool(status.get("planned")), "something planned")
+    config = scene.plane.kubeconfig("admin")
+    status = await asyncio.to_thread(read_cluster, scene.namespace, scene.name, config)
+    assert any(line.startswith("  planned: h200: count 1 -> ") for line in lines("chat", status))
     assert await scene.condition("Acting") == ("False", "DryRun")
     assert await scene.count() == 1
     assert scene.fleet.cordons == []
@@ -322,20 +327,27 @@ async def test_a_thousand_pods_are_one_look(scene_of: SceneOf) -> None:
 
     async def add(number: int) -> None:
         async with limit:
-            metadata = {"name": f"many-{number}", "labels": {"app": scene.name}}
-            await scene.api.create(paths.pods(scene.namespace), {**POD, "metadata": metadata})
+            pod = objects.gpu_pod(f"many-{number}", scene.name)
+            await scene.api.create(paths.pods(scene.namespace), pod)
 
     await asyncio.gather(*(add(number) for number in range(1000)))
     inputs = WatchInputs(WatchTimings(), time.monotonic, random.random, asyncio.sleep)
     leadership = NobodyLeads()
     spec = pool_spec(scene.name, (await scene.pool())["spec"])
-    async with asyncio.TaskGroup() as group:
-        watches = PodWatches(scene.api, scene.namespace, inputs, group)
-        home = Home(
-            scene.api, scene.namespace, leadership, watches, HttpReplicaLine(1.0), list, time.time
-        )
-        notebook = Notebook(scene.api, f"{paths.pools(scene.namespace)}/{scene.name}", leadership)
-        cluster = KubernetesCluster(home, spec, notebook)
-        view = await cluster.observe()
-        watches.keep(frozenset())
+    notebook = Notebook(scene.api, f"{paths.pools(scene.namespace)}/{scene.name}", leadership)
+    seen = asyncio.get_running_loop().create_future()
+
+    async def look() -> None:
+        async with asyncio.TaskGroup() as group:
+            watches = PodWatches(scene.api, scene.namespace, inputs, group)
+            line = HttpReplicaLine(1.0)
+            home = Home(scene.api, scene.namespace, leadership, watches, line, list, time.time)
+            seen.set_result(await KubernetesCluster(home, spec, notebook).observe())
+
+    looking = asyncio.create_task(look())
+    view = await seen
+    looking.cancel()
+    with suppress(asyncio.CancelledError):
+        await looking
     assert len(view.variants[0].replicas) == 1000
+    assert view.variants[0].count(Phase.READY) <= NUM_GPUS
