@@ -146,7 +146,8 @@ def calibrated(points: dict[int, MeasuredPoint]) -> EngineModel:
     first, last = points[min(points)], points[max(points)]
     num_slots, prefill_s = max(points), max(first.ttft_s - first.tpot_s, 1e-3)
     others_s = (num_slots - 1) * prefill_s / last.output_tokens  # as in the plan's mean_tpot_s
-    per_sequence_s = (last.tpot_s - others_s - first.tpot_s) / max(1, num_slots - min(points))
+    longer_s = max(0.0, last.tpot_s - others_s - first.tpot_s)
+    per_sequence_s = longer_s / max(1, num_slots - min(points))
     return EngineModel(
         num_slots=num_slots,
         step_base_s=first.tpot_s - per_sequence_s,
@@ -183,6 +184,7 @@ def main() -> None:
     )
     print(f"{gpu.bandwidth_gb_per_s:.1f} GB/s, {gpu.bf16_tflop_per_s * 1e3:.0f} GFLOP/s in float32")
     with tempfile.TemporaryDirectory() as name, replica(model=MODEL) as server:
+        measured(server.url, 1, options, Path(name) / "warm-up.json")
         points = {
             n: measured(server.url, n, options, Path(name) / f"{n}.json") for n in options.sequences
         }
