@@ -58,8 +58,12 @@ class Completion(Generic[T]):
         if not self.is_done:
             self._asyncio_future_blocking = True
             yield self
-        if self._failure is not None:
-            raise self._failure
+        failure, self._failure = self._failure, None  # its waiter has it: nobody else will ask
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # whose traceback leads here: a cycle, and with it all of the request
         return self._result  # type: ignore[return-value]  # set, for it is done
 
     def done(self) -> bool:
@@ -67,7 +71,10 @@ class Completion(Generic[T]):
 
     def result(self) -> T:
         if self._failure is not None:
-            raise self._failure
+            try:
+                raise self._failure
+            finally:
+                del self  # whose traceback leads here
         return self._result  # type: ignore[return-value]  # set, for it is done
 
     def exception(self) -> BaseException | None:

@@ -205,7 +205,10 @@ class Pipeline:
         if self._stages.desk.waits:
             await closing.until_kept()
         if failure is not None:
-            raise failure
+            try:
+                raise failure
+            finally:
+                failure = None  # whose traceback leads here
         return end
 
     def _refuse(self, exchange: Exchange, trace: Trace, error: GatewayError) -> None:

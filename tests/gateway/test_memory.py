@@ -1,15 +1,18 @@
 """What the gateway keeps of a request while its answer streams."""
 
 import asyncio
+import gc
 import tracemalloc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from contracts.admission import AdmissionPolicy
+from gateway.completion import Completion, Flow
 from tests.gateway.processes import Policies, Valkey
-from tests.gateway.scene import Scene, running
+from tests.gateway.scene import Scene, running, until
 from tests.gateway.upstream_server import Upstream, words
 from tests.support.waiting import eventually
 
@@ -28,6 +31,45 @@ def holders_of_a_body() -> list[str]:
     traces = tracemalloc.take_snapshot().traces
     large = [trace.traceback[0] for trace in traces if trace.size >= BODY_BYTES]
     return [f"{f.filename}:{f.lineno}" for f in large if "/asyncio/" not in f.filename]
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """What is let go must end at once: a garbage collection may be thousands of requests away."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def test_a_failure_that_was_raised_is_let_go(uncollected: None) -> None:
+    completion: Completion[None] = Completion()
+    completion.fail(ValueError())
+    seen = weakref.ref(completion)
+    with pytest.raises(ValueError):  # noqa: PT011
+        await completion
+    del completion
+    assert seen() is None
+
+
+async def ended(flow: Flow) -> None:
+    await until(lambda: flow.is_over)
+
+
+async def test_a_request_whose_client_left_is_let_go(
+    tmp_path: Path, valkey: Valkey, policies: Policies, upstream: Upstream, uncollected: None
+) -> None:
+    policies.add("gone", "sk-gone")
+    upstream.behaviour = words(1_000, pause_s=0.01)
+    async with running(tmp_path, valkey, policies, upstream) as gateway:
+        scene = Scene(gateway, tmp_path / "spool", "gone", valkey)
+        exchange = scene.exchange(stream=True)
+        seen = weakref.ref(exchange)
+        flow = gateway.pipeline.start(exchange)
+        await until(lambda: b"word" in scene.transport.written)
+        exchange.client_lost()
+        await ended(flow)
+        del exchange, flow
+        await until(lambda: seen() is None)
 
 
 async def test_no_copy_of_the_body_outlives_the_answers_first_byte(
