@@ -10,7 +10,7 @@ from typing import Final
 
 _SAMPLE_BYTES: Final = 510
 _PIECE_BYTES: Final = _SAMPLE_BYTES // 3  # of the beginning, the middle and the end
-_NUM_LOOKED_AT: Final = 24  # characters by which a script is judged
+_NUM_LOOKED_AT: Final = 16  # characters by which a script is judged
 
 _LETTERS_AND_SPACE: Final = bytes(b for b in range(128) if chr(b).isalpha() or b == 0x20)
 _NOT_LEADING: Final = bytes(b for b in range(256) if b < 0xC2)  # ASCII, and the bytes that follow
@@ -58,10 +58,12 @@ def mix_of(json_text: bytes | memoryview) -> int:
     text = _sample(json_text)
     if not text.isascii():
         return _NUM_ASCII + _script_mix(text)
-    if text.count(b"\\") * 32 > len(text):
-        escapes = text.split(b"\\u")
-        if len(escapes) > 1 and len(escapes) * 32 > len(text):
-            return _NUM_ASCII + _NUM_SCRIPTS + _escaped_mix(escapes, len(text))
+    num_backslashes = text.count(b"\\")
+    if num_backslashes * 32 > len(text):
+        escapes = text.split(b"\\u", _NUM_LOOKED_AT)[1:]
+        if 2 * len(escapes) > min(num_backslashes, _NUM_LOOKED_AT):
+            density = 64 * 6 * num_backslashes // len(text)
+            return _NUM_ASCII + _NUM_SCRIPTS + _escaped_mix(escapes, density)
     num_signs = len(text.translate(None, _LETTERS_AND_SPACE))
     return (
         4 * _OF_SIGNS[64 * num_signs // len(text)] + _OF_SPACES[64 * text.count(b" ") // len(text)]
@@ -85,12 +87,11 @@ def _script_mix(text: bytes) -> int:
     return 3 * commonest + _OF_LEADS[64 * len(leads) // len(text)]
 
 
-def _escaped_mix(escapes: Sequence[bytes], num_bytes: int) -> int:
+def _escaped_mix(escapes: Sequence[bytes], density: int) -> int:
     """``\\u0041``: by the first digit, 0, 1 to 3, 4 to 9, or a letter."""
-    some = escapes[1 :: 1 + len(escapes) // _NUM_LOOKED_AT]
-    ranges = bytes([_RANGE_TABLE[piece[0]] if piece else 0 for piece in some])
+    ranges = bytes([_RANGE_TABLE[piece[0]] if piece else 0 for piece in escapes])
     commonest = max(set(ranges), key=ranges.count)
-    return 3 * commonest + _OF_ESCAPES[min(64, 64 * 6 * (len(escapes) - 1) // num_bytes)]
+    return 3 * commonest + _OF_ESCAPES[min(64, density)]
 
 
 _RANGE_TABLE: Final = bytes(
