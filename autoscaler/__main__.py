@@ -30,6 +30,9 @@ def main() -> int:
     except BadPolicy as exc:
         logger.critical("autoscaler cannot start", extra={"error": str(exc)})
         return 2
+    except OSError as exc:
+        logger.critical("autoscaler cannot start", extra={"error": exc.strerror})
+        return 2
     except Exception:
         logger.exception("autoscaler failed")
         return 1

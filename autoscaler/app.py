@@ -35,19 +35,23 @@ logger = logging.getLogger(__name__)
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
-    """Until ``stop``.  Raises BadPolicy when the settings cannot be followed."""
+    """Until ``stop``.  Raises BadPolicy for settings that cannot be followed, and OSError."""
     timings = lease_timings(settings)
     async with connected(settings.kubeconfig, request_timeout_s=settings.request_timeout_s) as api:
         elector = _elector(settings, timings, api)
-        logger.info("started")
-        try:
-            async with asyncio.TaskGroup() as group:
-                working = group.create_task(_work(settings, api, elector), name="work")
-                await stop.wait()
-                working.cancel()
-        finally:
-            with suppress(ClusterRefused):  # then the others wait the lease's duration
-                await elector.resign()
+        told = Told(time.monotonic)
+        telemetry = Telemetry(told, leads=elector.may_act)
+        async with telemetry.served(settings.host, settings.port) as port:
+            logger.info("started", extra={"port": port})
+            try:
+                async with asyncio.TaskGroup() as group:
+                    work = _work(settings, api, elector, told)
+                    working = group.create_task(work, name="work")
+                    await stop.wait()
+                    working.cancel()
+            finally:
+                with suppress(ClusterRefused):  # then the others wait the lease's duration
+                    await elector.resign()
 
 
 def lease_timings(settings: Settings) -> LeaseTimings:
@@ -59,7 +63,7 @@ def lease_timings(settings: Settings) -> LeaseTimings:
     )
 
 
-async def _work(settings: Settings, api: KubernetesApi, elector: Elector) -> None:
+async def _work(settings: Settings, api: KubernetesApi, elector: Elector, told: Told) -> None:
     inputs = WatchInputs(
         WatchTimings(settings.watch_lifetime_s, settings.watch_silence_s),
         time.monotonic,
@@ -73,8 +77,6 @@ async def _work(settings: Settings, api: KubernetesApi, elector: Elector) -> Non
         monotonic_s=time.monotonic,
         random=random.random,
     )
-    told = Told(time.monotonic)
-    telemetry = Telemetry(told, leads=elector.may_act)
     async with asyncio.TaskGroup() as group:
         watches = PodWatches(api, settings.namespace, inputs, group)
         home = Home(
@@ -89,7 +91,6 @@ async def _work(settings: Settings, api: KubernetesApi, elector: Elector) -> Non
             random=random.random,
             told=told,
         )
-        group.create_task(telemetry.serve(settings.host, settings.port), name="telemetry")
         group.create_task(elector.run(asyncio.sleep), name="elector")
         group.create_task(pools.run(asyncio.sleep), name="watch pools")
         group.create_task(loops.run(group), name="pools")

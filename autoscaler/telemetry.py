@@ -4,17 +4,14 @@ Asked by a probe and a scraper every few seconds: no framework is worth its star
 """
 
 import asyncio
-import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from autoscaler.pool import Phase
 from autoscaler.reconciler import Report
 from contracts import metrics as names
-
-logger = logging.getLogger(__name__)
 
 _PATIENCE_S: Final = 5.0
 _STUCK_AFTER_S: Final = 60.0  # they turn every second; then a restart may help
@@ -49,12 +46,11 @@ class Telemetry:
         self._told = told
         self._leads = leads
 
-    async def serve(self, host: str, port: int) -> None:
-        """Until cancelled.  Raises OSError when the port is taken."""
-        server = await asyncio.start_server(self._answer, host, port)
-        logger.info("telemetry", extra={"port": server.sockets[0].getsockname()[1]})
-        async with server:
-            await server.serve_forever()
+    @asynccontextmanager
+    async def served(self, host: str, port: int) -> AsyncIterator[int]:
+        """The port.  Raises OSError when it is taken."""
+        async with await asyncio.start_server(self._answer, host, port) as server:
+            yield int(server.sockets[0].getsockname()[1])
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, EOFError, asyncio.LimitOverrunError):  # a timeout is an OSError

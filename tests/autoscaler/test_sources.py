@@ -22,8 +22,6 @@ from autoscaler.reconciler import Report
 from autoscaler.scrape import get, scrape
 from autoscaler.telemetry import Telemetry, Told
 from tests.autoscaler.pools import Scene, replicas
-from tests.support.ports import free_port, is_listening
-from tests.support.waiting import eventually
 
 VLLM = """# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -302,17 +300,12 @@ async def test_the_autoscalers_own_page_can_be_scraped_like_any_other() -> None:
     decision = scene.look(6.0)
     found = VariantState("h200", 4, replicas(3, starting=1))
     told.note("chat", Report(PoolState(0.0, (found,), None), decision, (), (), "HPA/x", None))
-    port = free_port()
-    serving = asyncio.create_task(Telemetry(told, leads=lambda: True).serve("127.0.0.1", port))
-    address = Address("127.0.0.1", port)
-    await asyncio.to_thread(eventually, lambda: is_listening(port), "the page to be served")
-    families = parse(await get(address, "/metrics", timeout_s=5.0))
-    assert await get(address, "/health", timeout_s=5.0) == "ok\n"
-    with pytest.raises(SourceFailed):
-        await get(address, "/other", timeout_s=5.0)
-    serving.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await serving
+    async with Telemetry(told, leads=lambda: True).served("127.0.0.1", 0) as port:
+        address = Address("127.0.0.1", port)
+        families = parse(await get(address, "/metrics", timeout_s=5.0))
+        assert await get(address, "/health", timeout_s=5.0) == "ok\n"
+        with pytest.raises(SourceFailed):
+            await get(address, "/other", timeout_s=5.0)
     by_phase = {s.labels["phase"]: s.value for s in families["pandal_autoscaler_replicas"]}
     assert (by_phase["ready"], by_phase["starting"], by_phase["stuck"]) == (3, 1, 0)
     assert families["pandal_autoscaler_leads"][0].value == 1
