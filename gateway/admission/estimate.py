@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.admission.prompt_mix import NUM_MIXES, SAFE_RATIOS, mix_of
+from gateway.admission.prompt_mix import NUM_MIXES, mix_of, safe_ratio
 from gateway.admission.ratios import Ratios
 from gateway.prompt import Prompt
 
@@ -102,4 +102,4 @@ def _size_class(num_bytes: int) -> int:
 
 
 def _safe_ratio(mix: int, num_bytes: int) -> float:
-    return SAFE_RATIOS[mix] + _TEMPLATE_TOKENS / num_bytes
+    return safe_ratio(mix) + _TEMPLATE_TOKENS / num_bytes

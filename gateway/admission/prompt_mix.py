@@ -50,12 +50,27 @@ _OF_ESCAPES: Final = _levels(25, 60)
 _NUM_ASCII: Final = 16  # 4 densities of signs and digits x 4 of spaces
 _NUM_SCRIPTS: Final = 24  # 8 groups x 3 densities
 _NUM_ESCAPED: Final = 12  # 4 ranges x 3 densities
-NUM_MIXES: Final = _NUM_ASCII + _NUM_SCRIPTS + _NUM_ESCAPED
+_NUM_WRITINGS: Final = _NUM_ASCII + _NUM_SCRIPTS + _NUM_ESCAPED
+_MANY_MESSAGES: Final = 3
+NUM_MIXES: Final = _NUM_WRITINGS * (1 + _MANY_MESSAGES)
 
 
 def mix_of(json_text: bytes | memoryview) -> int:
-    """From 0 up to ``NUM_MIXES``.  ``json_text`` is not empty."""
+    """From 0 up to ``NUM_MIXES``.  ``json_text`` is not empty.
+
+    What it is written in, and whether it holds one message or several: a template adds to each.
+    """
     text = _sample(json_text)
+    num_messages = min(_MANY_MESSAGES, text.count(b'"role"'))
+    return num_messages * _NUM_WRITINGS + _writing_of(text)
+
+
+def safe_ratio(mix: int) -> float:
+    """Tokens a byte before anything is known of a model."""
+    return _SAFE_RATIOS[mix % _NUM_WRITINGS]
+
+
+def _writing_of(text: bytes) -> int:
     if not text.isascii():
         return _NUM_ASCII + _script_mix(text)
     num_backslashes = text.count(b"\\")
@@ -99,7 +114,7 @@ _RANGE_TABLE: Final = bytes(
 )
 
 
-SAFE_RATIOS: Final = (
+_SAFE_RATIOS: Final = (
     # ASCII, a line by density of signs and digits, in it by density of spaces
     *(0.9, 0.4, 0.28, 0.4),
     *(0.9, 0.9, 0.42, 0.42),
