@@ -10,7 +10,8 @@ from autoscaler.errors import ClusterRefused
 from autoscaler.kubernetes.cluster import Home
 from autoscaler.kubernetes.pool_loop import PoolLoop
 from autoscaler.kubernetes.wire import Json
-from autoscaler.reconciler import Report, Sources
+from autoscaler.observe import GatewaySample
+from autoscaler.reconciler import AskGateway, Report, Sources
 from tests.autoscaler.fake_cluster import Crash
 from tests.autoscaler.fake_kubernetes import NAMESPACE, FakeKubernetes
 from tests.autoscaler.pools import TICK_S
@@ -37,8 +38,9 @@ class Term:
 
 
 class World:
-    def __init__(self, kubernetes: FakeKubernetes) -> None:
+    def __init__(self, kubernetes: FakeKubernetes, ask: AskGateway | None = None) -> None:
         self.kubernetes = kubernetes
+        self._ask = ask
         self.now_s = 1_800_000_000.0
         self._finished: dict[str, float] = {}
         self._num_processes = 0
@@ -53,7 +55,7 @@ class World:
             lambda: [self.kubernetes.pool], lambda: self.now_s,
         )  # fmt: skip
         return PoolLoop(
-            home, "chat", events=self.kubernetes, sources=lambda _: Sources(self._scrape)
+            home, "chat", events=self.kubernetes, sources=lambda _: Sources(self._scrape, self._ask)
         )
 
     async def tick(self, rate_per_s: float) -> Report | None:
@@ -216,3 +218,19 @@ async def test_a_person_is_seen_before_the_first_own_order_too() -> None:
     assert report is not None
     assert "manual" in {code.value for code in report.decision.codes}
     assert kubernetes.count == 5
+
+
+async def test_a_pool_at_zero_is_woken_by_who_asks_at_the_gateway() -> None:
+    asked = 0
+
+    async def ask() -> GatewaySample:
+        return GatewaySample(asked, 0)
+
+    spec = {**SPEC, "minReplicas": 0, "gateway": {"labelSelector": "app=gateway"}}
+    kubernetes = FakeKubernetes(spec, 0)
+    world = World(kubernetes, ask)
+    await world.ticks(0.0, 4)
+    assert kubernetes.count == 0
+    asked = 1
+    await world.ticks(0.0, 1)
+    assert kubernetes.count == 1
