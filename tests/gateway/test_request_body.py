@@ -219,7 +219,8 @@ async def test_only_listed_headers_reach_the_replica(tenant: Tenant, upstream: U
     )
     headers = upstream.generations[-1].received.headers
     assert set(headers) == {
-        *("host", "content-type", "content-length", "accept", "traceparent", "x-request-id")
+        *("host", "content-type", "content-length", "accept", "traceparent", "x-request-id"),
+        *("x-pandal-event-id", "x-pandal-tenant-id"),
     }
     assert headers["x-request-id"].startswith("req_")
 
