@@ -134,11 +134,12 @@ async def test_the_store_counts_the_gateways(own_valkey: Valkey) -> None:
 async def test_what_was_served_meanwhile_is_charged_once_the_store_is_back(
     own_valkey: Valkey, number: signal.Signals
 ) -> None:
-    async with running_limiter(own_valkey.url, share_lease_s=60, call_deadline_s=0.2) as limiter:
+    async with running_limiter(own_valkey.url, share_lease_s=60, call_deadline_s=1.0) as limiter:
         bench = Bench(limiter, own_valkey)
         terms = Terms(6_000, rules=(QuotaRule(concurrent_requests=10),))
         before = bench.reservation(100, terms)
         assert (await limiter.reserve(before)).refusal is None
+        num_before = limiter.num_local_admissions
         if number == signal.SIGSTOP:
             own_valkey.signal(number)
         else:
@@ -146,7 +147,7 @@ async def test_what_was_served_meanwhile_is_charged_once_the_store_is_back(
         during = [bench.reservation(500, terms) for _ in range(4)]
         for ask in during:
             assert (await limiter.reserve(ask)).refusal is None
-        assert limiter.num_local_admissions == 4
+        assert limiter.num_local_admissions == num_before + 4
         await limiter.settle(before, used_tokens=50, used_nano_usd=0)
         for ask in during[:3]:
             await limiter.settle(ask, used_tokens=300, used_nano_usd=0)
@@ -158,7 +159,7 @@ async def test_what_was_served_meanwhile_is_charged_once_the_store_is_back(
         assert await limiter.flush(20) == 0
         assert own_valkey.settled(bench.tenant) == {"requests": 4, "tokens": 950}
         assert own_valkey.num_open_reservations(bench.tenant) == 0
-        assert 5_000 <= bench.level() < 5_200 + 500
+        assert 5_000 <= bench.level() <= 5_750  # whatever was refilled before the last charge
         with own_valkey.client as client:
             assert client.hget(bench.key("bucket"), "running") == b"0"
 
