@@ -12,11 +12,19 @@ from kernels.decoder_step.model import DecoderShape, DecoderWeights, LayerWeight
 from kernels.linear.formats import WeightFormat
 from kernels.linear.packing import pack_gguf
 from kernels.threads.team import ThreadTeam
+from kernels.vector_ir.compile_cache import compiling_into
 from kernels.vector_ir.levels import FeatureLevel, host_features, runnable_levels
 from replica.model.store import resolve
 from replica.settings import default_cache_dir
 
 RUNNABLE = runnable_levels(host_features())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_kept() -> Iterator[None]:
+    """Left alone, Numba keeps code beside the sources and reads it after they have changed."""
+    with compiling_into(None):
+        yield
 
 
 @pytest.fixture(params=list(FeatureLevel), ids=str)
