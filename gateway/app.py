@@ -244,7 +244,8 @@ def _desk(settings: Settings, parts: _Parts, source: EventSource) -> SettlementD
         limiter=parts.limiter,
         spool=parts.spool,
         source=source,
-        experience=Experience(parts.costs, parts.exact, parts.fleet, parts.turnstile),
+        turnstile=parts.turnstile,
+        experience=Experience(parts.costs, parts.exact, parts.fleet),
         waits=settings.durability == "commit",
     )
 

@@ -1,7 +1,6 @@
 """What settled requests teach: how many tokens prompts have, how long answers are, what is cached.
 
 Only the engine's own counts teach anything, and only those of requests that came to their end.
-What a tenant has had in its turns is corrected in any case.
 """
 
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from gateway.api.context import RequestContext
 from gateway.exact_counting import ExactCounting
 from gateway.fleet import Fleet
 from gateway.metering import Usage
-from gateway.turnstile import Turnstile
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +18,10 @@ class Experience:
     costs: CostModel
     exact: ExactCounting
     fleet: Fleet
-    turnstile: Turnstile
 
     def note(
         self, context: RequestContext, replica: str | None, usage: Usage, outcome: Outcome
     ) -> None:
-        self.turnstile.settle(context, usage.total_tokens)
         if outcome is not Outcome.COMPLETED or usage.source is not UsageSource.ENGINE:
             return
         request, tenant = context.request, context.grant.tenant.tenant_id

@@ -28,6 +28,8 @@ NOTHING_USED = Usage(0, 0, 0, UsageSource.ENGINE)
 class Meter:
     """What is known so far about one attempt.  Zero is a count, ``None`` is "unknown"."""
 
+    charged_tokens: int = 0  # to its tenant's turns; none until it goes
+
     replica: str | None = None
     engine_usage: Usage | None = None  # the last usage the replica reported
     num_content_events: int = 0  # relayed events that carried generated text

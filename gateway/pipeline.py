@@ -182,7 +182,7 @@ class Pipeline:
         failure: GatewayError | Interrupted | None = None
         end = b""
         try:
-            place = self._stages.turnstile.enter(context)
+            place = self._stages.turnstile.enter(context, trace.meter)
             if place is not None:
                 await self._stages.turnstile.wait(relay.exchange, place)
             end = await relay.answer()

@@ -2,9 +2,11 @@
 
 ``Settlement.close`` is synchronous, so no cancellation can come between its two halves; it only
 starts the writing, which goes on without the request.  Whoever must not answer before it is done
-waits on the ``Closing``.
+waits on the ``Closing``.  What the request teaches is learned in the event loop's next turn: an
+answer that was served neither waits for it nor fails with it.
 """
 
+import asyncio
 from dataclasses import dataclass
 
 import msgspec
@@ -18,6 +20,7 @@ from gateway.completion import Completion
 from gateway.experience import Experience
 from gateway.metering import EventSource, Meter, Usage
 from gateway.outbox.spool import Spool
+from gateway.turnstile import Turnstile
 
 
 class Closing(msgspec.Struct, frozen=True):
@@ -42,6 +45,7 @@ class SettlementDesk:
     limiter: RedisLimiter
     spool: Spool
     source: EventSource
+    turnstile: Turnstile
     experience: Experience
     waits: bool  # False: a crash may lose the usage of answers that ended milliseconds before
 
@@ -83,8 +87,11 @@ class Settlement:
                 ),
                 limited_tokens=_limited_tokens(usage, context.grant.admission),
             )
-            desk.experience.note(context, self._meter.replica, usage, outcome)
             self.closing = Closing(usage, outcome, committed, settled)
+            desk.turnstile.settle(context, self._meter, usage.total_tokens)
+            asyncio.get_running_loop().call_soon(
+                desk.experience.note, context, self._meter.replica, usage, outcome
+            )
         return self.closing
 
     def withdraw(self) -> Closing:
@@ -92,4 +99,5 @@ class Settlement:
         if self.closing is None:
             settled = self._desk.limiter.release(self._reservation)
             self.closing = Closing(None, None, None, settled)
+            self._desk.turnstile.settle(self._context, self._meter, 0)
         return self.closing

@@ -22,6 +22,7 @@ from gateway.completion import Completion
 from gateway.errors import Overloaded
 from gateway.exchange import Exchange
 from gateway.fleet import Fleet
+from gateway.metering import Meter
 
 _LOOK_S = 0.02  # between two looks at who waits, beside those at every first token
 _SLACK_RATIO = 0.25  # of the target: what batch leaves free for whoever may come
@@ -31,10 +32,11 @@ _LEAST_RETRY_S = 0.5
 class _Ticket:
     """Who waits, and until when its wait is over."""
 
-    __slots__ = ("called", "context")
+    __slots__ = ("called", "context", "meter")
 
-    def __init__(self, context: RequestContext) -> None:
+    def __init__(self, context: RequestContext, meter: Meter) -> None:
         self.context = context
+        self.meter = meter
         self.called: Completion[None] = Completion()
 
 
@@ -62,7 +64,7 @@ class Turnstile:
     def num_waiting(self) -> int:
         return sum(map(len, self._queues.values()))
 
-    def enter(self, context: RequestContext) -> Waiting | None:
+    def enter(self, context: RequestContext, meter: Meter) -> Waiting | None:
         """A place to wait at, or ``None``: it goes at once.  Raises Overloaded."""
         policy = context.grant.admission
         if policy.ttft_target_ms is None:
@@ -74,12 +76,13 @@ class Turnstile:
         now_s = self._clock.monotonic_s()
         if not queue and self._has_room(context, is_in_slack=_is_batch(share)):
             queue.charge(share, num_tokens)
+            meter.charged_tokens = num_tokens
             return None
         wait_s = self._expected_wait_s(queue, share, context)
         if wait_s * 1e3 > policy.max_queue_ms or policy.max_queue_ms == 0:
             raise _overloaded(wait_s)
         deadline_s = now_s + policy.max_queue_ms / 1e3
-        place = Place(share, num_tokens, now_s, deadline_s, _Ticket(context))
+        place = Place(share, num_tokens, now_s, deadline_s, _Ticket(context, meter))
         loser = queue.push(place)
         if loser is place:
             raise _overloaded(wait_s)
@@ -95,11 +98,12 @@ class Turnstile:
         finally:
             self._queue(place.holder.context.request.model).remove(place)
 
-    def settle(self, context: RequestContext, num_tokens: int) -> None:
-        """What it had in truth, in place of what it was charged."""
-        if context.grant.admission.ttft_target_ms is not None:
-            queue = self._queue(context.request.model)
-            queue.charge(_share_of(context), num_tokens - context.request.estimated_tokens)
+    def settle(self, context: RequestContext, meter: Meter, num_tokens: int) -> None:
+        """What it had in truth, in place of what it was charged: nothing, if it never went."""
+        correction = num_tokens - meter.charged_tokens
+        if correction and context.grant.admission.ttft_target_ms is not None:
+            self._queue(context.request.model).charge(_share_of(context), correction)
+            meter.charged_tokens = num_tokens
 
     def look(self) -> None:
         """Lets go who may: a replica has made progress, or time has passed."""
@@ -125,6 +129,7 @@ class Turnstile:
             if not self._has_room(ticket.context, is_in_slack=is_in_slack):
                 return
             queue.take(next_place)
+            ticket.meter.charged_tokens = next_place.num_tokens
             ticket.called.resolve(None)  # it is on its way to a replica when this returns
 
     def _has_room(self, context: RequestContext, *, is_in_slack: bool) -> bool:

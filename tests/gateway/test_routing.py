@@ -6,39 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.load import ReplicaLoad
-from gateway.admission.estimate import text_prompt
 from gateway.api.affinity import chat_affinity_key, prompt_affinity_key
-from gateway.api.context import InferenceRequest, Operation
 from gateway.clock import SYSTEM_CLOCK
 from gateway.errors import NoReplicaAvailable
-from gateway.fleet import Fleet, RelayLimits
 from gateway.routing.endpoint import Endpoint, RoutingRequest
-from gateway.routing.filters.ready import Ready
-from gateway.routing.filters.serves_model import ServesModel
 from gateway.routing.pickers.best_score import BestScore
-from gateway.routing.pool import ReplicaPool
 from gateway.routing.profile import RoutingProfile
-from gateway.routing.ring import PrefixRing
-from gateway.routing.scorers.prefix_affinity import PrefixAffinityScorer
-from gateway.upstream.replica_client import ReplicaClient, Timeouts
+from tests.gateway.fleets import LOAD, PROFILE, RING, fleet_of, inference_request
 
-RING = PrefixRing()
-LOAD = ReplicaLoad(
-    model="m",
-    is_ready=True,
-    is_draining=False,
-    num_running=0,
-    num_waiting=0,
-    queued_prompt_tokens=0,
-    expected_output_tokens=0,
-    kv_cache_usage=0.0,
-    num_kv_blocks=100,
-    block_size=16,
-    prefill_tokens_per_s=1_000.0,
-    decode_tokens_per_s=0.0,
-)
-PROFILE = RoutingProfile([ServesModel(), Ready()], [(PrefixAffinityScorer(RING), 1.0)], BestScore())
 KEYS = [b"key-%d" % n for n in range(400)]
 
 
@@ -60,35 +35,6 @@ def route(request: RoutingRequest, endpoints: list[Endpoint]) -> str:
 )
 def test_without_a_candidate_there_is_no_route(endpoints: list[Endpoint]) -> None:
     assert PROFILE.candidates(RoutingRequest("m", b"key"), endpoints) == []
-
-
-def fleet_of(*names: str) -> Fleet:
-    """Its replicas are ready and serve ``m``, as if they had told so; nobody asks them."""
-    timeouts = Timeouts(connect_s=1.0, head_s=1.0, idle_s=1.0, keep_alive_s=1.0)
-    clients = [ReplicaClient(name, "http://127.0.0.1:1", timeouts) for name in names]
-    pool = ReplicaPool(clients, {}, poll_timeout_s=1.0, clock=SYSTEM_CLOCK)
-    for name in names:
-        pool[name].models = frozenset({"m"})
-        pool[name].set_ready(is_ready=True)
-    return Fleet(
-        pool, PROFILE, RelayLimits(1, 1, 1.0), SYSTEM_CLOCK, lambda predicted, actual: None
-    )
-
-
-def inference_request(model: str) -> InferenceRequest:
-    return InferenceRequest(
-        operation=Operation.COMPLETIONS,
-        model_requested=model,
-        model=model,
-        is_stream=False,
-        wants_usage_chunk=False,
-        prompt=text_prompt(b'"text"'),
-        num_choices=1,
-        estimated_prompt_tokens=1,
-        max_completion_tokens=1,
-        reserved_completion_tokens=1,
-        affinity_key=b"k",
-    )
 
 
 async def test_a_tried_replica_is_not_tried_again() -> None:

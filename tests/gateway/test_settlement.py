@@ -6,8 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from contracts.names import HEADER_EVENT_ID, HEADER_TENANT_ID
-from contracts.usage import Outcome
+from contracts.admission import AdmissionPolicy
+from contracts.names import HEADER_EVENT_ID, HEADER_TENANT_ID, tenant_id
+from contracts.usage import Outcome, UsageSource
+from gateway.admission.cost import CostModel
+from gateway.admission.limiter import Reservation
+from gateway.admission.local_shares import LocalShares
+from gateway.admission.quota_plan import quota_plan
+from gateway.admission.quota_store import QuotaStore
+from gateway.admission.redis_limiter import RedisLimiter
+from gateway.clock import SYSTEM_CLOCK
+from gateway.exact_counting import ExactCounting
+from gateway.experience import Experience
+from gateway.metering import EventSource, Meter, Usage
+from gateway.outbox.spool import Spool
+from gateway.prompt import Prompt
+from gateway.resp_address import RespAddress
+from gateway.settlement import Settlement, SettlementDesk
+from gateway.turnstile import Turnstile
+from tests.gateway.fleets import context_of, fleet_of, inference_request
 from tests.gateway.processes import Policies, Valkey
 from tests.gateway.scene import Scene, begun, running, until
 from tests.gateway.upstream_server import Upstream, words
@@ -100,3 +117,73 @@ async def test_the_end_is_held_until_the_event_is_on_disk(scene: Scene, upstream
         await asyncio.sleep(0)
     assert len(scene.events()) == 1
     assert flow.is_over
+
+
+# What is settled stands, whatever goes wrong behind it
+
+
+class Unteachable(CostModel):
+    """A defect in what is learned from."""
+
+    def learn_prompt(self, model: str, prompt: Prompt, num_tokens: int) -> None:
+        raise ArithmeticError(f"{num_tokens} tokens of {model}")
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[SettlementDesk]:
+    """Without a store: what it would be told waits."""
+    fleet = fleet_of("a")
+    turnstile = Turnstile(fleet, SYSTEM_CLOCK, max_waiting=10, ageing_s=30.0)
+    spool = Spool(tmp_path, "boot", segment_bytes=1_000_000)
+    spool.start()
+    yield SettlementDesk(
+        limiter=RedisLimiter(
+            QuotaStore(RespAddress.parse("redis://127.0.0.1:1"), 0.1),
+            LocalShares(1.0),
+            name="g",
+            lease_s=1.0,
+            monotonic_s=SYSTEM_CLOCK.monotonic_s,
+        ),
+        spool=spool,
+        source=EventSource("g", "boot", SYSTEM_CLOCK),
+        turnstile=turnstile,
+        experience=Experience(Unteachable(0.95), ExactCounting(fleet.pool), fleet),
+        waits=True,
+    )
+    await spool.stop(5.0)
+
+
+def settlement_at(desk: SettlementDesk, meter: Meter) -> Settlement:
+    policy = AdmissionPolicy(ttft_target_ms=1_000)
+    context = context_of("acme", policy, inference_request("m", reserved_tokens=99))
+    assert desk.turnstile.enter(context, meter) is None, "there is room: it goes at once"
+    plan = quota_plan(context.grant, "m")
+    return Settlement(desk, context, Reservation("r", plan, 100, 0, 0), meter)
+
+
+def charged(desk: SettlementDesk) -> float:
+    unshared = desk.turnstile.queues["m"].unshared()
+    return sum(n for share, n in unshared.items() if share.tenant == tenant_id("acme"))
+
+
+async def test_what_cannot_be_learned_spoils_no_answer_and_is_settled_once(
+    desk: SettlementDesk,
+) -> None:
+    told: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+    settlement = settlement_at(desk, Meter())
+    closing = settlement.close(Usage(11, 0, 3, UsageSource.ENGINE), Outcome.COMPLETED)
+    assert settlement.close(Usage(0, 0, 0, UsageSource.ENGINE), Outcome.CANCELLED) is closing
+    assert desk.spool.next_seq == 2, "one event"
+    assert charged(desk) == 14
+    await until(lambda: bool(told))
+    assert isinstance(told[0], ArithmeticError)
+
+
+async def test_what_is_withdrawn_has_had_no_turn(desk: SettlementDesk) -> None:
+    settlement = settlement_at(desk, Meter())
+    assert charged(desk) == 100
+    settlement.withdraw()
+    assert charged(desk) == 0
+    assert desk.spool.next_seq == 1, "no event"

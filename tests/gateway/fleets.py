@@ -1,0 +1,80 @@
+"""Replicas that were never asked for anything: a fleet for decisions alone."""
+
+from contracts.admission import AdmissionPolicy
+from contracts.load import ReplicaLoad
+from contracts.names import tenant_id
+from contracts.policy import TIERS, ApiKeyRecord, TenantPolicy
+from gateway.admission.estimate import text_prompt
+from gateway.api.context import InferenceRequest, Operation, RequestContext
+from gateway.clock import SYSTEM_CLOCK, Clock
+from gateway.fleet import Fleet, RelayLimits
+from gateway.policies import Grant
+from gateway.routing.filters.ready import Ready
+from gateway.routing.filters.serves_model import ServesModel
+from gateway.routing.pickers.best_score import BestScore
+from gateway.routing.pool import ReplicaPool
+from gateway.routing.profile import RoutingProfile
+from gateway.routing.ring import PrefixRing
+from gateway.routing.scorers.prefix_affinity import PrefixAffinityScorer
+from gateway.upstream.replica_client import ReplicaClient, Timeouts
+
+RING = PrefixRing()
+LOAD = ReplicaLoad(
+    model="m",
+    is_ready=True,
+    is_draining=False,
+    num_running=0,
+    num_waiting=0,
+    queued_prompt_tokens=0,
+    expected_output_tokens=0,
+    kv_cache_usage=0.0,
+    num_kv_blocks=100,
+    block_size=16,
+    prefill_tokens_per_s=1_000.0,
+    decode_tokens_per_s=0.0,
+)
+PROFILE = RoutingProfile([ServesModel(), Ready()], [(PrefixAffinityScorer(RING), 1.0)], BestScore())
+
+
+def fleet_of(*names: str, clock: Clock = SYSTEM_CLOCK) -> Fleet:
+    """Its replicas are ready and serve ``m``, as if they had told so; nobody asks them."""
+    timeouts = Timeouts(connect_s=1.0, head_s=1.0, idle_s=1.0, keep_alive_s=1.0)
+    clients = [ReplicaClient(name, "http://127.0.0.1:1", timeouts) for name in names]
+    pool = ReplicaPool(clients, {}, poll_timeout_s=1.0, clock=clock)
+    for name in names:
+        pool[name].models = frozenset({"m"})
+        pool[name].set_ready(is_ready=True)
+    return Fleet(pool, PROFILE, RelayLimits(1, 1, 1.0), clock, lambda predicted, actual: None)
+
+
+def inference_request(
+    model: str, *, prompt_tokens: int = 1, reserved_tokens: int = 1
+) -> InferenceRequest:
+    return InferenceRequest(
+        operation=Operation.COMPLETIONS,
+        model_requested=model,
+        model=model,
+        is_stream=False,
+        wants_usage_chunk=False,
+        prompt=text_prompt(b'"text"'),
+        num_choices=1,
+        estimated_prompt_tokens=prompt_tokens,
+        max_completion_tokens=reserved_tokens,
+        reserved_completion_tokens=reserved_tokens,
+        affinity_key=b"k",
+    )
+
+
+def context_of(
+    tenant: str, admission: AdmissionPolicy, request: InferenceRequest
+) -> RequestContext:
+    key = ApiKeyRecord(key_id="k", key_hash="h", key_prefix="p")
+    policy = TenantPolicy(tenant_id=tenant_id(tenant), tier="free")
+    return RequestContext(
+        request_id=f"req_{tenant}",
+        event_id=tenant,
+        grant=Grant(policy, key, TIERS["free"], admission, b"s" * 32),
+        request=request,
+        admitted_at=SYSTEM_CLOCK.now(),
+        started_monotonic_s=0.0,
+    )

@@ -1,0 +1,75 @@
+"""What waiting costs, and whom: one replica that is told what it has to do, on a clock by hand."""
+
+from contracts.admission import AdmissionPolicy
+from contracts.names import tenant_id
+from gateway.api.context import RequestContext
+from gateway.clock import Clock
+from gateway.metering import Meter
+from gateway.routing.ttft_forecast import Visit
+from gateway.turnstile import Turnstile
+from tests.gateway.fleets import LOAD, context_of, fleet_of, inference_request
+
+IN_TURN = AdmissionPolicy(ttft_target_ms=1, max_queue_ms=15_000)
+
+
+class Gate:
+    """A turnstile before a replica that prefills a thousand tokens a second."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        clock = Clock(lambda: self.now_s, lambda: self.now_s)
+        self.fleet = fleet_of("a", clock=clock)
+        self.turnstile = Turnstile(self.fleet, clock, max_waiting=100, ageing_s=30.0)
+        self.fleet.pool["a"].forecast.report(LOAD, self.now_s)
+
+    def is_busy_with(self, num_tokens: int) -> Visit:
+        forecast = self.fleet.pool["a"].forecast
+        return forecast.send(float(num_tokens), self.now_s, tells_first_token=True)
+
+    def is_done_with(self, visit: Visit) -> None:
+        self.now_s += 0.1
+        self.fleet.end(self.fleet.pool["a"], visit)
+
+    def counter(self, tenant: str) -> float:
+        """What the tenant has been charged that other gateways would be told."""
+        unshared = self.turnstile.queues["m"].unshared()
+        return sum(n for share, n in unshared.items() if share.tenant == tenant_id(tenant))
+
+
+def ask(tenant: str, *, prompt_tokens: int = 100, reserved_tokens: int = 900) -> RequestContext:
+    request = inference_request("m", prompt_tokens=prompt_tokens, reserved_tokens=reserved_tokens)
+    return context_of(tenant, IN_TURN, request)
+
+
+async def test_who_leaves_while_waiting_has_had_nothing_and_owes_nothing() -> None:
+    gate = Gate()
+    gate.is_busy_with(100)
+    for _ in range(50):
+        context, meter = ask("leaver"), Meter()
+        place = gate.turnstile.enter(context, meter)
+        assert place is not None
+        gate.turnstile.queues["m"].remove(place)
+        gate.turnstile.settle(context, meter, 0)
+    assert gate.counter("leaver") == 0
+
+
+async def test_who_went_is_charged_what_it_used() -> None:
+    gate = Gate()
+    context, meter = ask("direct"), Meter()
+    assert gate.turnstile.enter(context, meter) is None
+    assert gate.counter("direct") == 1_000
+    gate.turnstile.settle(context, meter, 130)
+    gate.turnstile.settle(context, meter, 130)
+    assert gate.counter("direct") == 130
+
+
+async def test_whose_turn_came_is_charged_what_it_used() -> None:
+    gate = Gate()
+    visit = gate.is_busy_with(100)
+    context, meter = ask("waiter"), Meter()
+    assert gate.turnstile.enter(context, meter) is not None
+    assert (meter.charged_tokens, gate.counter("waiter")) == (0, 0)
+    gate.is_done_with(visit)
+    assert (meter.charged_tokens, gate.counter("waiter")) == (1_000, 1_000)
+    gate.turnstile.settle(context, meter, 0)
+    assert gate.counter("waiter") == 0
