@@ -79,11 +79,11 @@ class Fleet:
             for replica in self._replicas_for(request.model)
         )
 
-    def drain_s(self, request: InferenceRequest, target_s: float, num_tokens: float) -> float:
+    def drain_s(self, request: InferenceRequest, target_s: float, prompt_tokens: int) -> float:
         """Until there is room, if so many tokens more are to be prefilled before."""
         replicas = self._replicas_for(request.model)
         excess_s = [self._excess_s(replica, request, target_s) for replica in replicas]
-        return max(0.0, min(excess_s, default=0.0)) + num_tokens / self._tokens_per_s(replicas)
+        return max(0.0, min(excess_s, default=0.0)) + prompt_tokens / self._tokens_per_s(replicas)
 
     def begin(self, replica: Replica, request: InferenceRequest, now_s: float) -> Visit | None:
         replica.begin()

@@ -82,7 +82,9 @@ class Turnstile:
         if wait_s * 1e3 > policy.max_queue_ms or policy.max_queue_ms == 0:
             raise _overloaded(wait_s)
         deadline_s = now_s + policy.max_queue_ms / 1e3
-        place = Place(share, num_tokens, now_s, deadline_s, _Ticket(context, meter))
+        prompt_tokens = context.request.estimated_prompt_tokens
+        ticket = _Ticket(context, meter)
+        place = Place(share, num_tokens, prompt_tokens, now_s, deadline_s, ticket)
         loser = queue.push(place)
         if loser is place:
             raise _overloaded(wait_s)
@@ -138,8 +140,8 @@ class Turnstile:
 
     def _expected_wait_s(self, queue: Queue, share: Share, context: RequestContext) -> float:
         target_s = _target_s(context, is_in_slack=_is_batch(share))
-        num_tokens = queue.tokens_before(share.tenant)
-        return self._fleet.drain_s(context.request, target_s, num_tokens)
+        tokens_before = queue.tokens_before(share.tenant)
+        return self._fleet.drain_s(context.request, target_s, tokens_before)
 
     def _queue(self, model: str) -> Queue:
         queue = self._queues.get(model)

@@ -46,7 +46,8 @@ class Place(Generic[T]):
     """One request's place; ``holder`` is whoever put it there."""
 
     share: Share
-    num_tokens: int
+    num_tokens: int  # that it is charged: its prompt, and what is reserved for the answer
+    prompt_tokens: int  # that others wait for
     entered_s: float
     deadline_s: float
     holder: T
@@ -60,7 +61,7 @@ class FairQueue(Generic[T]):
         self._by_tenant: dict[TenantId, deque[Place[T]]] = {}
         self._unshared: dict[Share, float] = {}
         self._num_waiting = 0
-        self.num_tokens = 0  # of all that wait
+        self.prompt_tokens = 0  # of all that wait
 
     def __len__(self) -> int:
         return self._num_waiting
@@ -101,7 +102,7 @@ class FairQueue(Generic[T]):
         self._by_tenant.setdefault(tenant, deque()).append(place)
         self._counters.enter(tenant)
         self._num_waiting += 1
-        self.num_tokens += place.num_tokens
+        self.prompt_tokens += place.prompt_tokens
         return loser
 
     def first(self, now_s: float) -> Place[T] | None:
@@ -133,17 +134,17 @@ class FairQueue(Generic[T]):
             del self._by_tenant[tenant]
         self._counters.leave(tenant)
         self._num_waiting -= 1
-        self.num_tokens -= place.num_tokens
+        self.prompt_tokens -= place.prompt_tokens
         return True
 
     def overdue(self, now_s: float) -> list[Place[T]]:
         return [place for place in self if place.deadline_s <= now_s]
 
-    def tokens_before(self, tenant: TenantId) -> float:
-        """That probably go before one that enters now, if everybody takes turns."""
-        own = sum(place.num_tokens for place in self._by_tenant.get(tenant, ()))
+    def tokens_before(self, tenant: TenantId) -> int:
+        """Of prompts that probably go before one that enters now, if everybody takes turns."""
+        own = sum(place.prompt_tokens for place in self._by_tenant.get(tenant, ()))
         num_others = len(self._by_tenant) - (tenant in self._by_tenant)
-        return min(float(self.num_tokens), float(own * (1 + num_others)))
+        return min(self.prompt_tokens, own * (1 + num_others))
 
     def _rank(self, place: Place[T]) -> tuple[float, float]:
         return self._counters.of(place.share.tenant), place.entered_s

@@ -36,7 +36,7 @@ def place(
     deadline_s: float = 1e9,
 ) -> Place[str]:
     share = Share(tenant_id(tenant), service_class, weight)
-    return Place(share, tokens, at_s, deadline_s, tenant)
+    return Place(share, tokens, tokens, at_s, deadline_s, tenant)
 
 
 def served(queue: FairQueue[str], num: int, now_s: float = 0.0) -> list[str]:
@@ -129,7 +129,7 @@ def test_who_leaves_frees_its_place() -> None:
     queue.push(gone)
     assert queue.remove(gone)
     assert not queue.remove(gone)
-    assert (len(queue), queue.num_tokens, queue.first(0.0)) == (0, 0, None)
+    assert (len(queue), queue.prompt_tokens, queue.first(0.0)) == (0, 0, None)
 
 
 def test_who_is_overdue_is_named() -> None:
@@ -158,7 +158,7 @@ def test_whatever_comes_and_goes_the_counts_hold(
             queue.take(first)
             inside.remove(first)
         assert set(queue) == set(inside)
-        assert queue.num_tokens == sum(p.num_tokens for p in inside)
+        assert queue.prompt_tokens == sum(p.prompt_tokens for p in inside)
         assert len(queue) <= 6
 
 
@@ -205,7 +205,7 @@ def traffic(name: str, per_s: float, seed: int) -> Iterator[tuple[float, Place[i
     share = Share(tenant_id(name), STANDARD, 1)
     while (at_s := at_s + source.expovariate(per_s)) < SECONDS:
         tokens = source.randrange(200, 1_800)
-        yield at_s, Place(share, tokens, at_s, math.inf, 0)
+        yield at_s, Place(share, tokens, tokens, at_s, math.inf, 0)
 
 
 def p95_of_the_quiet(noisy_factor: float) -> float:

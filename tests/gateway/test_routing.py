@@ -60,8 +60,8 @@ async def test_with_a_target_a_replica_that_would_be_late_is_passed_over() -> No
     fleet.pool[other].forecast.send(5_000.0, SYSTEM_CLOCK.monotonic_s(), tells_first_token=True)
     assert fleet.choose(request, (), target_ms=500) is home, "the least late"
     assert not fleet.has_room(request, target_s=0.5)
-    assert fleet.drain_s(request, target_s=0.5, num_tokens=0) == pytest.approx(0.5, abs=0.1)
-    assert fleet.drain_s(request, target_s=0.5, num_tokens=2_000) == pytest.approx(1.5, abs=0.1)
+    assert fleet.drain_s(request, target_s=0.5, prompt_tokens=0) == pytest.approx(0.5, abs=0.1)
+    assert fleet.drain_s(request, target_s=0.5, prompt_tokens=2_000) == pytest.approx(1.5, abs=0.1)
 
 
 async def test_a_model_that_no_replica_serves_has_no_candidate() -> None:

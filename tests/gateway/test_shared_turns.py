@@ -26,7 +26,7 @@ class Gateway:
         self.turns = SharedTurns(store, lambda: {"m": self.queue})
 
     def wait(self, share: Share) -> None:
-        self.queue.push(Place(share, 100, 0.0, 1e9, None))
+        self.queue.push(Place(share, 100, 100, 0.0, 1e9, None))
 
     def next_tenant(self) -> str:
         first = self.queue.first(0.0)

@@ -1,9 +1,12 @@
 """What waiting costs, and whom: one replica that is told what it has to do, on a clock by hand."""
 
+import pytest
+
 from contracts.admission import AdmissionPolicy
 from contracts.names import tenant_id
 from gateway.api.context import RequestContext
 from gateway.clock import Clock
+from gateway.errors import Overloaded
 from gateway.metering import Meter
 from gateway.routing.ttft_forecast import Visit
 from gateway.turnstile import Turnstile
@@ -73,3 +76,17 @@ async def test_whose_turn_came_is_charged_what_it_used() -> None:
     assert (meter.charged_tokens, gate.counter("waiter")) == (1_000, 1_000)
     gate.turnstile.settle(context, meter, 0)
     assert gate.counter("waiter") == 0
+
+
+async def test_the_wait_is_for_prompts_not_for_what_answers_may_take() -> None:
+    """Four prompts of a hundred tokens wait; each may be answered with four thousand."""
+    gate = Gate()
+    gate.is_busy_with(100)
+    for _ in range(4):
+        assert gate.turnstile.enter(ask("a", reserved_tokens=4_000), Meter()) is not None
+    hurried = AdmissionPolicy(ttft_target_ms=1, max_queue_ms=100)
+    late = context_of("a", hurried, ask("a", reserved_tokens=4_000).request)
+    with pytest.raises(Overloaded) as refusal:
+        gate.turnstile.enter(late, Meter())
+    assert refusal.value.retry_after_ms is not None
+    assert refusal.value.retry_after_ms <= 600
