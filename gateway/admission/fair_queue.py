@@ -120,6 +120,7 @@ class FairQueue(Generic[T]):
 
     def take(self, place: Place[T]) -> None:
         """It goes, and is charged."""
+        self._counters.take_turn(place.share.tenant)
         self.charge(place.share, place.num_tokens)
         self.remove(place)
 

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +23,7 @@ STANDARD, INTERACTIVE, BATCH = (
 )
 
 
-def queue_of(max_waiting: int = 1_000, ageing_s: float = 30.0) -> FairQueue[str]:
+def queue_of(max_waiting: int = 10_000, ageing_s: float = 30.0) -> FairQueue[str]:
     return FairQueue(max_waiting=max_waiting, ageing_s=ageing_s)
 
 
@@ -101,6 +102,62 @@ def test_who_was_away_has_credit_for_a_burst_and_no_more() -> None:
     turns = served(queue, 24)
     assert turns[:4] == ["new"] * 4
     assert Counter(turns[4:]) == {"new": 10, "busy": 10}
+
+
+@pytest.mark.parametrize("past", ["directly", "in turn, alone", "beside batch", "elsewhere"])
+def test_what_a_tenant_had_while_nobody_else_waited_is_not_held_against_it(past: str) -> None:
+    queue, old = queue_of(), place("old", 1_000)
+    if past == "beside batch":
+        queue.push(place("batch", service_class=BATCH))
+    for _ in range(1_000):
+        if past == "directly":
+            queue.charge(old.share, 1_000)
+        elif past == "elsewhere":
+            queue.shared(old.share, 0, elsewhere=1_000)
+        else:
+            queue.push(place("old", 1_000))
+            served(queue, 1)
+    for _ in range(400):
+        queue.push(place("new"))
+        queue.push(place("old"))
+    turns = served(queue, 400)
+    credit = int(MAX_CREDIT_TOKENS / 100) + 11  # and what old's last thousand tokens come to
+    assert Counter(turns[credit:])["old"] == pytest.approx((400 - credit) / 2, abs=1)
+
+
+def test_many_tokens_at_a_time_get_no_more_than_their_share() -> None:
+    """Its request is over before it asks again, so it comes back each time."""
+    queue, large, small = queue_of(), 100_000, 0
+    for _ in range(1_000):
+        queue.push(place("small", 1_000))
+    for _ in range(5):
+        queue.push(place("large", large))
+        while served(queue, 1) == ["small"]:
+            small += 1_000
+    assert small >= 4 * large - MAX_CREDIT_TOKENS
+
+
+def test_a_debt_is_not_for_ever() -> None:
+    """A neighbour waited here while the tenant had a million tokens from other gateways."""
+    queue = queue_of()
+    for _ in range(4_000):
+        queue.push(place("here"))
+    queue.shared(place("debtor").share, 0, elsewhere=1_000_000)
+    for _ in range(10):
+        queue.push(place("debtor"))
+    turns = served(queue, 1_500)
+    assert 1_300 < turns.index("debtor") < 1_320
+
+
+def test_batch_that_had_the_nights_tokens_still_takes_turns_when_it_waited_long() -> None:
+    queue = queue_of(ageing_s=10.0)
+    for _ in range(1_000):
+        queue.push(place("batch", 1_000, service_class=BATCH))
+        served(queue, 1)
+    for _ in range(400):
+        queue.push(place("rest"))
+        queue.push(place("batch", service_class=BATCH))
+    assert Counter(served(queue, 400, now_s=10.0))["batch"] > 100
 
 
 def test_service_elsewhere_counts() -> None:
