@@ -3,11 +3,13 @@
 The tokenizer is the replica's own, asked for once.  Messages are counted in worker threads, never
 on the event loop, and their counts are kept by content: a growing conversation costs its new turn.
 What the chat template adds is learned from what engines count.  Where nothing can be counted in
-time (no tokenizer yet, the threads have too much to do) the learned estimate stands.
+time (no tokenizer yet, the threads have too much to do, also for this tenant) the learned estimate
+stands.
 """
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
@@ -19,6 +21,7 @@ from gateway.admission.part_counter import PartCounter
 from gateway.admission.prompt_parts import is_system, split
 from gateway.admission.template_overhead import TemplateOverhead
 from gateway.api.context import InferenceRequest
+from gateway.completion import Completion
 from gateway.errors import TokenizerUnavailable, UpstreamError
 from gateway.policies import Grant
 from gateway.prompt import CountedPrompt
@@ -29,6 +32,9 @@ logger = logging.getLogger(__name__)
 _RETRY_S: Final = 10.0
 _FETCH_S: Final = 30.0
 _MAX_TOKENIZER_BYTES: Final = 64 * 1024 * 1024
+
+
+Watch = Callable[[Completion[int | None]], Awaitable[int | None]]
 
 
 class _Prompt(msgspec.Struct):
@@ -50,9 +56,12 @@ class ExactCounting:
         self._is_wanted = asyncio.Event()
 
     async def counted(
-        self, request: InferenceRequest, body: bytes, grant: Grant
+        self, request: InferenceRequest, body: bytes, grant: Grant, watch: Watch
     ) -> InferenceRequest:
-        """With the exact number of its prompt's tokens, if it can be had now."""
+        """With the exact number of its prompt's tokens, if it can be had now.
+
+        ``watch`` waits for it and may end the wait by raising.
+        """
         model = request.model
         if request.prompt.mix is None:
             return request  # token ids: they have been counted
@@ -62,7 +71,7 @@ class ExactCounting:
             self._is_wanted.set()
             return request
         parts = _parts_of(body)
-        num_tokens = await self._counter.num_tokens(tokenizer, model, grant.salt, parts)
+        num_tokens = await watch(self._counter.num_tokens(tokenizer, model, grant.salt, parts))
         if num_tokens is None:
             return request
         counted = CountedPrompt(num_tokens, len(parts), is_system(parts[0]))

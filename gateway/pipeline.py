@@ -22,7 +22,7 @@ from gateway.admission.redis_limiter import RedisLimiter
 from gateway.api.context import InferenceRequest, RequestContext
 from gateway.api.errors import error_body, error_event, error_status, retry_headers
 from gateway.api.headers import rate_limit_headers, request_id_header
-from gateway.api.request_body import check_prompt_fits, parse_request
+from gateway.api.request_body import check_prompt_fits, check_prompt_may_fit, parse_request
 from gateway.auth import Authenticator
 from gateway.clock import Clock, IdMaker, event_id_of
 from gateway.completion import Flow, in_task
@@ -128,9 +128,11 @@ class Pipeline:
             stages.costs,
             stages.fleet.pool.takes_priority,
         )
-        if grant.admission.counting is TokenCounting.EXACT:
-            request = await stages.exact.counted(request, exchange.body, grant)
         trace.request = request
+        if grant.admission.counting is TokenCounting.EXACT:
+            check_prompt_may_fit(request, grant)
+            request = await stages.exact.counted(request, exchange.body, grant, exchange.watch)
+            trace.request = request
         check_prompt_fits(request, grant)
         context = self._context(trace, grant, request)
         reservation = _reservation(

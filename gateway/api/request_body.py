@@ -29,6 +29,7 @@ _decoders: Mapping[Operation, Callable[[bytes], Body]] = {
 _members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encoder = msgspec.json.Encoder()
 _PRIORITY = PRIORITY_FIELD.encode()
+_MOST_TOO_HIGH = 8  # times, that an estimate may be, learned or not
 _USAGE_WANTED = b',"stream_options":{"include_usage":true}'  # metered, whatever the client wants
 
 
@@ -131,12 +132,22 @@ def _measure_completion(body: CompletionBody, grant: Grant) -> tuple[Prompt, int
 
 def check_prompt_fits(request: InferenceRequest, grant: Grant) -> None:
     """Raises InvalidRequest for a prompt that the tenant may not send."""
+    if request.estimated_prompt_tokens > grant.admission.max_prompt_tokens:
+        raise _too_long(request, grant)
+
+
+def check_prompt_may_fit(request: InferenceRequest, grant: Grant) -> None:
+    """Before it is counted.  Raises InvalidRequest for one so long that counting is no use."""
+    if request.estimated_prompt_tokens > grant.admission.max_prompt_tokens * _MOST_TOO_HIGH:
+        raise _too_long(request, grant)
+
+
+def _too_long(request: InferenceRequest, grant: Grant) -> InvalidRequest:
     num_tokens, limit = request.estimated_prompt_tokens, grant.admission.max_prompt_tokens
-    if num_tokens > limit:
-        raise InvalidRequest(
-            f"The prompt may hold at most {limit} tokens, it has about {num_tokens}.",
-            code="prompt_too_long",
-        )
+    return InvalidRequest(
+        f"The prompt may hold at most {limit} tokens, it has about {num_tokens}.",
+        code="prompt_too_long",
+    )
 
 
 def _completion_bound(body: Body, limits: Limits) -> int:

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 from tokenizers import Tokenizer
@@ -10,11 +10,15 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from contracts.admission import AdmissionPolicy, TokenCounting
+from contracts.usage import Outcome
+from gateway.admission.backlog import Backlog
 from gateway.admission.part_counter import PartCounter
 from gateway.admission.prompt_parts import PartCounts, is_system, split, text_of
 from gateway.admission.template_overhead import TemplateOverhead
+from gateway.errors import Interrupted
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat
+from tests.gateway.scene import until
 from tests.gateway.upstream_server import PROMPT_TOKENS, Upstream
 
 MODEL = "model-a"
@@ -73,6 +77,76 @@ async def test_tenants_and_models_share_no_counts(counter: PartCounter) -> None:
 
 async def test_what_is_no_message_is_not_counted(counter: PartCounter) -> None:
     assert await counter.num_tokens(RecordingCounter(), MODEL, b"s", [b'{"role": 1}']) is None
+
+
+# Where there is too much to count
+
+
+class HeldCounter(RecordingCounter):
+    """Counts nothing before it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asked = threading.Event()
+        self.may_count = threading.Event()
+
+    def num_tokens(self, text: str) -> int:
+        self.is_asked.set()
+        self.may_count.wait(20)
+        return super().num_tokens(text)
+
+
+@pytest.fixture
+def held() -> Iterator[HeldCounter]:
+    held = HeldCounter()
+    yield held
+    held.may_count.set()
+
+
+async def test_a_count_that_comes_too_late_is_none_and_kept_for_the_next_time(
+    held: HeldCounter,
+) -> None:
+    counter, parts = PartCounter(deadline_s=0.01), messages("one two")
+    assert await counter.num_tokens(held, MODEL, b"s", parts) is None
+    held.may_count.set()
+    never = HeldCounter()
+    await until(lambda: counter.num_tokens(never, MODEL, b"s", parts).result() == 2)
+    never.may_count.set()
+    counter.stop()
+
+
+async def test_a_tenant_leaves_room_for_others(held: HeldCounter) -> None:
+    counter = PartCounter(deadline_s=20.0)
+    flood = [counter.num_tokens(held, MODEL, b"flood", messages(f"no {n}")) for n in range(9)]
+    assert [count.is_done for count in flood] == [False] * 8 + [True]
+    assert await flood[8] is None
+    quiet = counter.num_tokens(held, MODEL, b"quiet", messages("one"))
+    assert not quiet.is_done
+    held.may_count.set()
+    assert await quiet == 1
+    counter.stop()
+
+
+async def test_for_a_client_that_left_nothing_more_is_counted(held: HeldCounter) -> None:
+    counter = PartCounter(deadline_s=20.0)
+    count = counter.num_tokens(held, MODEL, b"s", messages("begun", "not begun"))
+    await until(held.is_asked.is_set)
+    count.fail(Interrupted(Outcome.CLIENT_DISCONNECTED))
+    held.may_count.set()
+    assert await counter.num_tokens(held, MODEL, b"s", messages("begun")) == 1
+    assert "not begun" not in held.texts
+    counter.stop()
+
+
+def test_what_is_being_counted_is_bounded_in_all_and_by_tenant() -> None:
+    backlog, megabyte = Backlog(), 1024 * 1024
+    assert not backlog.add(b"a", megabyte + 1)
+    assert backlog.add(b"a", megabyte)
+    assert not backlog.add(b"a", 1)
+    assert backlog.add(b"b", megabyte)
+    assert not backlog.add(b"c", 1)
+    backlog.remove(b"a", megabyte)
+    assert backlog.add(b"c", 1)
 
 
 def test_no_more_than_so_many_counts_are_kept() -> None:

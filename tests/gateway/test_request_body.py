@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from contracts.admission import ADMISSION_TIERS
 from contracts.names import tenant_id
@@ -14,7 +15,7 @@ from contracts.policy import TIERS, ApiKeyRecord, TenantPolicy
 from contracts.replica_api import GATEWAY_OWNED_FIELDS
 from gateway.admission.cost import CostModel
 from gateway.api.context import InferenceRequest, Operation
-from gateway.api.request_body import parse_request, tenant_cache_salt
+from gateway.api.request_body import check_prompt_may_fit, parse_request, tenant_cache_salt
 from gateway.api.schemas import ChatCompletionBody
 from gateway.errors import InvalidRequest
 from gateway.policies import Grant
@@ -131,6 +132,14 @@ def parse_chat(members: str) -> tuple[InferenceRequest, bytes]:
     raw = f'{{"model":"m","messages":[],{members}}}'.encode()
     costs = CostModel(0.95)
     return parse_request(Operation.CHAT_COMPLETIONS, raw, GRANT, lambda m: m, costs, True)
+
+
+def test_a_prompt_far_over_the_cap_is_refused_before_it_is_counted() -> None:
+    request, _ = parse_chat('"max_tokens":5')
+    cap = GRANT.admission.max_prompt_tokens
+    check_prompt_may_fit(replace(request, estimated_prompt_tokens=4 * cap), GRANT)
+    with pytest.raises(InvalidRequest, match="at most 8192 tokens"):
+        check_prompt_may_fit(replace(request, estimated_prompt_tokens=10 * cap), GRANT)
 
 
 @pytest.mark.parametrize("name", ["max_tokens", r"max\u005ftokens"])
