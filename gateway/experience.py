@@ -27,7 +27,11 @@ class Experience:
         request, tenant = context.request, context.grant.tenant.tenant_id
         self.exact.learn(request, usage.prompt_tokens)
         self.costs.learn_prompt(request.model, request.prompt, usage.prompt_tokens)
-        answer_tokens = usage.completion_tokens / request.num_choices
-        self.costs.learn_answer(tenant, request.model, answer_tokens)
+        self.costs.learn_answer(
+            tenant,
+            request.model,
+            usage.completion_tokens / request.num_choices,
+            at_most=request.max_completion_tokens / request.num_choices,
+        )
         if replica is not None:
             self.fleet.processed(request, replica, usage)

@@ -29,14 +29,24 @@ class AnswerLengths:
         length = self._lengths.guess(index)
         return at_most if length is None else min(at_most, max(1, math.ceil(length)))
 
-    def learn(self, tenant: TenantId, model: str, num_tokens: float) -> None:
-        """``num_tokens``: of one answer that came to its own end."""
+    def learn(self, tenant: TenantId, model: str, num_tokens: float, *, at_most: float) -> None:
+        """``num_tokens``: of one answer, which was cut where it had ``at_most``.
+
+        One that was cut says only that it would have been longer: that is news where it is longer
+        than what is believed.
+        """
         key = tenant, model
         index = self._indices.get(key)
+        if num_tokens >= at_most and not self._is_longer(index, num_tokens):
+            return
         if index is None:
             index = self._indices[key] = self._free_index()
         length = max(1.0, num_tokens)
         self._lengths.observe(index, length, first_guess=length)
+
+    def _is_longer(self, index: int | None, num_tokens: float) -> bool:
+        length = None if index is None else self._lengths.guess(index)
+        return length is not None and num_tokens > length
 
     def _free_index(self) -> int:
         if len(self._indices) < _MAX_LEARNED:

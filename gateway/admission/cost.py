@@ -28,6 +28,8 @@ class CostModel:
     def learn_prompt(self, model: str, prompt: Prompt, num_tokens: int) -> None:
         self._estimator.learn(model, prompt, num_tokens)
 
-    def learn_answer(self, tenant: TenantId, model: str, num_tokens: float) -> None:
-        """``num_tokens``: of one answer that came to its own end."""
-        self._answers.learn(tenant, model, num_tokens)
+    def learn_answer(
+        self, tenant: TenantId, model: str, num_tokens: float, *, at_most: float
+    ) -> None:
+        """As ``AnswerLengths.learn``."""
+        self._answers.learn(tenant, model, num_tokens, at_most=at_most)

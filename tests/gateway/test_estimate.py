@@ -141,7 +141,7 @@ LEARNING = AdmissionPolicy(completion_bound=CompletionBound.LEARNED)
 def test_an_answer_is_reserved_as_asked_unless_the_policy_allows_debt() -> None:
     costs = CostModel(0.95)
     for _ in range(100):
-        costs.learn_answer(ACME, MODEL, 40)
+        costs.learn_answer(ACME, MODEL, 40, at_most=1_000)
     assert costs.answer_tokens(ACME, AdmissionPolicy(), MODEL, 1_000) == 1_000
     assert costs.answer_tokens(ACME, LEARNING, MODEL, 1_000) < 60
     assert costs.answer_tokens(ACME, LEARNING, MODEL, 7) == 7, "never more than was asked for"
@@ -152,16 +152,39 @@ def test_an_answer_is_reserved_as_asked_unless_the_policy_allows_debt() -> None:
 def test_few_answers_say_nothing() -> None:
     lengths = AnswerLengths()
     for _ in range(19):
-        lengths.learn(ACME, MODEL, 5)
+        lengths.learn(ACME, MODEL, 5, at_most=100)
     assert lengths.expected_tokens(ACME, MODEL, 100) == 100
-    lengths.learn(ACME, MODEL, 5)
+    lengths.learn(ACME, MODEL, 5, at_most=100)
     assert 5 <= lengths.expected_tokens(ACME, MODEL, 100) <= 6
+
+
+def test_an_answer_that_was_cut_says_nothing_of_how_short_answers_are() -> None:
+    lengths = AnswerLengths()
+    for _ in range(50):
+        lengths.learn(ACME, MODEL, 1, at_most=1)
+    assert lengths.expected_tokens(ACME, MODEL, 500) == 500
+    for _ in range(30):
+        lengths.learn(ACME, MODEL, 200, at_most=1_000)
+    expected = lengths.expected_tokens(ACME, MODEL, 500)
+    for _ in range(200):
+        lengths.learn(ACME, MODEL, 1, at_most=1)
+    assert lengths.expected_tokens(ACME, MODEL, 500) == expected >= 150
+
+
+def test_an_answer_that_was_cut_late_says_that_answers_are_longer() -> None:
+    lengths = AnswerLengths()
+    for _ in range(30):
+        lengths.learn(ACME, MODEL, 20, at_most=1_000)
+    assert lengths.expected_tokens(ACME, MODEL, 1_000) < 30
+    for _ in range(200):
+        lengths.learn(ACME, MODEL, 300, at_most=300)
+    assert lengths.expected_tokens(ACME, MODEL, 1_000) >= 290
 
 
 def test_one_answer_in_twenty_is_longer() -> None:
     source, lengths = random.Random(6), AnswerLengths()
     for _ in range(5_000):
-        lengths.learn(ACME, MODEL, source.randrange(1, 201))
+        lengths.learn(ACME, MODEL, source.randrange(1, 201), at_most=10_000)
     assert 175 <= lengths.expected_tokens(ACME, MODEL, 10_000) <= 205
 
 
@@ -169,6 +192,6 @@ def test_memory_is_bounded_by_forgetting_the_first() -> None:
     lengths = AnswerLengths()
     for number in range(9_000):
         for _ in range(20 if number in (0, 8_999) else 1):
-            lengths.learn(ACME, f"model-{number}", 5)
+            lengths.learn(ACME, f"model-{number}", 5, at_most=100)
     assert lengths.expected_tokens(ACME, "model-0", 100) == 100
     assert lengths.expected_tokens(ACME, "model-8999", 100) < 10
