@@ -18,6 +18,8 @@ from gateway.admission.estimate import TokenEstimator, text_prompt
 from gateway.admission.hf_tokenizer import load_tokenizer as load_exact
 from gateway.admission.prompt_parts import is_system, split, text_of
 from gateway.admission.template_overhead import TemplateOverhead
+from gateway.api.context import Operation
+from gateway.prompt import CountedPrompt, TemplateForm
 from replica.model import store
 from replica.model.tokenizer_loader import load_tokenizer
 from replica.settings import default_cache_dir
@@ -82,17 +84,17 @@ def main() -> None:
 
     exact, overhead = load_exact(tokenizer.to_json()), TemplateOverhead()
 
-    def counted(chat: Chat) -> tuple[int, tuple[int, bool]]:
+    def counted(chat: Chat) -> CountedPrompt:
         parts = split(chat.json)
-        return sum(exact.num_tokens(text_of(p)) for p in parts), (len(parts), is_system(parts[0]))
+        form = TemplateForm(Operation.CHAT_COMPLETIONS, is_system(parts[0]), has_tools=False)
+        return CountedPrompt(sum(exact.num_tokens(text_of(p)) for p in parts), len(parts), form)
 
     for chat, num_tokens in lessons:
-        own, kind = counted(chat)
-        overhead.learn(MODEL, kind, num_tokens - own)
+        overhead.learn(MODEL, counted(chat), num_tokens)
 
     def exactly(chat: Chat) -> int:
-        own, kind = counted(chat)
-        return own + overhead.tokens(MODEL, kind)
+        prompt = counted(chat)
+        return prompt.num_tokens + overhead.tokens(MODEL, prompt)
 
     report("exact: the tokenizer, and what the template adds", judged, exactly)
 

@@ -24,7 +24,7 @@ from gateway.api.context import InferenceRequest
 from gateway.completion import Completion
 from gateway.errors import TokenizerUnavailable, UpstreamError
 from gateway.policies import Grant
-from gateway.prompt import CountedPrompt
+from gateway.prompt import CountedPrompt, TemplateForm
 from gateway.routing.pool import Replica, ReplicaPool
 
 logger = logging.getLogger(__name__)
@@ -70,19 +70,19 @@ class ExactCounting:
             self._wanted.add(model)
             self._is_wanted.set()
             return request
-        parts = _parts_of(body)
+        parts, has_tools = _parts_of(body)
         num_tokens = await watch(self._counter.num_tokens(tokenizer, model, grant.salt, parts))
         if num_tokens is None:
             return request
-        counted = CountedPrompt(num_tokens, len(parts), is_system(parts[0]))
-        total = num_tokens + self._overhead.tokens(model, counted.kind)
+        form = TemplateForm(request.operation, is_system(parts[0]), has_tools)
+        counted = CountedPrompt(num_tokens, len(parts), form)
+        total = num_tokens + self._overhead.tokens(model, counted)
         return msgspec.structs.replace(request, estimated_prompt_tokens=total, counted=counted)
 
     def learn(self, request: InferenceRequest, prompt_tokens: int) -> None:
         """``prompt_tokens``: the engine's count."""
-        counted = request.counted
-        if counted is not None:
-            self._overhead.learn(request.model, counted.kind, prompt_tokens - counted.num_tokens)
+        if request.counted is not None:
+            self._overhead.learn(request.model, request.counted, prompt_tokens)
 
     async def run(self) -> None:
         """Fetches tokenizers that are asked for; runs until cancelled."""
@@ -119,8 +119,9 @@ class ExactCounting:
         return await asyncio.to_thread(load_tokenizer, file.tokenizer_json)
 
 
-def _parts_of(body: bytes) -> list[bytes]:
+def _parts_of(body: bytes) -> tuple[list[bytes], bool]:
+    """And whether the last of them is the tools."""
     prompt = _prompt_decoder.decode(body)
     parts = split(bytes(prompt.messages) or bytes(prompt.prompt)) or [b'""']
     tools = bytes(prompt.tools)
-    return [*parts, tools] if tools else parts
+    return ([*parts, tools], True) if tools else (parts, False)

@@ -12,14 +12,17 @@ class Prompt(msgspec.Struct, frozen=True):
     )  # see ``admission.prompt_mix``; None: given as tokens, there is nothing to learn
 
 
+class TemplateForm(msgspec.Struct, frozen=True):
+    """Which of a template's own words stand around a prompt, whatever its length."""
+
+    operation: str  # only chats have a template; to completions an engine may add a token
+    has_system: bool  # else the template may put in one of its own
+    has_tools: bool
+
+
 class CountedPrompt(msgspec.Struct, frozen=True):
     """What the tokenizer made of a prompt's parts, without what the chat template adds."""
 
     num_tokens: int
     num_parts: int
-    has_system: bool
-
-    @property
-    def kind(self) -> tuple[int, bool]:
-        """By which a template's own tokens differ."""
-        return self.num_parts, self.has_system
+    form: TemplateForm

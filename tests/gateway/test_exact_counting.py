@@ -16,6 +16,7 @@ from gateway.admission.part_counter import PartCounter
 from gateway.admission.prompt_parts import PartCounts, is_system, split, text_of
 from gateway.admission.template_overhead import TemplateOverhead
 from gateway.errors import Interrupted
+from gateway.prompt import CountedPrompt, TemplateForm
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat
 from tests.gateway.scene import until
@@ -179,14 +180,37 @@ def test_prompts_are_split_where_they_are_remembered() -> None:
     assert not is_system(b'"system"')
 
 
-def test_a_templates_own_tokens_are_learned_by_kind() -> None:
+CHAT = TemplateForm("chat.completions", has_system=False, has_tools=False)
+
+
+def counted(num_parts: int, form: TemplateForm = CHAT) -> CountedPrompt:
+    return CountedPrompt(100, num_parts, form)
+
+
+def test_a_templates_own_tokens_are_learned_by_length() -> None:
     overhead = TemplateOverhead()
-    assert overhead.tokens(MODEL, (1, False)) >= 16, "safe before anything is known"
-    overhead.learn(MODEL, (1, False), 10)
-    overhead.learn(MODEL, (3, False), 18)
-    assert overhead.tokens(MODEL, (1, False)) == 10
-    assert overhead.tokens(MODEL, (5, False)) == 26
-    assert overhead.tokens(MODEL, (1, True)) >= 16
+    assert overhead.tokens(MODEL, counted(1)) >= 16, "safe before anything is known"
+    overhead.learn(MODEL, counted(1), 110)
+    overhead.learn(MODEL, counted(3), 118)
+    assert overhead.tokens(MODEL, counted(1)) == 10
+    assert overhead.tokens(MODEL, counted(5)) == 26
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(TemplateForm("completions", False, False), id="operation"),
+        pytest.param(TemplateForm("chat.completions", True, False), id="system"),
+        pytest.param(TemplateForm("chat.completions", False, True), id="tools"),
+    ],
+)
+def test_what_stands_in_another_form_is_learned_apart(other: TemplateForm) -> None:
+    """Tools bring a page of instructions, a completion brings nothing."""
+    overhead = TemplateOverhead()
+    overhead.learn(MODEL, counted(2), 112)
+    overhead.learn(MODEL, counted(2, other), 400)
+    assert overhead.tokens(MODEL, counted(2)) == 12
+    assert overhead.tokens(MODEL, counted(2, other)) == 300
 
 
 async def test_an_exact_policy_reserves_what_the_engine_will_count(
