@@ -41,6 +41,27 @@ class Share:
         return num_tokens / (self.weight * _CLASS_WEIGHTS[self.service_class])
 
 
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Tokens charged, and those given back of them: apart, so that sums of both only grow."""
+
+    charged: int = 0
+    returned: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.charged - self.returned
+
+    def __add__(self, other: "Service") -> "Service":
+        return Service(self.charged + other.charged, self.returned + other.returned)
+
+    def __sub__(self, other: "Service") -> "Service":
+        return Service(self.charged - other.charged, self.returned - other.returned)
+
+
+_NONE = Service()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Place(Generic[T]):
     """One request's place; ``holder`` is whoever put it there."""
@@ -59,7 +80,7 @@ class FairQueue(Generic[T]):
         self._ageing_s = ageing_s
         self._counters = VirtualCounters()
         self._by_tenant: dict[TenantId, deque[Place[T]]] = {}
-        self._unshared: dict[Share, float] = {}
+        self._unshared: dict[Share, Service] = {}
         self._num_waiting = 0
         self.prompt_tokens = 0  # of all that wait
 
@@ -69,26 +90,31 @@ class FairQueue(Generic[T]):
     def __iter__(self) -> Iterator[Place[T]]:
         return chain.from_iterable(self._by_tenant.values())
 
-    def charge(self, share: Share, num_tokens: float) -> None:
+    def charge(self, share: Share, num_tokens: int) -> None:
         """Served here; negative to correct a charge."""
         self._counters.charge(share.tenant, share.weighted(num_tokens))
-        self._unshared[share] = self._unshared.get(share, 0.0) + num_tokens
+        service = Service(max(0, num_tokens), max(0, -num_tokens))
+        self._unshared[share] = self._unshared.get(share, _NONE) + service
         if len(self._unshared) > _MAX_UNSHARED:
             self._unshared.clear()  # nobody shares
 
-    def unshared(self) -> Mapping[Share, float]:
-        """Tokens served here that other gateways do not know of; zero for whoever only waits."""
+    def unshared(self) -> Mapping[Share, Service]:
+        """What other gateways do not know of; nothing for whoever only waits."""
         waiting = (places[0].share for places in self._by_tenant.values())
-        return {**dict.fromkeys(waiting, 0.0), **self._unshared}
+        return {**dict.fromkeys(waiting, _NONE), **self._unshared}
 
-    def shared(self, share: Share, num_tokens: float, *, elsewhere: float) -> None:
-        """Others know now of so many; ``elsewhere``: what they served."""
-        if share in self._unshared:
-            self._unshared[share] -= num_tokens
-            if self._unshared[share] == 0.0:
-                del self._unshared[share]
-        if elsewhere:
-            self._counters.charge(share.tenant, share.weighted(elsewhere))
+    def told(self, share: Share, service: Service) -> None:
+        """Others know of it now."""
+        known = self._unshared.pop(share, _NONE)
+        left = Service(
+            max(0, known.charged - service.charged), max(0, known.returned - service.returned)
+        )
+        if left != _NONE:
+            self._unshared[share] = left
+
+    def served_elsewhere(self, share: Share, num_tokens: int) -> None:
+        """Negative where another gateway corrects a charge."""
+        self._counters.charge(share.tenant, share.weighted(num_tokens))
 
     def push(self, place: Place[T]) -> Place[T] | None:
         """Whoever must leave for it: maybe the place itself."""

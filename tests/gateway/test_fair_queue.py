@@ -113,7 +113,7 @@ def test_what_a_tenant_had_while_nobody_else_waited_is_not_held_against_it(past:
         if past == "directly":
             queue.charge(old.share, 1_000)
         elif past == "elsewhere":
-            queue.shared(old.share, 0, elsewhere=1_000)
+            queue.served_elsewhere(old.share, 1_000)
         else:
             queue.push(place("old", 1_000))
             served(queue, 1)
@@ -142,7 +142,7 @@ def test_a_debt_is_not_for_ever() -> None:
     queue = queue_of()
     for _ in range(4_000):
         queue.push(place("here"))
-    queue.shared(place("debtor").share, 0, elsewhere=1_000_000)
+    queue.served_elsewhere(place("debtor").share, 1_000_000)
     for _ in range(10):
         queue.push(place("debtor"))
     turns = served(queue, 1_500)
@@ -165,7 +165,7 @@ def test_service_elsewhere_counts() -> None:
     for _ in range(10):
         queue.push(place("here"))
         queue.push(place("elsewhere"))
-    queue.shared(place("elsewhere").share, 0.0, elsewhere=500)
+    queue.served_elsewhere(place("elsewhere").share, 500)
     assert served(queue, 5) == ["here"] * 5
 
 

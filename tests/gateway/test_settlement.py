@@ -161,9 +161,9 @@ def settlement_at(desk: SettlementDesk, meter: Meter) -> Settlement:
     return Settlement(desk, context, Reservation("r", plan, 100, 0, 0), meter)
 
 
-def charged(desk: SettlementDesk) -> float:
+def charged(desk: SettlementDesk) -> int:
     unshared = desk.turnstile.queues["m"].unshared()
-    return sum(n for share, n in unshared.items() if share.tenant == tenant_id("acme"))
+    return sum(s.num_tokens for share, s in unshared.items() if share.tenant == tenant_id("acme"))
 
 
 async def test_what_cannot_be_learned_spoils_no_answer_and_is_settled_once(

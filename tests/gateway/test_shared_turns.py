@@ -8,7 +8,7 @@ import pytest
 
 from contracts.admission import ServiceClass
 from contracts.names import fair_served_key, tenant_id
-from gateway.admission.fair_queue import FairQueue, Place, Share
+from gateway.admission.fair_queue import FairQueue, Place, Service, Share
 from gateway.admission.quota_store import QuotaStore
 from gateway.resp_address import RespAddress
 from gateway.shared_turns import SharedTurns
@@ -71,7 +71,7 @@ async def test_nothing_is_counted_twice(store: QuotaStore, valkey: Valkey) -> No
     await here.turns.share()
     with valkey.client as client:
         key = fair_served_key(tenant.tenant)
-        assert client.hget(key, "m") == b"550"
+        assert client.hmget(key, "m", "m returned") == [b"600", b"50"]
         assert 0 < client.pttl(key) <= 60_000
 
 
@@ -82,4 +82,67 @@ async def test_without_the_store_a_gateway_is_fair_by_itself(valkey: Valkey) -> 
     gateway.wait(quiet)
     await gateway.turns.share()
     assert gateway.next_tenant() == quiet.tenant
-    assert gateway.queue.unshared()[busy] == 500, "told when it is there again"
+    assert gateway.queue.unshared()[busy] == Service(500, 0), "told when it is there again"
+
+
+async def test_a_correction_at_another_gateway_counts(store: QuotaStore) -> None:
+    here, there, corrected, other = Gateway(store), Gateway(store), share(), share()
+    for _ in range(9):
+        here.wait(corrected)
+        here.wait(other)
+    await here.turns.share()
+    there.queue.charge(corrected, 1_000)
+    await there.turns.share()
+    await here.turns.share()
+    there.queue.charge(corrected, -800)
+    await there.turns.share()
+    await here.turns.share()
+    turns = [here.next_tenant() for _ in range(6)]
+    assert turns.count(corrected.tenant) == 2, "as if it had had two hundred tokens"
+
+
+async def test_sums_that_began_anew_are_not_taken_for_corrections(
+    store: QuotaStore, valkey: Valkey
+) -> None:
+    here, there, busy, quiet = Gateway(store), Gateway(store), share(), share()
+    for _ in range(9):
+        here.wait(busy)
+        here.wait(quiet)
+    there.queue.charge(busy, 5_000)
+    await there.turns.share()
+    await here.turns.share()
+    with valkey.client as client:
+        client.delete(fair_served_key(busy.tenant))
+    there.queue.charge(busy, 300)
+    await there.turns.share()
+    await here.turns.share()
+    assert [here.next_tenant() for _ in range(4)] == [quiet.tenant] * 3 + [busy.tenant]
+
+
+async def test_what_was_sent_and_not_answered_is_not_sent_again() -> None:
+    """A store that greets, and falls silent."""
+    num_added = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_added
+        while word := await reader.readline():
+            if word == b"PING\r\n":
+                writer.write(b"+PONG\r\n")
+            elif word == b"CLUSTER\r\n":
+                writer.write(b"-ERR no cluster\r\n")
+            num_added += word == b"HINCRBY\r\n"
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    store = QuotaStore(RespAddress.parse(f"redis://127.0.0.1:{port}"), 0.2)
+    task = asyncio.create_task(store.run())
+    await until(lambda: store.is_reachable)
+    gateway, tenant = Gateway(store), share()
+    gateway.queue.charge(tenant, 500)
+    await gateway.turns.share()
+    assert num_added == 2
+    assert gateway.queue.unshared() == {}
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    server.close()

@@ -33,10 +33,12 @@ class Gate:
         self.now_s += 0.1
         self.fleet.end(self.fleet.pool["a"], visit)
 
-    def counter(self, tenant: str) -> float:
+    def counter(self, tenant: str) -> int:
         """What the tenant has been charged that other gateways would be told."""
         unshared = self.turnstile.queues["m"].unshared()
-        return sum(n for share, n in unshared.items() if share.tenant == tenant_id(tenant))
+        return sum(
+            s.num_tokens for share, s in unshared.items() if share.tenant == tenant_id(tenant)
+        )
 
 
 def ask(tenant: str, *, prompt_tokens: int = 100, reserved_tokens: int = 900) -> RequestContext:
