@@ -137,7 +137,11 @@ def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
     name = f"{settings.gateway_id}/{boot_id}"
     quota = QuotaStore(address, settings.quota_call_deadline_s, greeting(name))
     metrics, pool = Metrics(), _open_pool(settings, clock)
-    fleet = _fleet(settings, pool, clock, metrics.observe_predicted_ttft)
+    turnstile: Turnstile  # which looks who may go whenever the fleet before it gets on
+    fleet = _fleet(settings, pool, clock, metrics.observe_predicted_ttft, lambda: turnstile.look())
+    turnstile = Turnstile(
+        fleet, clock, max_waiting=settings.max_waiting, ageing_s=settings.batch_ageing_s
+    )
     return _Parts(
         policies=policies,
         authenticator=Authenticator(policies, pepper),
@@ -153,9 +157,7 @@ def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
         ),
         pool=pool,
         fleet=fleet,
-        turnstile=Turnstile(
-            fleet, clock, max_waiting=settings.max_waiting, ageing_s=settings.batch_ageing_s
-        ),
+        turnstile=turnstile,
         spool=Spool(
             settings.spool_dir,
             boot_id,
@@ -225,7 +227,13 @@ def _open_pool(settings: Settings, clock: Clock) -> ReplicaPool:
     return ReplicaPool(clients, settings.model_aliases, settings.poll_timeout_s, clock)
 
 
-def _fleet(settings: Settings, pool: ReplicaPool, clock: Clock, observe_ttft: ObserveTtft) -> Fleet:
+def _fleet(
+    settings: Settings,
+    pool: ReplicaPool,
+    clock: Clock,
+    observe_ttft: ObserveTtft,
+    on_progress: Callable[[], None],
+) -> Fleet:
     profile = RoutingProfile(
         filters=[ServesModel(), Ready()],
         scorers=[(PrefixAffinityScorer(PrefixRing()), 1.0)],
@@ -236,7 +244,7 @@ def _fleet(settings: Settings, pool: ReplicaPool, clock: Clock, observe_ttft: Ob
         max_event_bytes=settings.max_event_bytes,
         abort_timeout_s=settings.abort_timeout_s,
     )
-    return Fleet(pool, profile, limits, clock, observe_ttft)
+    return Fleet(pool, profile, limits, clock, observe_ttft, on_progress)
 
 
 def _desk(settings: Settings, parts: _Parts, source: EventSource) -> SettlementDesk:

@@ -34,12 +34,14 @@ class Fleet:
         limits: RelayLimits,
         clock: Clock,
         observe_ttft: ObserveTtft,
+        on_progress: Callable[[], None],
     ) -> None:
+        """``on_progress``: a replica has more room than before."""
         self.pool = pool
         self.limits = limits
         self.clock = clock
-        self.on_progress: Callable[[], None] | None = None  # a replica has more room than before
-        self.is_forecasting = False  # until somebody asks: it costs some microseconds a request
+        self._on_progress = on_progress
+        self._is_forecasting = False  # until somebody asks: it costs some microseconds a request
         self._profile = profile
         self._observe_ttft = observe_ttft
         self._prefixes = PrefixMemory()
@@ -74,6 +76,7 @@ class Fleet:
 
     def has_room(self, request: InferenceRequest, target_s: float) -> bool:
         """Some replica is expected to meet the target, or would work on nothing else."""
+        self._is_forecasting = True
         return any(
             self._excess_s(replica, request, target_s) <= 0.0
             for replica in self._replicas_for(request.model)
@@ -87,7 +90,7 @@ class Fleet:
 
     def begin(self, replica: Replica, request: InferenceRequest, now_s: float) -> Visit | None:
         replica.begin()
-        if not self.is_forecasting:
+        if not self._is_forecasting:
             return None
         num_tokens = self._num_tokens(replica, request)
         return replica.forecast.send(num_tokens, now_s, tells_first_token=request.is_stream)
@@ -98,20 +101,18 @@ class Fleet:
         outcome = replica.forecast.first_token(visit, now_s)
         if outcome is not None:
             self._observe_ttft(outcome.predicted_s, outcome.actual_s)
-        if self.on_progress is not None:
-            self.on_progress()
+        self._on_progress()
 
     def end(self, replica: Replica, visit: Visit | None) -> None:
         replica.end()
         if visit is None:
             return
         replica.forecast.end(visit)
-        if self.on_progress is not None:
-            self.on_progress()
+        self._on_progress()
 
     def processed(self, request: InferenceRequest, replica: str, usage: Usage) -> None:
         """What the replica has probably cached from now on."""
-        if not self.is_forecasting:
+        if not self._is_forecasting:
             return
         self._prefixes.processed(
             request.affinity_key,

@@ -53,7 +53,6 @@ class Turnstile:
         self._queues: dict[str, Queue] = {}  # by model
         self._is_looking = False
         self._timer: asyncio.TimerHandle | None = None
-        fleet.on_progress = self.look
 
     @property
     def queues(self) -> Mapping[str, FairQueue[Any]]:
@@ -69,7 +68,6 @@ class Turnstile:
         policy = context.grant.admission
         if policy.ttft_target_ms is None:
             return None
-        self._fleet.is_forecasting = True
         queue = self._queue(context.request.model)
         share = _share_of(context)
         num_tokens = context.request.estimated_tokens

@@ -44,7 +44,8 @@ class Supervisor:
         while not self._is_stopping:
             code = await self._run_one(place)
             if self._is_stopping:
-                self._exit_code = self._exit_code or code
+                if self._exit_code == 0:  # the first failure is told
+                    self._exit_code = code
                 return
             if code in _HOPELESS:
                 self._exit_code = code

@@ -1,5 +1,7 @@
 """Replicas that were never asked for anything: a fleet for decisions alone."""
 
+from collections.abc import Callable
+
 from contracts.admission import AdmissionPolicy
 from contracts.load import ReplicaLoad
 from contracts.names import tenant_id
@@ -36,7 +38,9 @@ LOAD = ReplicaLoad(
 PROFILE = RoutingProfile([ServesModel(), Ready()], [(PrefixAffinityScorer(RING), 1.0)], BestScore())
 
 
-def fleet_of(*names: str, clock: Clock = SYSTEM_CLOCK) -> Fleet:
+def fleet_of(
+    *names: str, clock: Clock = SYSTEM_CLOCK, on_progress: Callable[[], None] = lambda: None
+) -> Fleet:
     """Its replicas are ready and serve ``m``, as if they had told so; nobody asks them."""
     timeouts = Timeouts(connect_s=1.0, head_s=1.0, idle_s=1.0, keep_alive_s=1.0)
     clients = [ReplicaClient(name, "http://127.0.0.1:1", timeouts) for name in names]
@@ -44,7 +48,8 @@ def fleet_of(*names: str, clock: Clock = SYSTEM_CLOCK) -> Fleet:
     for name in names:
         pool[name].models = frozenset({"m"})
         pool[name].set_ready(is_ready=True)
-    return Fleet(pool, PROFILE, RelayLimits(1, 1, 1.0), clock, lambda predicted, actual: None)
+    limits = RelayLimits(1, 1, 1.0)
+    return Fleet(pool, PROFILE, limits, clock, lambda predicted, actual: None, on_progress)
 
 
 def inference_request(

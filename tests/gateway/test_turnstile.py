@@ -21,7 +21,7 @@ class Gate:
     def __init__(self) -> None:
         self.now_s = 100.0
         clock = Clock(lambda: self.now_s, lambda: self.now_s)
-        self.fleet = fleet_of("a", clock=clock)
+        self.fleet = fleet_of("a", clock=clock, on_progress=lambda: self.turnstile.look())
         self.turnstile = Turnstile(self.fleet, clock, max_waiting=100, ageing_s=30.0)
         self.fleet.pool["a"].forecast.report(LOAD, self.now_s)
 
