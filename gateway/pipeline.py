@@ -184,9 +184,9 @@ class Pipeline:
         failure: GatewayError | Interrupted | None = None
         end = b""
         try:
-            place = self._stages.turnstile.enter(context, trace.meter)
-            if place is not None:
-                await self._stages.turnstile.wait(relay.exchange, place)
+            turn = self._stages.turnstile.enter(context, trace.meter)
+            if turn is not None:
+                await self._stages.turnstile.wait(relay.exchange, turn)
             end = await relay.answer()
             settlement.close(relay.usage(), Outcome.COMPLETED)
         except Interrupted as interruption:

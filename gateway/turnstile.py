@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from contracts.admission import ServiceClass
-from gateway.admission.fair_queue import FairQueue, Place, Share
+from gateway.admission.fair_queue import FairQueue, Share, Turn
 from gateway.api.context import RequestContext
 from gateway.clock import Clock
 from gateway.completion import Completion
@@ -41,7 +41,7 @@ class _Ticket:
 
 
 Queue = FairQueue[_Ticket]
-Waiting = Place[_Ticket]
+Waiting = Turn[_Ticket]
 
 
 class Turnstile:
@@ -64,7 +64,7 @@ class Turnstile:
         return sum(map(len, self._queues.values()))
 
     def enter(self, context: RequestContext, meter: Meter) -> Waiting | None:
-        """A place to wait at, or ``None``: it goes at once.  Raises Overloaded."""
+        """A turn to wait for, or ``None``: it goes at once.  Raises Overloaded."""
         policy = context.grant.admission
         if policy.ttft_target_ms is None:
             return None
@@ -82,21 +82,21 @@ class Turnstile:
         deadline_s = now_s + policy.max_queue_ms / 1e3
         prompt_tokens = context.request.estimated_prompt_tokens
         ticket = _Ticket(context, meter)
-        place = Place(share, num_tokens, prompt_tokens, now_s, deadline_s, ticket)
-        loser = queue.push(place)
-        if loser is place:
+        turn = Turn(share, num_tokens, prompt_tokens, now_s, deadline_s, ticket)
+        loser = queue.push(turn)
+        if loser is turn:
             raise _overloaded(wait_s)
         if loser is not None:
-            loser.holder.called.fail(_overloaded(wait_s))
+            self._refuse(queue, loser)
         self._look_later()
-        return place
+        return turn
 
-    async def wait(self, exchange: Exchange, place: Waiting) -> None:
+    async def wait(self, exchange: Exchange, turn: Waiting) -> None:
         """Until its turn.  Raises Overloaded, Interrupted; then it has left the queue."""
         try:
-            await exchange.watch(place.holder.called)
+            await exchange.watch(turn.holder.called)
         finally:
-            self._queue(place.holder.context.request.model).remove(place)
+            self._queue(turn.holder.context.request.model).remove(turn)
 
     def settle(self, context: RequestContext, meter: Meter, num_tokens: int) -> None:
         """What it had in truth, in place of what it was charged: nothing, if it never went."""
@@ -118,19 +118,27 @@ class Turnstile:
 
     def _serve(self, queue: Queue) -> None:
         now_s = self._clock.monotonic_s()
-        for place in queue.overdue(now_s):
-            queue.remove(place)
-            ticket = place.holder
-            wait_s = self._expected_wait_s(queue, place.share, ticket.context)
-            ticket.called.fail(_overloaded(wait_s))
-        while (next_place := queue.first(now_s)) is not None:
-            ticket = next_place.holder
-            is_in_slack = queue.is_in_slack(next_place, now_s)
+        while (next_turn := queue.first(now_s)) is not None:
+            ticket = next_turn.holder
+            is_in_slack = queue.is_in_slack(next_turn, now_s)
             if not self._has_room(ticket.context, is_in_slack=is_in_slack):
                 return
-            queue.take(next_place)
-            ticket.meter.charged_tokens = next_place.num_tokens
+            queue.take(next_turn)
+            ticket.meter.charged_tokens = next_turn.num_tokens
             ticket.called.resolve(None)  # it is on its way to a replica when this returns
+
+    def _end_overdue(self) -> None:
+        now_s = self._clock.monotonic_s()
+        for queue in list(self._queues.values()):
+            for turn in queue.overdue(now_s):
+                queue.remove(turn)
+                self._refuse(queue, turn)
+
+    def _refuse(self, queue: Queue, turn: Waiting) -> None:
+        """One that has left the queue, with the time that it would have to wait again."""
+        ticket = turn.holder
+        wait_s = self._expected_wait_s(queue, turn.share, ticket.context)
+        ticket.called.fail(_overloaded(wait_s))
 
     def _has_room(self, context: RequestContext, *, is_in_slack: bool) -> bool:
         target_s = _target_s(context, is_in_slack=is_in_slack)
@@ -155,6 +163,7 @@ class Turnstile:
     def _on_timer(self) -> None:
         self._timer = None
         try:
+            self._end_overdue()  # here only: it looks at everybody
             self.look()
         finally:
             if any(self._queues.values()):

@@ -63,8 +63,8 @@ _NONE = Service()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place(Generic[T]):
-    """One request's place; ``holder`` is whoever put it there."""
+class Turn(Generic[T]):
+    """One request's turn to come; ``holder`` is whoever waits for it."""
 
     share: Share
     num_tokens: int  # that it is charged: its prompt, and what is reserved for the answer
@@ -79,7 +79,7 @@ class FairQueue(Generic[T]):
         self._max_waiting = max_waiting
         self._ageing_s = ageing_s
         self._counters = VirtualCounters()
-        self._by_tenant: dict[TenantId, deque[Place[T]]] = {}
+        self._by_tenant: dict[TenantId, deque[Turn[T]]] = {}
         self._unshared: dict[Share, Service] = {}
         self._num_waiting = 0
         self.prompt_tokens = 0  # of all that wait
@@ -87,7 +87,7 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         return self._num_waiting
 
-    def __iter__(self) -> Iterator[Place[T]]:
+    def __iter__(self) -> Iterator[Turn[T]]:
         return chain.from_iterable(self._by_tenant.values())
 
     def charge(self, share: Share, num_tokens: int) -> None:
@@ -100,7 +100,7 @@ class FairQueue(Generic[T]):
 
     def unshared(self) -> Mapping[Share, Service]:
         """What other gateways do not know of; nothing for whoever only waits."""
-        waiting = (places[0].share for places in self._by_tenant.values())
+        waiting = (turns[0].share for turns in self._by_tenant.values())
         return {**dict.fromkeys(waiting, _NONE), **self._unshared}
 
     def told(self, share: Share, service: Service) -> None:
@@ -116,67 +116,67 @@ class FairQueue(Generic[T]):
         """Negative where another gateway corrects a charge."""
         self._counters.charge(share.tenant, share.weighted(num_tokens))
 
-    def push(self, place: Place[T]) -> Place[T] | None:
-        """Whoever must leave for it: maybe the place itself."""
-        tenant = place.share.tenant
+    def push(self, turn: Turn[T]) -> Turn[T] | None:
+        """Whoever must leave for it: maybe the newcomer."""
+        tenant = turn.share.tenant
         loser = None
         if self._num_waiting >= self._max_waiting:
             loser = self._newest_of_the_longest(tenant)
             if loser is None:
-                return place
+                return turn
             self.remove(loser)
-        self._by_tenant.setdefault(tenant, deque()).append(place)
+        self._by_tenant.setdefault(tenant, deque()).append(turn)
         self._counters.enter(tenant)
         self._num_waiting += 1
-        self.prompt_tokens += place.prompt_tokens
+        self.prompt_tokens += turn.prompt_tokens
         return loser
 
-    def first(self, now_s: float) -> Place[T] | None:
+    def first(self, now_s: float) -> Turn[T] | None:
         """Whose turn it is.  O(tenants that wait)."""
-        heads = [places[0] for places in self._by_tenant.values()]
+        heads = [turns[0] for turns in self._by_tenant.values()]
         if not heads:
             return None
-        in_turn = [place for place in heads if not self.is_in_slack(place, now_s)]
+        in_turn = [turn for turn in heads if not self.is_in_slack(turn, now_s)]
         return min(in_turn or heads, key=self._rank)
 
-    def is_in_slack(self, place: Place[T], now_s: float) -> bool:
+    def is_in_slack(self, turn: Turn[T], now_s: float) -> bool:
         """It may go only where there is room to spare."""
-        is_aged = now_s - place.entered_s >= self._ageing_s
-        return place.share.service_class is ServiceClass.BATCH and not is_aged
+        is_aged = now_s - turn.entered_s >= self._ageing_s
+        return turn.share.service_class is ServiceClass.BATCH and not is_aged
 
-    def take(self, place: Place[T]) -> None:
+    def take(self, turn: Turn[T]) -> None:
         """It goes, and is charged."""
-        self._counters.take_turn(place.share.tenant)
-        self.charge(place.share, place.num_tokens)
-        self.remove(place)
+        self._counters.take_turn(turn.share.tenant)
+        self.charge(turn.share, turn.num_tokens)
+        self.remove(turn)
 
-    def remove(self, place: Place[T]) -> bool:
+    def remove(self, turn: Turn[T]) -> bool:
         """False: it was not there (any more)."""
-        tenant = place.share.tenant
-        places = self._by_tenant.get(tenant)
-        if places is None or place not in places:
+        tenant = turn.share.tenant
+        turns = self._by_tenant.get(tenant)
+        if turns is None or turn not in turns:
             return False
-        places.remove(place)
-        if not places:
+        turns.remove(turn)
+        if not turns:
             del self._by_tenant[tenant]
         self._counters.leave(tenant)
         self._num_waiting -= 1
-        self.prompt_tokens -= place.prompt_tokens
+        self.prompt_tokens -= turn.prompt_tokens
         return True
 
-    def overdue(self, now_s: float) -> list[Place[T]]:
-        return [place for place in self if place.deadline_s <= now_s]
+    def overdue(self, now_s: float) -> list[Turn[T]]:
+        return [turn for turn in self if turn.deadline_s <= now_s]
 
     def tokens_before(self, tenant: TenantId) -> int:
         """Of prompts that probably go before one that enters now, if everybody takes turns."""
-        own = sum(place.prompt_tokens for place in self._by_tenant.get(tenant, ()))
+        own = sum(turn.prompt_tokens for turn in self._by_tenant.get(tenant, ()))
         num_others = len(self._by_tenant) - (tenant in self._by_tenant)
         return min(self.prompt_tokens, own * (1 + num_others))
 
-    def _rank(self, place: Place[T]) -> tuple[float, float]:
-        return self._counters.of(place.share.tenant), place.entered_s
+    def _rank(self, turn: Turn[T]) -> tuple[float, float]:
+        return self._counters.of(turn.share.tenant), turn.entered_s
 
-    def _newest_of_the_longest(self, entering: TenantId) -> Place[T] | None:
+    def _newest_of_the_longest(self, entering: TenantId) -> Turn[T] | None:
         tenant = max(self._by_tenant, key=lambda t: len(self._by_tenant[t]))
         longest = self._by_tenant[tenant]
         if len(longest) <= 1 + len(self._by_tenant.get(entering, ())):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from contracts.admission import ServiceClass
 from contracts.names import TenantId, tenant_id
-from gateway.admission.fair_queue import FairQueue, Place, Share
+from gateway.admission.fair_queue import FairQueue, Share, Turn
 from gateway.admission.virtual_counters import MAX_CREDIT_TOKENS
 
 STANDARD, INTERACTIVE, BATCH = (
@@ -27,7 +27,7 @@ def queue_of(max_waiting: int = 10_000, ageing_s: float = 30.0) -> FairQueue[str
     return FairQueue(max_waiting=max_waiting, ageing_s=ageing_s)
 
 
-def place(
+def turn(
     tenant: str,
     tokens: int = 100,
     *,
@@ -35,9 +35,9 @@ def place(
     service_class: ServiceClass = STANDARD,
     at_s: float = 0.0,
     deadline_s: float = 1e9,
-) -> Place[str]:
+) -> Turn[str]:
     share = Share(tenant_id(tenant), service_class, weight)
-    return Place(share, tokens, tokens, at_s, deadline_s, tenant)
+    return Turn(share, tokens, tokens, at_s, deadline_s, tenant)
 
 
 def served(queue: FairQueue[str], num: int, now_s: float = 0.0) -> list[str]:
@@ -53,40 +53,40 @@ def served(queue: FairQueue[str], num: int, now_s: float = 0.0) -> list[str]:
 def test_turns_are_shared_by_tokens_not_by_requests() -> None:
     queue = queue_of()
     for _ in range(40):
-        queue.push(place("long", 400))
-        queue.push(place("short", 100))
+        queue.push(turn("long", 400))
+        queue.push(turn("short", 100))
     assert Counter(served(queue, 25)) == {"long": 5, "short": 20}
 
 
 def test_a_weight_is_a_share() -> None:
     queue = queue_of()
     for _ in range(40):
-        queue.push(place("heavy", weight=3))
-        queue.push(place("light"))
+        queue.push(turn("heavy", weight=3))
+        queue.push(turn("light"))
     assert Counter(served(queue, 40)) == {"heavy": 30, "light": 10}
 
 
 def test_interactive_gets_more_turns_than_standard_but_not_all() -> None:
     queue = queue_of()
     for _ in range(50):
-        queue.push(place("chat", service_class=INTERACTIVE))
-        queue.push(place("rest"))
+        queue.push(turn("chat", service_class=INTERACTIVE))
+        queue.push(turn("rest"))
     assert Counter(served(queue, 50)) == {"chat": 40, "rest": 10}
 
 
 def test_batch_waits_until_nobody_else_does() -> None:
     queue = queue_of()
-    queue.push(place("batch", 1, service_class=BATCH))
+    queue.push(turn("batch", 1, service_class=BATCH))
     for _ in range(3):
-        queue.push(place("rest", 1_000))
+        queue.push(turn("rest", 1_000))
     assert served(queue, 4) == ["rest", "rest", "rest", "batch"]
 
 
 def test_batch_that_waited_long_takes_turns() -> None:
     queue = queue_of(ageing_s=10.0)
     for _ in range(5):
-        queue.push(place("batch", service_class=BATCH))
-        queue.push(place("rest"))
+        queue.push(turn("batch", service_class=BATCH))
+        queue.push(turn("rest"))
     turns = served(queue, 6, now_s=10.0)
     assert Counter(turns) == {"batch": 3, "rest": 3}
     assert not any(queue.is_in_slack(p, 10.0) for p in queue)
@@ -95,10 +95,10 @@ def test_batch_that_waited_long_takes_turns() -> None:
 def test_who_was_away_has_credit_for_a_burst_and_no_more() -> None:
     queue, tokens = queue_of(), int(MAX_CREDIT_TOKENS / 4)
     for _ in range(40):
-        queue.push(place("busy", tokens))
+        queue.push(turn("busy", tokens))
     served(queue, 20)
     for _ in range(20):
-        queue.push(place("new", tokens))
+        queue.push(turn("new", tokens))
     turns = served(queue, 24)
     assert turns[:4] == ["new"] * 4
     assert Counter(turns[4:]) == {"new": 10, "busy": 10}
@@ -106,20 +106,20 @@ def test_who_was_away_has_credit_for_a_burst_and_no_more() -> None:
 
 @pytest.mark.parametrize("past", ["directly", "in turn, alone", "beside batch", "elsewhere"])
 def test_what_a_tenant_had_while_nobody_else_waited_is_not_held_against_it(past: str) -> None:
-    queue, old = queue_of(), place("old", 1_000)
+    queue, old = queue_of(), turn("old", 1_000)
     if past == "beside batch":
-        queue.push(place("batch", service_class=BATCH))
+        queue.push(turn("batch", service_class=BATCH))
     for _ in range(1_000):
         if past == "directly":
             queue.charge(old.share, 1_000)
         elif past == "elsewhere":
             queue.served_elsewhere(old.share, 1_000)
         else:
-            queue.push(place("old", 1_000))
+            queue.push(turn("old", 1_000))
             served(queue, 1)
     for _ in range(400):
-        queue.push(place("new"))
-        queue.push(place("old"))
+        queue.push(turn("new"))
+        queue.push(turn("old"))
     turns = served(queue, 400)
     credit = int(MAX_CREDIT_TOKENS / 100) + 11  # and what old's last thousand tokens come to
     assert Counter(turns[credit:])["old"] == pytest.approx((400 - credit) / 2, abs=1)
@@ -129,9 +129,9 @@ def test_many_tokens_at_a_time_get_no_more_than_their_share() -> None:
     """Its request is over before it asks again, so it comes back each time."""
     queue, large, small = queue_of(), 100_000, 0
     for _ in range(1_000):
-        queue.push(place("small", 1_000))
+        queue.push(turn("small", 1_000))
     for _ in range(5):
-        queue.push(place("large", large))
+        queue.push(turn("large", large))
         while served(queue, 1) == ["small"]:
             small += 1_000
     assert small >= 4 * large - MAX_CREDIT_TOKENS
@@ -141,10 +141,10 @@ def test_a_debt_is_not_for_ever() -> None:
     """A neighbour waited here while the tenant had a million tokens from other gateways."""
     queue = queue_of()
     for _ in range(4_000):
-        queue.push(place("here"))
-    queue.served_elsewhere(place("debtor").share, 1_000_000)
+        queue.push(turn("here"))
+    queue.served_elsewhere(turn("debtor").share, 1_000_000)
     for _ in range(10):
-        queue.push(place("debtor"))
+        queue.push(turn("debtor"))
     turns = served(queue, 1_500)
     assert 1_300 < turns.index("debtor") < 1_320
 
@@ -152,37 +152,37 @@ def test_a_debt_is_not_for_ever() -> None:
 def test_batch_that_had_the_nights_tokens_still_takes_turns_when_it_waited_long() -> None:
     queue = queue_of(ageing_s=10.0)
     for _ in range(1_000):
-        queue.push(place("batch", 1_000, service_class=BATCH))
+        queue.push(turn("batch", 1_000, service_class=BATCH))
         served(queue, 1)
     for _ in range(400):
-        queue.push(place("rest"))
-        queue.push(place("batch", service_class=BATCH))
+        queue.push(turn("rest"))
+        queue.push(turn("batch", service_class=BATCH))
     assert Counter(served(queue, 400, now_s=10.0))["batch"] > 100
 
 
 def test_service_elsewhere_counts() -> None:
     queue = queue_of()
     for _ in range(10):
-        queue.push(place("here"))
-        queue.push(place("elsewhere"))
-    queue.served_elsewhere(place("elsewhere").share, 500)
+        queue.push(turn("here"))
+        queue.push(turn("elsewhere"))
+    queue.served_elsewhere(turn("elsewhere").share, 500)
     assert served(queue, 5) == ["here"] * 5
 
 
 def test_a_full_queue_takes_from_whoever_has_most_in_it() -> None:
     queue = queue_of(max_waiting=4)
-    flood = [place("flood") for _ in range(5)]
+    flood = [turn("flood") for _ in range(5)]
     assert [queue.push(p) for p in flood] == [None, None, None, None, flood[4]]
-    assert queue.push(place("quiet")) is flood[3]
-    assert queue.push(place("other")) is flood[2]
-    newest = place("quiet")
+    assert queue.push(turn("quiet")) is flood[3]
+    assert queue.push(turn("other")) is flood[2]
+    newest = turn("quiet")
     assert queue.push(newest) is newest, "who has as many as the longest makes nobody leave"
     assert len(queue) == 4
 
 
 def test_who_leaves_frees_its_place() -> None:
     queue = queue_of()
-    gone = place("a")
+    gone = turn("a")
     queue.push(gone)
     assert queue.remove(gone)
     assert not queue.remove(gone)
@@ -191,7 +191,7 @@ def test_who_leaves_frees_its_place() -> None:
 
 def test_who_is_overdue_is_named() -> None:
     queue = queue_of()
-    late, early = place("a", deadline_s=5.0), place("b", deadline_s=9.0)
+    late, early = turn("a", deadline_s=5.0), turn("b", deadline_s=9.0)
     queue.push(late)
     queue.push(early)
     assert queue.overdue(5.0) == [late]
@@ -208,7 +208,7 @@ def test_whatever_comes_and_goes_the_counts_hold(
 ) -> None:
     queue, inside = queue_of(max_waiting=6), []
     for tenant, tokens, service_class, is_taken in steps:
-        entering = place(tenant, tokens, service_class=service_class)
+        entering = turn(tenant, tokens, service_class=service_class)
         loser = queue.push(entering)
         inside = [p for p in (*inside, entering) if p is not loser]
         if is_taken and (first := queue.first(0.0)) is not None:
@@ -235,7 +235,7 @@ class Fleet:
     busy_until: list[float] = field(default_factory=list)
     ttfts: Mapping[TenantId, list[float]] = field(default_factory=lambda: defaultdict(list))
 
-    def run(self, arrivals: Sequence[tuple[float, Place[int]]]) -> None:
+    def run(self, arrivals: Sequence[tuple[float, Turn[int]]]) -> None:
         for at_s, arriving in arrivals:
             self._serve_until(at_s)
             self.queue.push(arriving)
@@ -257,12 +257,12 @@ class Fleet:
             self.ttfts[first.share.tenant].append(ends_s - first.entered_s)
 
 
-def traffic(name: str, per_s: float, seed: int) -> Iterator[tuple[float, Place[int]]]:
+def traffic(name: str, per_s: float, seed: int) -> Iterator[tuple[float, Turn[int]]]:
     source, at_s = random.Random(seed), 0.0
     share = Share(tenant_id(name), STANDARD, 1)
     while (at_s := at_s + source.expovariate(per_s)) < SECONDS:
         tokens = source.randrange(200, 1_800)
-        yield at_s, Place(share, tokens, tokens, at_s, math.inf, 0)
+        yield at_s, Turn(share, tokens, tokens, at_s, math.inf, 0)
 
 
 def p95_of_the_quiet(noisy_factor: float) -> float:

@@ -8,7 +8,7 @@ import pytest
 
 from contracts.admission import ServiceClass
 from contracts.names import fair_served_key, tenant_id
-from gateway.admission.fair_queue import FairQueue, Place, Service, Share
+from gateway.admission.fair_queue import FairQueue, Service, Share, Turn
 from gateway.admission.quota_store import QuotaStore
 from gateway.resp_address import RespAddress
 from gateway.shared_turns import SharedTurns
@@ -26,7 +26,7 @@ class Gateway:
         self.turns = SharedTurns(store, lambda: {"m": self.queue})
 
     def wait(self, share: Share) -> None:
-        self.queue.push(Place(share, 100, 100, 0.0, 1e9, None))
+        self.queue.push(Turn(share, 100, 100, 0.0, 1e9, None))
 
     def next_tenant(self) -> str:
         first = self.queue.first(0.0)

@@ -18,11 +18,11 @@ IN_TURN = AdmissionPolicy(ttft_target_ms=1, max_queue_ms=15_000)
 class Gate:
     """A turnstile before a replica that prefills a thousand tokens a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_waiting: int = 100) -> None:
         self.now_s = 100.0
         clock = Clock(lambda: self.now_s, lambda: self.now_s)
         self.fleet = fleet_of("a", clock=clock, on_progress=lambda: self.turnstile.look())
-        self.turnstile = Turnstile(self.fleet, clock, max_waiting=100, ageing_s=30.0)
+        self.turnstile = Turnstile(self.fleet, clock, max_waiting=max_waiting, ageing_s=30.0)
         self.fleet.pool["a"].forecast.report(LOAD, self.now_s)
 
     def is_busy_with(self, num_tokens: int) -> Visit:
@@ -51,9 +51,9 @@ async def test_who_leaves_while_waiting_has_had_nothing_and_owes_nothing() -> No
     gate.is_busy_with(100)
     for _ in range(50):
         context, meter = ask("leaver"), Meter()
-        place = gate.turnstile.enter(context, meter)
-        assert place is not None
-        gate.turnstile.queues["m"].remove(place)
+        turn = gate.turnstile.enter(context, meter)
+        assert turn is not None
+        gate.turnstile.queues["m"].remove(turn)
         gate.turnstile.settle(context, meter, 0)
     assert gate.counter("leaver") == 0
 
@@ -92,3 +92,29 @@ async def test_the_wait_is_for_prompts_not_for_what_answers_may_take() -> None:
         gate.turnstile.enter(late, Meter())
     assert refusal.value.retry_after_ms is not None
     assert refusal.value.retry_after_ms <= 600
+
+
+async def test_whoever_a_full_queue_drops_is_told_its_own_wait() -> None:
+    """A large prompt waits already; whoever enters behind it is told less than who had two."""
+    gate = Gate(max_waiting=2)
+    gate.is_busy_with(100)
+    dropped = [gate.turnstile.enter(ask("flood", prompt_tokens=4_000), Meter()) for _ in range(2)]
+    newest = dropped[1]
+    assert newest is not None
+    assert gate.turnstile.enter(ask("quiet"), Meter()) is not None
+    failure = newest.holder.called.exception()
+    assert isinstance(failure, Overloaded)
+    assert failure.retry_after_ms is not None
+    assert failure.retry_after_ms > 4_000
+
+
+async def test_progress_looks_at_who_is_next_and_not_at_everybody() -> None:
+    """The deadline has passed, but a replica is free: it goes."""
+    gate = Gate()
+    visit = gate.is_busy_with(100)
+    turn = gate.turnstile.enter(ask("late"), Meter())
+    assert turn is not None
+    gate.now_s += 20.0
+    gate.is_done_with(visit)
+    assert turn.holder.called.is_done
+    assert turn.holder.called.exception() is None
