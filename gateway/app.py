@@ -19,6 +19,7 @@ from gateway.admission.redis_limiter import RedisLimiter
 from gateway.api.control_plane import control_plane
 from gateway.api.health import health_router
 from gateway.api.models import models_router
+from gateway.api.request_body import RequestReader
 from gateway.auth import Authenticator
 from gateway.clock import SYSTEM_CLOCK, Clock, IdMaker, RandomDigits
 from gateway.exact_counting import ExactCounting
@@ -109,7 +110,7 @@ async def create_app(
             Stages(
                 authenticator=parts.authenticator,
                 plans=PlanBook(),
-                costs=parts.costs,
+                reader=RequestReader(parts.pool, parts.costs),
                 exact=parts.exact,
                 limiter=parts.limiter,
                 fleet=parts.fleet,

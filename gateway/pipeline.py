@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from contracts.admission import TokenCounting
 from contracts.usage import Outcome
 from gateway.access_log import AccessLog, Trace
-from gateway.admission.cost import CostModel
 from gateway.admission.limiter import Reservation, refused, turn_of
 from gateway.admission.quota_plan import PlanBook, QuotaPlan
 from gateway.admission.redis_limiter import RedisLimiter
 from gateway.api.context import InferenceRequest, RequestContext
 from gateway.api.errors import error_body, error_event, error_status, retry_headers
 from gateway.api.headers import rate_limit_headers, request_id_header
-from gateway.api.request_body import check_prompt_fits, check_prompt_may_fit, parse_request
+from gateway.api.request_body import RequestReader, check_prompt_fits, check_prompt_may_fit
 from gateway.auth import Authenticator
 from gateway.clock import Clock, IdMaker, event_id_of
 from gateway.completion import Flow, in_task
@@ -53,7 +52,7 @@ class Stages:
 
     authenticator: Authenticator
     plans: PlanBook
-    costs: CostModel
+    reader: RequestReader
     exact: ExactCounting
     limiter: RedisLimiter
     fleet: Fleet
@@ -120,14 +119,7 @@ class Pipeline:
     async def _serve(self, exchange: Exchange, trace: Trace) -> None:
         stages = self._stages
         trace.grant = grant = stages.authenticator.authenticate(exchange.header(b"authorization"))
-        request, exchange.body = parse_request(
-            exchange.operation,
-            exchange.body,
-            grant,
-            stages.fleet.pool.resolve,
-            stages.costs,
-            stages.fleet.pool.takes_priority,
-        )
+        request, exchange.body = stages.reader.read(exchange.operation, exchange.body, grant)
         trace.request = request
         if grant.admission.counting is TokenCounting.EXACT:
             check_prompt_may_fit(request, grant)

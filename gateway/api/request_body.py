@@ -3,7 +3,9 @@
 import hashlib
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import msgspec
 from msgspec import UNSET
@@ -33,58 +35,60 @@ _MOST_TOO_HIGH = 8  # times, that an estimate may be, learned or not
 _USAGE_WANTED = b',"stream_options":{"include_usage":true}'  # metered, whatever the client wants
 
 
-def parse_request(
-    operation: Operation,
-    raw_body: bytes,
-    grant: Grant,
-    resolve_model: Callable[[str], str],
-    costs: CostModel,
-    takes_priority: bool,
-) -> tuple[InferenceRequest, bytes]:
-    """The request, and the body that the replica gets.
+class Models(Protocol):
+    """What the replicas have told."""
 
-    ``takes_priority``: a replica of another make might refuse a body that holds one.
-    Raises InvalidRequest, and whatever ``resolve_model`` raises for an unknown model.
-    """
-    try:
-        return _parse(operation, raw_body, grant, resolve_model, costs, takes_priority)
-    except RecursionError as exc:  # which any of the decoders may find first
-        raise InvalidRequest("The body is nested too deeply.") from exc
+    @property
+    def takes_priority(self) -> bool:
+        """All do: one of another make might refuse a body that holds one."""
+
+    def resolve(self, model: str) -> str:
+        """The name that replicas use.  Raises for an unknown model."""
 
 
-def _parse(
-    operation: Operation,
-    raw_body: bytes,
-    grant: Grant,
-    resolve_model: Callable[[str], str],
-    costs: CostModel,
-    takes_priority: bool,
-) -> tuple[InferenceRequest, bytes]:
-    body = _decode(operation, raw_body)
-    _check_members(body)
-    if isinstance(body, ChatCompletionBody):
-        prompt, num_choices, affinity_key = _measure_chat(body, grant)
-    else:
-        prompt, num_choices, affinity_key = _measure_completion(body, grant)
-    model = resolve_model(body.model)
-    options = body.stream_options
-    bound = _completion_bound(body, grant.limits)
-    reserved = costs.answer_tokens(grant.tenant.tenant_id, grant.admission, model, at_most=bound)
-    request = InferenceRequest(
-        operation,
-        model_requested=body.model,
-        model=model,
-        is_stream=body.stream is True,
-        wants_usage_chunk=isinstance(options, StreamOptions) and options.include_usage is True,
-        prompt=prompt,
-        num_choices=num_choices,
-        estimated_prompt_tokens=costs.prompt_tokens(model, prompt),
-        max_completion_tokens=bound * num_choices,
-        reserved_completion_tokens=reserved * num_choices,
-        affinity_key=affinity_key,
-    )
-    priority = grant.admission.priority if takes_priority else 0
-    return request, _for_replica(raw_body, body, model, grant, priority)
+@dataclass(frozen=True, slots=True)
+class RequestReader:
+    models: Models
+    costs: CostModel
+
+    def read(
+        self, operation: Operation, raw_body: bytes, grant: Grant
+    ) -> tuple[InferenceRequest, bytes]:
+        """The request, and the body that the replica gets.
+
+        Raises InvalidRequest, and whatever ``models.resolve`` raises.
+        """
+        try:
+            body = _decode(operation, raw_body)
+            request = self._request(operation, body, grant)
+            priority = grant.admission.priority if self.models.takes_priority else 0
+            return request, _for_replica(raw_body, body, request.model, grant, priority)
+        except RecursionError as exc:  # which any of the decoders may find first
+            raise InvalidRequest("The body is nested too deeply.") from exc
+
+    def _request(self, operation: Operation, body: Body, grant: Grant) -> InferenceRequest:
+        _check_members(body)
+        if isinstance(body, ChatCompletionBody):
+            prompt, num_choices, affinity_key = _measure_chat(body, grant)
+        else:
+            prompt, num_choices, affinity_key = _measure_completion(body, grant)
+        model, options = self.models.resolve(body.model), body.stream_options
+        tenant, policy = grant.tenant.tenant_id, grant.admission
+        bound = _completion_bound(body, grant.limits)
+        reserved = self.costs.answer_tokens(tenant, policy, model, at_most=bound)
+        return InferenceRequest(
+            operation,
+            model_requested=body.model,
+            model=model,
+            is_stream=body.stream is True,
+            wants_usage_chunk=isinstance(options, StreamOptions) and options.include_usage is True,
+            prompt=prompt,
+            num_choices=num_choices,
+            estimated_prompt_tokens=self.costs.prompt_tokens(model, prompt),
+            max_completion_tokens=bound * num_choices,
+            reserved_completion_tokens=reserved * num_choices,
+            affinity_key=affinity_key,
+        )
 
 
 def _decode(operation: Operation, raw_body: bytes) -> Body:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from contracts.policy import TIERS, ApiKeyRecord, TenantPolicy
 from contracts.replica_api import GATEWAY_OWNED_FIELDS
 from gateway.admission.cost import CostModel
 from gateway.api.context import InferenceRequest, Operation
-from gateway.api.request_body import check_prompt_may_fit, parse_request, tenant_cache_salt
+from gateway.api.request_body import RequestReader, check_prompt_may_fit, tenant_cache_salt
 from gateway.api.schemas import ChatCompletionBody
 from gateway.errors import InvalidRequest
 from gateway.policies import Grant
@@ -71,6 +72,19 @@ bodies = st.one_of(
         lambda members: json.dumps({"model": "model-a", "messages": [], "prompt": "", **members})
     ),
 )
+
+
+@dataclass(frozen=True)
+class OneModel:
+    """Under whatever name; its replicas take priorities."""
+
+    name: str
+    takes_priority: bool = True
+
+    def resolve(self, model: str) -> str:
+        return self.name
+
+
 GRANT = Grant(
     TenantPolicy(tenant_id=tenant_id("acme"), tier="free"),
     ApiKeyRecord(key_id="k", key_hash="h", key_prefix="p"),
@@ -85,9 +99,8 @@ GRANT = Grant(
 def test_any_body_is_a_request_or_a_400(body: bytes | str, cut: int, operation: Operation) -> None:
     raw = body if isinstance(body, bytes) else body.encode()
     try:
-        request, body_sent = parse_request(
-            operation, raw[: len(raw) - cut], GRANT, lambda model: model, CostModel(0.95), True
-        )
+        reader = RequestReader(OneModel("model-a"), CostModel(0.95))
+        request, body_sent = reader.read(operation, raw[: len(raw) - cut], GRANT)
     except InvalidRequest:
         return
     sent = json.loads(body_sent)
@@ -113,9 +126,8 @@ def test_any_body_is_a_request_or_a_400(body: bytes | str, cut: int, operation: 
 )
 def test_the_replica_gets_the_clients_members_and_ours(body: dict[str, Any], padding: str) -> None:
     raw = f"{padding}{json.dumps(body)}{padding}".encode()
-    _, sent = parse_request(
-        Operation.CHAT_COMPLETIONS, raw, GRANT, lambda _: "model-a", CostModel(0.95), True
-    )
+    reader = RequestReader(OneModel("model-a"), CostModel(0.95))
+    _, sent = reader.read(Operation.CHAT_COMPLETIONS, raw, GRANT)
     expected = {**body, "model": "model-a", "priority": 1}
     expected["cache_salt"] = tenant_cache_salt(GRANT.salt, body.get("cache_salt"))
     if body.get("max_tokens") is None and body.get("max_completion_tokens") is None:
@@ -130,8 +142,8 @@ def test_the_replica_gets_the_clients_members_and_ours(body: dict[str, Any], pad
 
 def parse_chat(members: str) -> tuple[InferenceRequest, bytes]:
     raw = f'{{"model":"m","messages":[],{members}}}'.encode()
-    costs = CostModel(0.95)
-    return parse_request(Operation.CHAT_COMPLETIONS, raw, GRANT, lambda m: m, costs, True)
+    reader = RequestReader(OneModel("m"), CostModel(0.95))
+    return reader.read(Operation.CHAT_COMPLETIONS, raw, GRANT)
 
 
 def test_a_prompt_far_over_the_cap_is_refused_before_it_is_counted() -> None:

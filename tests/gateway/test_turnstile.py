@@ -95,7 +95,7 @@ async def test_the_wait_is_for_prompts_not_for_what_answers_may_take() -> None:
 
 
 async def test_whoever_a_full_queue_drops_is_told_its_own_wait() -> None:
-    """A large prompt waits already; whoever enters behind it is told less than who had two."""
+    """Four thousand tokens of its own are before it; before the newcomer there is nothing."""
     gate = Gate(max_waiting=2)
     gate.is_busy_with(100)
     dropped = [gate.turnstile.enter(ask("flood", prompt_tokens=4_000), Meter()) for _ in range(2)]
