@@ -1,5 +1,6 @@
 """Prompts counted by the model's tokenizer: exactly, once, and not on the event loop."""
 
+import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,6 +22,7 @@ from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat
 from tests.gateway.scene import until
 from tests.gateway.upstream_server import PROMPT_TOKENS, Upstream
+from tests.support.waiting import eventually
 
 MODEL = "model-a"
 
@@ -221,10 +223,14 @@ async def test_an_exact_policy_reserves_what_the_engine_will_count(
     upstream.tokenizer_json = words.to_str()
     tenant = make_tenant(admission=AdmissionPolicy(counting=TokenCounting.EXACT))
     await tenant.accepted()
-    for num in range(200):  # the tokenizer comes after the first, the template with the next
+    assert (await tenant.chat(chat(max_tokens=5))).status == 200  # asks for the tokenizer
+
+    def is_loaded() -> bool:
+        return any(line["message"] == "tokenizer loaded" for line in tenant.gateway.log_lines())
+
+    await asyncio.to_thread(eventually, is_loaded, "the tokenizer")
+    for _ in range(2):  # the first of them teaches what the template adds
         assert (await tenant.chat(chat(max_tokens=5))).status == 200
-        if tenant.events()[-1].reserved_tokens == PROMPT_TOKENS + 5 and num > 2:
-            break
     assert tenant.events()[-1].reserved_tokens == PROMPT_TOKENS + 5
     assert (await tenant.chat(chat("three words more", max_tokens=5))).status == 200
     assert tenant.events()[-1].reserved_tokens == PROMPT_TOKENS + 2 + 5
