@@ -69,6 +69,37 @@ async def test_keys_expire_but_the_settled_totals(bench: Bench) -> None:
         assert client.pttl(bench.key("settled")) == -1
 
 
+@pytest.mark.parametrize("is_swept", [False, True])
+async def test_keys_that_vanished_expire_again_once_they_are_back(
+    bench: Bench, is_swept: bool
+) -> None:
+    """Within the minute in which times to live are not set again."""
+    first = bench.reservation(10, Terms(1_000))
+    await bench.limiter.reserve(first)
+    if is_swept:  # then its record stays
+        with bench.valkey.client as client:
+            client.zadd(bench.key("reservations"), {first.reservation_id: 1})
+            client.hdel(bench.key("bucket"), "sweep_at_ms")
+    else:
+        await bench.settle(first, 5)
+    await bench.limiter.reserve(bench.reservation(10, Terms(1_000)))
+    with bench.valkey.client as client:
+        for name in ("bucket", "reservations", "holds"):
+            assert client.pttl(bench.key(name)) > 0
+
+
+async def test_a_bucket_expires_whatever_made_it(bench: Bench) -> None:
+    refused = await bench.ask(5_000, Terms(1_000))
+    assert refused.refusal is not None
+    with bench.valkey.client as client:
+        assert client.pttl(bench.key("bucket")) > 0
+        late = bench.reservation(10, Terms(1_000))
+        await bench.limiter.reserve(late)
+        client.delete(bench.key("bucket"))
+        await bench.settle(late, 5)
+        assert client.pttl(bench.key("bucket")) > 0
+
+
 async def test_a_store_that_forgot_the_scripts_learns_them_again(bench: Bench) -> None:
     reservation = bench.reservation(10, Terms(1_000))
     with bench.valkey.client as client:

@@ -1,7 +1,7 @@
 """Rules per key and model, concurrency, budgets and leases, against the real store."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, date, datetime, timedelta
 from importlib import resources
 
@@ -104,6 +104,47 @@ async def test_concurrency_is_shared_and_freed_by_settlement(bench: Bench, valke
         assert (await other.reserve(bench.reservation(1, terms, turn=1))).refusal is None
         await other.release(held[1])
         assert (await bench.ask(1, terms)).refusal is None
+
+
+POSTDATE = """
+local record = cmsgpack.unpack(redis.call('HGET', KEYS[1], ARGV[1]))
+record[3] = record[3] + 3600000
+return redis.call('HSET', KEYS[1], ARGV[1], cmsgpack.pack(record))
+"""
+
+
+async def set_the_clock_back(bench: Bench, terms: Terms) -> None:
+    ask = bench.reservation(1, terms)
+    await bench.limiter.reserve(ask)
+    with bench.valkey.client as client:
+        client.eval(POSTDATE, 1, bench.key("holds"), ask.reservation_id)
+    await bench.settle(ask, 1)
+
+
+async def hold_for_no_time(bench: Bench, _: Terms) -> None:
+    with bench.valkey.client as client:
+        client.hset(bench.key("bucket"), "held_ms", 0)
+
+
+@pytest.mark.parametrize("before", [set_the_clock_back, hold_for_no_time])
+async def test_concurrency_is_refused_however_short_the_wait(
+    bench: Bench, before: Callable[[Bench, Terms], Awaitable[None]]
+) -> None:
+    terms = Terms(1_000_000, rules=(QuotaRule(concurrent_requests=2),))
+    await before(bench, terms)
+    kinds = [kind_of(await bench.ask(1, terms)) for _ in range(10)]
+    assert kinds == [None] * 2 + [LimitKind.CONCURRENT_REQUESTS] * 8
+
+
+async def test_a_withdrawn_ask_teaches_not_how_long_requests_are_held(bench: Bench) -> None:
+    """Under overload each is withdrawn within its millisecond."""
+    terms = Terms(1_000_000, rules=(QuotaRule(concurrent_requests=2),))
+    ask = bench.reservation(1, terms)
+    assert (await bench.limiter.reserve(ask)).refusal is None
+    with bench.valkey.client as client:
+        held_ms = client.hget(bench.key("bucket"), "held_ms")
+        assert await bench.limiter.release(ask)
+        assert client.hget(bench.key("bucket"), "held_ms") == held_ms
 
 
 async def test_a_dead_gateways_holds_end_with_their_lease(bench: Bench, valkey: Valkey) -> None:

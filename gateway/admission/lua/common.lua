@@ -9,7 +9,7 @@ local UNIT = 60000
 local FULL_MS = 120000 -- from the deepest debt (minus one burst) to a full bucket
 local BUCKET_TTL_MS = 3600000 -- longer than any lease; a missing bucket is full and has nobody running
 local BUDGET_TTL_MS = 70 * 86400000 -- two months and a bit
-local RECORD_TTL_MS = 86400000 -- how late a settlement may come
+local RECORD_TTL_MS = 86400000 -- how late a settlement may come: longer than any lease
 local KEEP_PAUSE_MS = 60000 -- a time to live is set no more often
 local MAX_SWEPT = 100 -- reservations a call
 
@@ -53,6 +53,12 @@ local buckets = {}
 -- set.  Known once a bucket is.
 local sweep_at_ms, turns_until_ms, kept_ms
 
+local function keep()
+  redis.call('PEXPIRE', BUCKET, BUCKET_TTL_MS)
+  redis.call('PEXPIRE', HOLDS, RECORD_TTL_MS)
+  redis.call('PEXPIRE', RESERVATIONS, RECORD_TTL_MS)
+end
+
 -- As of now.  The limits given count only where none are stored (new rule, eviction): then it is full.
 local function bucket_of(name, tpm, rpm)
   local bucket = buckets[name]
@@ -86,6 +92,7 @@ local function bucket_of(name, tpm, rpm)
   return bucket
 end
 
+-- A script that writes to a tenant's keys at all saves its buckets: their times to live follow here.
 local function save_buckets()
   local fields = {}
   for name, b in pairs(buckets) do
@@ -107,8 +114,17 @@ local function save_buckets()
       fields[n + 3], fields[n + 4] = name .. 'held_ms', b.held_ms
     end
   end
-  if fields[1] then
-    redis.call('HSET', BUCKET, unpack(fields))
+  if not fields[1] then
+    return
+  end
+  local is_keeping = NOW_MS >= kept_ms + KEEP_PAUSE_MS
+  if is_keeping then
+    local n = #fields
+    fields[n + 1], fields[n + 2] = 'kept_ms', NOW_MS
+  end
+  redis.call('HSET', BUCKET, unpack(fields))
+  if is_keeping then
+    keep()
   end
 end
 
@@ -171,9 +187,11 @@ local function use(record, tokens, nano, is_released)
       bucket.requests = math.min(bucket.rpm * UNIT, bucket.requests + UNIT)
     end
     if record[i + 3] == 1 then
-      bucket.running = math.max(0, bucket.running - 1)
-      bucket.held_ms = math.floor((bucket.held_ms * 7 + NOW_MS - record[AT_MS]) / 8)
-      bucket.has_run = true
+      bucket.running, bucket.has_run = math.max(0, bucket.running - 1), true
+      if not is_released then -- one that led to no request says nothing of how long requests take
+        local held_ms = math.max(0, NOW_MS - record[AT_MS]) -- a clock may be set back
+        bucket.held_ms = math.floor((bucket.held_ms * 7 + held_ms) / 8)
+      end
     end
     if record[i + 4] == 1 then
       local fields_of, spend = budgets()

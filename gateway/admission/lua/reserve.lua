@@ -57,7 +57,8 @@ end
 local refused_by, refusing_rule, wait_ms, allowed, left = 0, 0, 0, 0, 0
 local function refuse(limit, rule, needs_ms, limit_allows, limit_left)
   local is_budget, was_budget = limit > CONCURRENT, refused_by > CONCURRENT
-  if is_budget == was_budget and needs_ms > wait_ms or is_budget and not was_budget then
+  if refused_by == 0 or is_budget == was_budget and needs_ms > wait_ms
+    or is_budget and not was_budget then
     refused_by, refusing_rule, wait_ms, allowed, left = limit, rule, needs_ms, limit_allows, limit_left
   end
 end
@@ -123,7 +124,7 @@ for rule = 1, num_rules do
   if max_running > 0 then
     local free = max_running - bucket.running - (ahead and ahead(my_turn, name, CONCURRENT) or 0)
     if free < 1 then
-      local needs_ms = math.ceil(bucket.held_ms * (1 - free) / max_running)
+      local needs_ms = math.max(1, math.ceil(bucket.held_ms * (1 - free) / max_running))
       refuse(CONCURRENT, rule, needs_ms, max_running, math.max(0, free))
     end
   end
@@ -165,11 +166,8 @@ elseif is_forced or refused_by == 0 then
   if NOW_MS + lease_ms < sweep_at_ms then -- shorter than other gateways' leases
     redis.call('HSET', BUCKET, 'sweep_at_ms', NOW_MS + lease_ms)
   end
-  if NOW_MS >= kept_ms + KEEP_PAUSE_MS then
-    redis.call('HSET', BUCKET, 'kept_ms', NOW_MS)
-    redis.call('PEXPIRE', HOLDS, RECORD_TTL_MS + lease_ms)
-    redis.call('PEXPIRE', RESERVATIONS, RECORD_TTL_MS + lease_ms)
-    redis.call('PEXPIRE', BUCKET, BUCKET_TTL_MS)
+  if redis.call('HLEN', HOLDS) == 1 or redis.call('ZCARD', RESERVATIONS) == 1 then
+    kept_ms = 0 -- a key made anew has no time to live
   end
 end
 save_buckets()
