@@ -36,8 +36,14 @@ def spool_source_id(segment: str) -> str:
 # one key.
 
 
-QUOTA_GATEWAYS = "{:gateways}"
-"""Sorted set: gateway processes by when they count no longer.  No tenant can be called so."""
+def quota_gateways_tag(number: int) -> str:
+    """Their slots differ: each of a cluster's nodes is home to some.  No tenant is called so."""
+    return f":gateways-{number}"
+
+
+def quota_gateways(tag: str) -> str:
+    """Sorted set: gateway processes by when they count no longer."""
+    return f"{{{tag}}}"
 
 
 def quota_bucket_key(tenant: TenantId) -> str:

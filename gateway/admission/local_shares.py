@@ -2,11 +2,13 @@
 
 While the store answers, a gateway leases an equal share of every rate and concurrency limit: the
 limit divided by the gateways that are alive.  When the store goes away, the share holds until the
-lease ends; then nobody is admitted.  Budgets are hard: they have no shares.
+lease ends; then nobody is admitted.  Budgets are hard: they have no shares.  In a cluster each node
+is the store of its own tenants, and their shares are leased from it alone.
 
 The bound: until the lease ends, all gateways together admit at most what one full bucket holds
 and its refill, that is ``limit * (1 + outage / 60 s)``, beyond what the store had admitted; of
-concurrent requests at most the limit once more.  The store is told of each as soon as it is back.
+concurrent requests at most the limit once more.  The store is told of each as soon as it is back,
+whether or not its request still runs.
 """
 
 import math
@@ -40,6 +42,12 @@ class _Rate:
         return max(0, -int(-(needed - self.level) * _MS_PER_MINUTE // share))
 
 
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    until_s: float
+    num_gateways: int
+
+
 @dataclass(slots=True)
 class _Share:
     tokens: _Rate
@@ -50,23 +58,33 @@ class _Share:
 class LocalShares:
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
-        self._leased_until_s = -math.inf
+        self._leases: dict[object, _Lease] = {}  # by home: the node that decides as a rule
         self.num_gateways = 1
         self._shares: dict[tuple[TenantId, str], _Share] = {}
+        self._admitted: set[str] = set()  # ids of running requests
         self.num_admitted = 0
 
-    def renew(self, num_gateways: int, now_s: float) -> None:
-        """The store is there, and counts this many gateways, ourselves included."""
-        self.num_gateways = max(1, num_gateways)
-        self._leased_until_s = now_s + self._lease_s
+    def renew(self, home: object, num_gateways: int, now_s: float) -> None:
+        """The node is there, and counts this many gateways, ourselves included.
 
-    def is_leased(self, now_s: float) -> bool:
-        return now_s < self._leased_until_s
+        One that has just started may not have heard of all: where others know more, they count.
+        """
+        self._leases[home] = _Lease(now_s + self._lease_s, num_gateways)
+        self._leases = {h: lease for h, lease in self._leases.items() if now_s < lease.until_s}
+        counts = [lease.num_gateways for lease in self._leases.values()]
+        self.num_gateways = max(1, num_gateways, *counts)
 
-    def reserve(self, reservation: Reservation, now_s: float) -> Verdict:
+    def is_leased(self, home: object, now_s: float) -> bool:
+        lease = self._leases.get(home)
+        return lease is not None and now_s < lease.until_s
+
+    def is_any_leased(self, now_s: float) -> bool:
+        return any(now_s < lease.until_s for lease in self._leases.values())
+
+    def reserve(self, reservation: Reservation, home: object, now_s: float) -> Verdict:
         """Raises QuotaUnavailable for what only the store can decide."""
         plan, tokens = reservation.plan, reservation.reserved_tokens
-        if not self.is_leased(now_s):
+        if not self.is_leased(home, now_s):
             raise QuotaUnavailable("The quota store is not reachable.")
         if plan.has_budget:
             raise QuotaUnavailable("A budget cannot be checked now.")
@@ -79,16 +97,30 @@ class LocalShares:
                 share.tokens.level -= tokens
                 share.requests.level -= 1
                 share.num_running += 1
+            self._admitted.add(reservation.reservation_id)
             self.num_admitted += 1
         retry_after_ms = None if refusal is None else refusal.retry_after_ms
         return Verdict(self._budget(shares, retry_after_ms), refusal)
 
     def settle(self, reservation: Reservation, used_tokens: int, now_s: float) -> None:
-        """Of one that ``reserve`` admitted."""
+        """Changes nothing for one that was not admitted here."""
+        self._give_back(reservation, used_tokens, 0, now_s)
+
+    def release(self, reservation: Reservation, now_s: float) -> None:
+        """As ``settle``, for an ask that led to no request: gives the request back, too."""
+        self._give_back(reservation, 0, 1, now_s)
+
+    def _give_back(
+        self, reservation: Reservation, used_tokens: int, num_requests: int, now_s: float
+    ) -> None:
+        if reservation.reservation_id not in self._admitted:
+            return
+        self._admitted.remove(reservation.reservation_id)
         plan = reservation.plan
         for rule in plan.rules:
             share = self._share(plan.tenant_id, rule, now_s)
             share.tokens.level += reservation.reserved_tokens - used_tokens
+            share.requests.level += num_requests
             share.num_running = max(0, share.num_running - 1)
 
     def _share(self, tenant: TenantId, rule: QuotaRule, now_s: float) -> _Share:

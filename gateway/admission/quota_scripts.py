@@ -4,10 +4,11 @@ import hashlib
 from importlib import resources
 
 from contracts.names import (
-    QUOTA_GATEWAYS,
     TenantId,
     quota_bucket_key,
     quota_budget_key,
+    quota_gateways,
+    quota_gateways_tag,
     quota_holds_key,
     quota_line_key,
     quota_reservations_key,
@@ -56,16 +57,17 @@ def greeting(name: str) -> list[bytes]:
     A store that lets us not (a replica, an access list) shows it now and not to the first client.
     """
     texts = [script.text for script in (RESERVE, SETTLE, RENEW)]
+    gateways = quota_gateways(quota_gateways_tag(0))
     sha = hashlib.sha1(_PRESENCE.encode(), usedforsecurity=False).hexdigest()
     return [
         *(pack("SCRIPT", "LOAD", text) for text in (*texts, _PRESENCE)),
-        pack("EVALSHA", sha, 1, QUOTA_GATEWAYS, name, _ABSENT_AFTER_MS),
+        pack("EVALSHA", sha, 1, gateways, name, _ABSENT_AFTER_MS),
     ]
 
 
-def presence_command(name: str) -> bytes:
+def presence_command(tag: str, name: str) -> bytes:
     """Says that we are here, and asks how many are."""
-    return pack("EVAL", _PRESENCE, 1, QUOTA_GATEWAYS, name, _ABSENT_AFTER_MS)
+    return pack("EVAL", _PRESENCE, 1, quota_gateways(tag), name, _ABSENT_AFTER_MS)
 
 
 def pack_keys(tenant: TenantId) -> bytes:

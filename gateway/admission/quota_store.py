@@ -42,6 +42,7 @@ class QuotaStore:
         self._nodes: dict[RespAddress, RespClient] = {address: self._seed}
         self._tasks: dict[RespAddress, asyncio.Task[None]] = {}
         self._homes: list[RespClient] = []  # by slot; empty: the seed is the only one
+        self._primaries = frozenset([self._seed])
         self._is_mapped = False
         self._wants_map = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
@@ -49,6 +50,14 @@ class QuotaStore:
     @property
     def is_reachable(self) -> bool:
         return self._is_mapped and any(n.connected.is_set() for n in self._nodes.values())
+
+    @property
+    def homes(self) -> frozenset[RespClient]:
+        """The nodes that decide, each for its own slots."""
+        return self._primaries
+
+    def home_of(self, slot: int) -> RespClient:
+        return self._homes[slot] if self._homes else self._seed
 
     def call(self, command: bytes, slot: int) -> Completion[object]:
         """As ``RespClient.call``."""
@@ -167,7 +176,9 @@ class QuotaStore:
         for first, last, host, port in _primaries(ranges):
             homes[first : last + 1] = [self._node(host, port)] * (last + 1 - first)
         self._homes = homes
-        for address in [a for a, n in self._nodes.items() if n not in (self._seed, *set(homes))]:
+        self._primaries = frozenset(homes or [self._seed])
+        kept = {self._seed, *self._primaries}
+        for address in [a for a, n in self._nodes.items() if n not in kept]:
             del self._nodes[address]
             self._tasks.pop(address).cancel()
 

@@ -44,9 +44,12 @@ def error_text(reply: object) -> str | None:
     return str(reply) if isinstance(reply, hiredis.ReplyError) else None
 
 
-def first_word(error: hiredis.ReplyError) -> str:
-    """WRONGPASS, LOADING, OOM, ...: the rest may quote a command, and with it a password."""
-    return str(error).split(" ", 1)[0]
+def first_word(reply: object) -> str | None:
+    """Of an error reply: WRONGPASS, LOADING, OOM, ...; None for any other.
+
+    The rest may quote a command, and with it a password.
+    """
+    return str(reply).split(" ", 1)[0] if isinstance(reply, hiredis.ReplyError) else None
 
 
 class _Connection(asyncio.Protocol):
@@ -263,7 +266,6 @@ class RespClient:
 
 
 def _check_greeting(reply: object) -> None:
-    if (
-        isinstance(reply, hiredis.ReplyError) and first_word(reply) != "MOVED"
-    ):  # a cluster's other node
-        raise QuotaRefused(first_word(reply))
+    refusal = first_word(reply)
+    if refusal is not None and refusal != "MOVED":  # that is a cluster's other node
+        raise QuotaRefused(refusal)

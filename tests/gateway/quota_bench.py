@@ -15,7 +15,7 @@ from gateway.admission.local_shares import LocalShares
 from gateway.admission.quota_plan import PlanBook, QuotaPlan
 from gateway.admission.quota_scripts import greeting
 from gateway.admission.quota_store import QuotaStore
-from gateway.admission.redis_limiter import RedisLimiter
+from gateway.admission.redis_limiter import MAX_OPEN, RedisLimiter
 from gateway.policies import Grant
 from gateway.resp_address import RespAddress
 from tests.gateway.processes import Valkey
@@ -128,22 +128,28 @@ class Bench:
 
 @asynccontextmanager
 async def running_limiter(
-    url: str, lease_s: float = 60.0, share_lease_s: float = 0.0, call_deadline_s: float = 5.0
+    url: str,
+    lease_s: float = 60.0,
+    share_lease_s: float = 0.0,
+    call_deadline_s: float = 5.0,
+    max_open: int = MAX_OPEN,
+    shares: LocalShares | None = None,
 ) -> AsyncIterator[RedisLimiter]:
     """Without local shares, unless they are leased for a time."""
     name = f"limiter-{next(_numbers)}"
     store = QuotaStore(RespAddress.parse(url), call_deadline_s, greeting(name))
-    shares = LocalShares(share_lease_s)
+    shares = LocalShares(share_lease_s) if shares is None else shares
     limiter = RedisLimiter(
         store,
         shares,
         name=name,
         lease_s=lease_s,
         monotonic_s=time.monotonic,
+        max_open=max_open,
     )
     tasks = [asyncio.create_task(store.run()), asyncio.create_task(limiter.run())]
     await until(lambda: limiter.is_reachable)
-    await until(lambda: share_lease_s == 0 or shares.is_leased(time.monotonic()))
+    await until(lambda: share_lease_s == 0 or shares.is_any_leased(time.monotonic()))
     yield limiter
     for task in tasks:
         task.cancel()

@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "gateway"
 HOMES = {
-    "hiredis": {"admission/resp.py", "admission/redis_limiter.py"},
+    "hiredis": {"admission/resp.py"},
     "redis": set(),
     "uhashring": {"routing/ring.py"},
     "aiokafka": {"outbox/kafka.py"},

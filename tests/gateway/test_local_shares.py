@@ -22,16 +22,17 @@ from tests.support.waiting import eventually
 
 NUM_GATEWAYS = 3
 LEASE_S = 60.0
+HOME = "the node that decides as a rule"
 
 
 def leased(num_gateways: int = NUM_GATEWAYS) -> LocalShares:
     shares = LocalShares(LEASE_S)
-    shares.renew(num_gateways, 0.0)
+    shares.renew(HOME, num_gateways, 0.0)
     return shares
 
 
 def admitted(shares: LocalShares, terms: Terms, tokens: int, at_s: float) -> bool:
-    return shares.reserve(reservation_of("acme", tokens, terms), at_s).refusal is None
+    return shares.reserve(reservation_of("acme", tokens, terms), HOME, at_s).refusal is None
 
 
 @pytest.mark.parametrize("outage_s", [0.0, 20.0, 59.0])
@@ -81,7 +82,7 @@ def test_an_ask_larger_than_the_share_waits_for_the_store() -> None:
 def test_a_refusal_by_the_share_tells_the_true_wait() -> None:
     shares, terms = leased(), Terms(6_000, 1_000_000)
     assert admitted(shares, terms, 2_000, 0.0)
-    refusal = shares.reserve(reservation_of("acme", 500, terms), 0.0).refusal
+    refusal = shares.reserve(reservation_of("acme", 500, terms), HOME, 0.0).refusal
     assert refusal is not None
     assert (refusal.limit, refusal.retry_after_ms) == (LimitKind.TOKENS_PER_MINUTE, 15_000)
     assert admitted(shares, terms, 500, 15.0)
@@ -90,16 +91,44 @@ def test_a_refusal_by_the_share_tells_the_true_wait() -> None:
 def test_what_was_not_used_comes_back_to_the_share() -> None:
     shares, terms = leased(), Terms(6_000)
     ask = reservation_of("acme", 2_000, terms)
-    assert shares.reserve(ask, 0.0).refusal is None
+    assert shares.reserve(ask, HOME, 0.0).refusal is None
     shares.settle(ask, 100, 0.0)
     assert admitted(shares, terms, 1_900, 0.0)
+
+
+def test_a_release_gives_the_request_back_too() -> None:
+    shares, terms = leased(num_gateways=1), Terms(6_000, 1)
+    ask = reservation_of("acme", 100, terms)
+    assert shares.reserve(ask, HOME, 0.0).refusal is None
+    assert not admitted(shares, terms, 1, 0.0)
+    for _ in range(2):  # the second time it is not held any more
+        shares.release(ask, 0.0)
+    assert admitted(shares, terms, 6_000, 0.0)
+    assert not admitted(shares, terms, 1, 0.0)
+
+
+def test_a_node_that_is_away_is_not_leased_from_by_the_answers_of_others() -> None:
+    shares, terms = leased(), Terms(6_000)
+    shares.renew("another node", NUM_GATEWAYS, LEASE_S - 1)
+    shares.renew("another node", 1, LEASE_S)
+    with pytest.raises(QuotaUnavailable, match="not reachable"):
+        admitted(shares, terms, 1, LEASE_S)
+    ask = reservation_of("acme", 6_000, terms)
+    assert shares.reserve(ask, "another node", LEASE_S).refusal is None
+
+
+def test_a_node_that_knows_of_more_gateways_is_believed() -> None:
+    shares, terms = leased(), Terms(6_000)
+    shares.renew("another node", 1, 0.0)
+    with pytest.raises(QuotaUnavailable, match="too large"):
+        admitted(shares, terms, 2_001, 0.0)
 
 
 def test_concurrency_is_shared_in_whole_slots() -> None:
     shares = leased()
     terms = Terms(10**6, rules=(QuotaRule(concurrent_requests=7),))
     asks = [reservation_of("acme", 1, terms) for _ in range(3)]
-    verdicts = [shares.reserve(ask, 0.0).refusal for ask in asks]
+    verdicts = [shares.reserve(ask, HOME, 0.0).refusal for ask in asks]
     assert [refusal is None for refusal in verdicts] == [True, True, False]
     shares.settle(asks[0], 1, 0.0)
     assert admitted(shares, terms, 1, 0.0)
@@ -115,11 +144,12 @@ def own_valkey(tmp_path: Path) -> Iterator[Valkey]:
 
 async def test_the_store_counts_the_gateways(own_valkey: Valkey) -> None:
     """Two that are alive: each may admit half."""
+    shares = [LocalShares(LEASE_S) for _ in range(2)]
     async with (
-        running_limiter(own_valkey.url, share_lease_s=60) as one,
-        running_limiter(own_valkey.url, share_lease_s=60) as two,
+        running_limiter(own_valkey.url, shares=shares[0]) as one,
+        running_limiter(own_valkey.url, shares=shares[1]) as two,
     ):
-        await until(lambda: one.num_gateways == two.num_gateways == 2)
+        await until(lambda: all(share.num_gateways == 2 for share in shares))
         own_valkey.stop()
         await until(lambda: not one.is_reachable and not two.is_reachable)
         terms = Terms(6_000)
@@ -162,6 +192,68 @@ async def test_what_was_served_meanwhile_is_charged_once_the_store_is_back(
         assert 5_000 <= bench.level() <= 5_750  # whatever was refilled before the last charge
         with own_valkey.client as client:
             assert client.hget(bench.key("bucket"), "running") == b"0"
+
+
+async def test_the_store_is_told_of_what_still_runs(own_valkey: Valkey) -> None:
+    """And that lease is renewed, as of any other."""
+    async with running_limiter(own_valkey.url, share_lease_s=60, call_deadline_s=1.0) as limiter:
+        bench = Bench(limiter, own_valkey)
+        own_valkey.stop()
+        await until(lambda: not limiter.is_reachable)
+        terms = Terms(6_000, rules=(QuotaRule(concurrent_requests=10),))
+        running = bench.reservation(500, terms)
+        assert (await limiter.reserve(running)).refusal is None
+        own_valkey.start()
+
+        def is_told() -> bool:
+            return own_valkey.num_open_reservations(bench.tenant) == 1
+
+        await asyncio.to_thread(eventually, is_told, "the store to be told", 20)
+        with own_valkey.client as client:
+            assert client.hget(bench.key("bucket"), "running") == b"1"
+        await limiter.settle(running, used_tokens=30, used_nano_usd=0)
+        assert await limiter.flush(20) == 0
+        assert own_valkey.settled(bench.tenant) == {"requests": 1, "tokens": 30}
+        assert not is_told()
+
+
+async def test_no_more_is_admitted_than_can_be_told_later(own_valkey: Valkey) -> None:
+    async with running_limiter(own_valkey.url, share_lease_s=60, max_open=3) as limiter:
+        own_valkey.stop()
+        await until(lambda: not limiter.is_reachable)
+        asks = [reservation_of("acme", 1, Terms(6_000)) for _ in range(4)]
+        for ask in asks[:3]:
+            assert (await limiter.reserve(ask)).refusal is None
+        await limiter.settle(asks[0], used_tokens=1, used_nano_usd=0)
+        with pytest.raises(QuotaUnavailable, match="too long"):
+            await limiter.reserve(asks[3])
+        own_valkey.start()
+        assert await limiter.flush(20) == 0
+        assert (await limiter.reserve(asks[3])).refusal is None
+
+
+async def test_what_one_tenant_owes_holds_up_no_other(own_valkey: Valkey) -> None:
+    """Nor one settlement that the store refuses the others of its tenant."""
+    async with running_limiter(own_valkey.url) as limiter:
+        stuck, partly, well = (Bench(limiter, own_valkey) for _ in range(3))
+        terms = Terms(1_000_000)
+        asks = [(bench, bench.reservation(1, terms)) for bench in [stuck] * 300 + [partly, well]]
+        asks += [(partly, partly.reservation(1, terms))]
+        for _, ask in asks:
+            assert (await limiter.reserve(ask)).refusal is None
+        with own_valkey.client as client:
+            client.set(stuck.key("holds"), "what no script can read")
+            client.hset(partly.key("holds"), asks[300][1].reservation_id, "nor this")
+        own_valkey.stop()
+        await until(lambda: not limiter.is_reachable)
+        for bench, ask in asks:
+            assert await bench.settle(ask, 1) is False
+        own_valkey.start()
+
+        def are_settled() -> bool:
+            return all(own_valkey.settled(b.tenant).get("requests") == 1 for b in (partly, well))
+
+        await asyncio.to_thread(eventually, are_settled, "the others", 20)
 
 
 async def test_a_gateway_goes_on_within_its_share(

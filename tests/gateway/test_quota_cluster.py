@@ -146,9 +146,28 @@ async def test_a_node_that_dies_takes_only_its_own_tenants_along(
             await asyncio.sleep(0.02)
 
 
-async def is_admitted(limiter: RedisLimiter, tenant: str) -> bool:
+async def test_a_dead_nodes_shares_end_although_the_others_answer(cluster: ValkeyCluster) -> None:
+    victim, other = cluster.nodes[2], cluster.nodes[1]
+    terms = Terms(1_000_000)
+    orphan, well = (
+        next(t for t in map("share-{}".format, range(100)) if cluster.home_of(slot_of(t)) is node)
+        for node in (victim, other)
+    )
+    async with running_limiter(cluster.url, share_lease_s=2.0) as limiter:
+        victim.stop()
+        try:
+            async with asyncio.timeout(20):
+                while await is_admitted(limiter, orphan, terms):  # noqa: ASYNC110  # no event
+                    await asyncio.sleep(0.02)
+            assert await is_admitted(limiter, well, terms)
+        finally:
+            victim.start()
+    await asyncio.to_thread(eventually, victim.is_complete, "the node to come back")
+
+
+async def is_admitted(limiter: RedisLimiter, tenant: str, terms: Terms = TERMS) -> bool:
     try:
-        return (await limiter.reserve(reservation_of(tenant, 1, TERMS))).refusal is None
+        return (await limiter.reserve(reservation_of(tenant, 1, terms))).refusal is None
     except QuotaUnavailable:
         return False
 
