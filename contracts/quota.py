@@ -23,7 +23,8 @@ _TOKENS_PER_PRICE_UNIT = 1_000
 class QuotaRule(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="quota.rule.v1"):
     """``None`` for key or model: any.  ``None`` for a limit: none.
 
-    Budgets are hard, and hold for calendar days and months in UTC.
+    Budgets are hard, and hold for calendar days and months in UTC: a request is held at the most it
+    can take, also where its tenant's rates are charged what is expected.
     """
 
     key_id: str | None = None

@@ -142,7 +142,11 @@ class Pipeline:
 
     def _check_can_be_served(self, request: InferenceRequest, reservation: Reservation) -> None:
         """Before anything is reserved: a request that cannot run should not cost a request."""
-        reservation.plan.check_fits(reservation.reserved_tokens, reservation.reserved_nano_usd)
+        reservation.plan.check_fits(
+            tokens=reservation.reserved_tokens,
+            budget_tokens=reservation.budget_tokens,
+            nano_usd=reservation.reserved_nano_usd,
+        )
         if self._stages.desk.spool.is_failing:
             raise SpoolUnavailable("Usage cannot be recorded now.")
         self._stages.fleet.require_candidate(request)
@@ -229,6 +233,7 @@ def _reservation(context: RequestContext, plan: QuotaPlan, body: bytes) -> Reser
         reservation_id=context.event_id,
         plan=plan,
         reserved_tokens=request.estimated_tokens,
+        budget_tokens=request.estimated_prompt_tokens + request.max_completion_tokens,
         reserved_nano_usd=plan.nano_usd(
             uncached=request.estimated_prompt_tokens, cached=0, output=request.max_completion_tokens
         ),

@@ -72,7 +72,8 @@ class Reservation(msgspec.Struct, frozen=True):
 
     reservation_id: str
     plan: QuotaPlan
-    reserved_tokens: int
+    reserved_tokens: int  # of rates
+    budget_tokens: int  # of budgets: the most it can take, whatever is expected
     reserved_nano_usd: int
     turn: int  # the same when the same is asked again: see ``turn_of``
 
@@ -115,4 +116,6 @@ def refused(refusal: Refusal, reservation: Reservation) -> RateLimited | Insuffi
 def _needed(limit: LimitKind, reservation: Reservation) -> int:
     if limit.counts_requests:
         return 1
-    return reservation.reserved_nano_usd if limit.counts_money else reservation.reserved_tokens
+    if limit.counts_money:
+        return reservation.reserved_nano_usd
+    return reservation.budget_tokens if limit.is_budget else reservation.reserved_tokens

@@ -23,21 +23,18 @@ class QuotaPlan:
     tenant_id: TenantId
     rules: tuple[QuotaRule, ...]
     price: ModelPrice | None
-    most_tokens: int  # that one request can ever be granted
+    most_tokens: int  # that one request can ever be granted by rates
+    most_budget_tokens: int | None  # and by budgets; None: there are none
     most_nano_usd: int | None
     has_budget: bool
     arguments: bytes  # the rules as reserve.lua reads them, packed
     num_arguments: int
     key_number: int  # tells keys apart in ``turn_of``
 
-    def check_fits(self, tokens: int, nano_usd: int) -> None:
+    def check_fits(self, *, tokens: int, budget_tokens: int, nano_usd: int) -> None:
         """Raises InvalidRequest for what waiting would never help, so that it is not a 429."""
-        if tokens > self.most_tokens:
-            raise InvalidRequest(
-                f"The request may need {tokens} tokens, "
-                f"more than the limit of {self.most_tokens} tokens ever allows.",
-                code="tokens_limit_exceeded",
-            )
+        _check_tokens_fit(tokens, self.most_tokens)
+        _check_tokens_fit(budget_tokens, self.most_budget_tokens)
         if self.most_nano_usd is not None and nano_usd > self.most_nano_usd:
             raise InvalidRequest(
                 f"The request may cost {nano_usd} nano-dollars, "
@@ -82,19 +79,30 @@ def quota_plan(grant: Grant, model: str) -> QuotaPlan:
             param="model",
             code="model_not_priced",
         )
-    money = [n for r in rules for n in (r.nano_usd_per_day, r.nano_usd_per_month) if n is not None]
+    most_tokens = _least(rules, "tokens_per_minute")
+    assert most_tokens is not None, "the tenant's own rule limits both rates"
     arguments = [len(rules), *(part for rule in rules for part in _script_arguments(rule))]
     return QuotaPlan(
         tenant_id=grant.tenant.tenant_id,
         rules=rules,
         price=price,
-        most_tokens=min(_token_limits(rules)),
-        most_nano_usd=min(money, default=None),
+        most_tokens=most_tokens,
+        most_budget_tokens=_least(rules, "tokens_per_day", "tokens_per_month"),
+        most_nano_usd=_least(rules, "nano_usd_per_day", "nano_usd_per_month"),
         has_budget=any(rule.has_budget for rule in rules),
         arguments=pack_arguments(*arguments),
         num_arguments=len(arguments),
         key_number=crc32(grant.key.key_hash.encode()),
     )
+
+
+def _check_tokens_fit(tokens: int, most_tokens: int | None) -> None:
+    if most_tokens is not None and tokens > most_tokens:
+        raise InvalidRequest(
+            f"The request may need {tokens} tokens, "
+            f"more than the limit of {most_tokens} tokens ever allows.",
+            code="tokens_limit_exceeded",
+        )
 
 
 def rule_in_words(rule: QuotaRule) -> str:
@@ -133,10 +141,6 @@ def _with_rates(grant: Grant, rule: QuotaRule | None) -> QuotaRule:
     )
 
 
-def _token_limits(rules: tuple[QuotaRule, ...]) -> list[int]:
-    return [
-        limit
-        for rule in rules
-        for limit in (rule.tokens_per_minute, rule.tokens_per_day, rule.tokens_per_month)
-        if limit is not None
-    ]
+def _least(rules: tuple[QuotaRule, ...], *names: str) -> int | None:
+    limits: list[int | None] = [getattr(rule, name) for rule in rules for name in names]
+    return min((limit for limit in limits if limit is not None), default=None)

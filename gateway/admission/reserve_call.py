@@ -10,7 +10,7 @@ from gateway.admission.quota_scripts import pack_id, pack_number
 from gateway.admission.resp import pack_arguments
 from gateway.errors import QuotaUnavailable
 
-_NUM_OWN_ARGUMENTS: Final = 6  # beside the plan's
+_NUM_OWN_ARGUMENTS: Final = 7  # beside the plan's
 _TO_DECIDE, _DECIDED = pack_arguments(0), pack_arguments(1)
 _NUM_REPLIED = 11
 
@@ -21,11 +21,12 @@ def num_arguments_of(reservation: Reservation) -> int:
 
 def reserve_arguments(lease: bytes, reservation: Reservation, *, is_decided: bool) -> bytes:
     """``lease``: in milliseconds, packed."""
-    return b"%b%b%b%b%b%b%b" % (
+    return b"%b%b%b%b%b%b%b%b" % (
         lease,
         reservation.plan.arguments,
         _DECIDED if is_decided else _TO_DECIDE,
         pack_number(reservation.reserved_tokens),
+        pack_number(reservation.budget_tokens),
         pack_number(reservation.reserved_nano_usd),
         pack_id(reservation.reservation_id),
         pack_number(reservation.turn),

@@ -53,6 +53,7 @@ def reservation_of(
     tokens: int,
     terms: Terms,
     *,
+    budget_tokens: int | None = None,
     nano_usd: int = 0,
     turn: int | None = None,
     **who: str,
@@ -60,7 +61,14 @@ def reservation_of(
     """Of an ask that no other resembles, unless it is given the ``turn`` of one."""
     number = next(_numbers)
     plan = terms.plan(tenant, **who)
-    return Reservation(f"r{number}", plan, tokens, nano_usd, number if turn is None else turn)
+    return Reservation(
+        reservation_id=f"r{number}",
+        plan=plan,
+        reserved_tokens=tokens,
+        budget_tokens=tokens if budget_tokens is None else budget_tokens,
+        reserved_nano_usd=nano_usd,
+        turn=number if turn is None else turn,
+    )
 
 
 @dataclass

@@ -8,6 +8,7 @@ import pytest
 
 from contracts import metrics
 from contracts.admission import AdmissionPolicy, CompletionBound
+from contracts.quota import QuotaRule
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, get, hang_up, request_bytes
 from tests.gateway.processes import Gateway
@@ -31,7 +32,8 @@ async def test_a_prompt_over_the_tenants_cap_is_a_400_and_costs_nothing(
 async def test_a_learned_bound_reserves_what_answers_need(
     make_tenant: Callable[..., Tenant], upstream: Upstream
 ) -> None:
-    tenant = make_tenant(admission=AdmissionPolicy(completion_bound=CompletionBound.LEARNED))
+    policy, budget = AdmissionPolicy(completion_bound=CompletionBound.LEARNED), 2_000
+    tenant = make_tenant(admission=policy, rules=(QuotaRule(tokens_per_day=budget),))
     await tenant.accepted()
     for _ in range(21):
         assert (await tenant.chat(chat(max_tokens=1_000))).status == 200
@@ -39,6 +41,8 @@ async def test_a_learned_bound_reserves_what_answers_need(
     assert first.reserved_tokens > 1_000
     assert last.reserved_tokens < 100
     assert upstream.generations[-1].received.document["max_tokens"] == 1_000
+    over = await tenant.chat(chat(max_tokens=budget - 200))
+    assert (over.status, over.error["code"]) == (429, "insufficient_quota"), "budgets are hard"
 
 
 async def test_an_answer_beyond_the_learned_bound_makes_debt_that_is_bounded_and_repaid(

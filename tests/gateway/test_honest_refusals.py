@@ -34,7 +34,7 @@ class Store:
     def wait_ms(self, now_s: float, tokens: int, turn: int) -> int | None:
         """Until the ask may come again; None: admitted."""
         rule = ("", TOKENS_PER_MINUTE, 10**9, 0, 0, 0, 0, 0)
-        asked = (0, tokens, 0, f"r{next(_numbers)}", turn)
+        asked = (0, tokens, tokens, 0, f"r{next(_numbers)}", turn)
         clock = divmod(int(now_s * 1e6), 10**6)
         reply = self._script(self._keys, [3_600_000, 1, *rule, *asked, *clock])
         return None if reply[0] == 0 else int(reply[2])

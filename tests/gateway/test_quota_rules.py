@@ -11,7 +11,7 @@ from contracts.quota import ModelPrice, QuotaRule
 from gateway.admission.limiter import LimitKind, Reservation, Verdict, refused
 from gateway.errors import InsufficientQuota, InvalidRequest, RateLimited
 from tests.gateway.processes import Valkey
-from tests.gateway.quota_bench import MODEL, Bench, Terms, running_limiter
+from tests.gateway.quota_bench import MODEL, Bench, Terms, reservation_of, running_limiter
 from tests.support.waiting import eventually
 
 PRICE = ModelPrice(model=MODEL, input_uncached=2_000, input_cache_read=500, output_text=6_000)
@@ -244,6 +244,26 @@ async def test_a_budget_is_hard_and_its_refusal_lasts_to_the_periods_end(
     assert (await bench.ask(300, terms, nano_usd=300)).refusal is None
 
 
+async def test_a_budget_is_held_at_the_most_whatever_rates_expect(bench: Bench) -> None:
+    """Ten whose answers are expected to be short, and are as long as they may."""
+    terms = Terms(1_000_000, rules=(QuotaRule(tokens_per_day=1_000),))
+    asks = [reservation_of(bench.tenant, 10, terms, budget_tokens=300) for _ in range(10)]
+    verdicts = await asyncio.gather(*(bench.limiter.reserve(ask) for ask in asks))
+    admitted = [a for a, v in zip(asks, verdicts, strict=True) if v.refusal is None]
+    assert len(admitted) == 3
+    assert bench.spent()["d tokens"] == 900
+    assert bench.level() >= 1_000_000 - 30
+    refusal = next(v.refusal for v in verdicts if v.refusal is not None)
+    assert "used 900, this request needs 300" in str(refused(refusal, asks[-1]))
+    for ask in admitted:
+        await bench.settle(ask, 300)
+    assert bench.spent()["d tokens"] == 900
+    smaller = reservation_of(bench.tenant, 10, terms, budget_tokens=100)
+    assert (await bench.limiter.reserve(smaller)).refusal is None
+    await bench.settle(smaller, 40)
+    assert bench.spent() == {"d tokens": 940, "d nano": 0, "m tokens": 940, "m nano": 0}
+
+
 async def test_a_budget_outweighs_a_rate_in_a_refusal(bench: Bench) -> None:
     """Waiting for the rate would not help."""
     terms = Terms(1_000, 1, rules=(QuotaRule(tokens_per_day=1_000),))
@@ -338,11 +358,13 @@ def test_money_is_counted_by_class_and_rounded_up() -> None:
 def test_what_can_never_fit_is_no_rate_limit() -> None:
     rules = (QuotaRule(key_id="k1", tokens_per_day=500, nano_usd_per_month=100),)
     plan = Terms(1_000, rules=rules, prices=(PRICE,)).plan("acme")
-    plan.check_fits(500, 100)
+    plan.check_fits(tokens=500, budget_tokens=500, nano_usd=100)
+    with pytest.raises(InvalidRequest, match="1000 tokens ever"):
+        plan.check_fits(tokens=1_001, budget_tokens=1, nano_usd=0)
     with pytest.raises(InvalidRequest, match="500 tokens ever"):
-        plan.check_fits(501, 0)
+        plan.check_fits(tokens=1, budget_tokens=501, nano_usd=0)
     with pytest.raises(InvalidRequest, match="budget of 100 ever"):
-        plan.check_fits(1, 101)
+        plan.check_fits(tokens=1, budget_tokens=1, nano_usd=101)
 
 
 def test_a_model_without_a_price_is_not_served_under_a_budget_in_money() -> None:

@@ -158,7 +158,15 @@ def settlement_at(desk: SettlementDesk, meter: Meter) -> Settlement:
     context = context_of("acme", policy, inference_request("m", reserved_tokens=99))
     assert desk.turnstile.enter(context, meter) is None, "there is room: it goes at once"
     plan = quota_plan(context.grant, "m")
-    return Settlement(desk, context, Reservation("r", plan, 100, 0, 0), meter)
+    reservation = Reservation(
+        reservation_id="r",
+        plan=plan,
+        reserved_tokens=100,
+        budget_tokens=100,
+        reserved_nano_usd=0,
+        turn=0,
+    )
+    return Settlement(desk, context, reservation, meter)
 
 
 def charged(desk: SettlementDesk) -> int:

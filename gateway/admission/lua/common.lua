@@ -166,7 +166,7 @@ return fields_of, spend, forget_old_periods
 end
 
 -- Records of reservations: {tokens, nano, at_ms, day, month, is_forced, is_swept}, then for each rule
--- {name, tpm, rpm, is it counted as running, has it budgets}
+-- {name, tpm, rpm, is it counted as running, tokens held of its budgets or -1 where it has none}
 
 local TOKENS, NANO, AT_MS, DAY, MONTH, IS_FORCED, IS_SWEPT, FIRST_RULE, RULE_PARTS =
   1, 2, 3, 4, 5, 6, 7, 8, 5
@@ -193,11 +193,11 @@ local function use(record, tokens, nano, is_released)
         bucket.held_ms = math.floor((bucket.held_ms * 7 + held_ms) / 8)
       end
     end
-    if record[i + 4] == 1 then
+    if record[i + 4] >= 0 then
       local fields_of, spend = budgets()
       local day, month = record[DAY], record[MONTH]
       if redis.call('HEXISTS', BUDGET, (fields_of(name, day, month))) == 1 then
-        spend(name, day, month, tokens - record[TOKENS], nano - record[NANO])
+        spend(name, day, month, tokens - record[i + 4], nano - record[NANO])
       end
     end
   end

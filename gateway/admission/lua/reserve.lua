@@ -1,7 +1,8 @@
 -- ARGV: lease (ms), number of rules; for each rule its name, then its limits, 0 for none: tokens and
 -- requests a minute, concurrent requests, tokens a day and a month, nano-dollars a day and a month;
--- then what is asked for: 1 if it was served already, tokens, nano-dollars, reservation id, and a
--- number that stays the same when the same is asked again.
+-- then what is asked for: 1 if it was served already, tokens that rates are charged, tokens and
+-- nano-dollars that budgets are charged, reservation id, and a number that stays the same when the
+-- same is asked again.
 -- Returns {0 admitted | number of the limit that refuses, its rule from 1, ms until it would not,
 -- what it allows, what is left of it; for tokens and for requests a minute, of the rule with least
 -- left: limit, left, ms until full}.  A refusal takes nothing but a turn.
@@ -11,8 +12,9 @@ local TOKENS_A_DAY, TOKENS_A_MONTH, NANO_A_DAY, NANO_A_MONTH = 4, 5, 6, 7
 
 local lease_ms, num_rules = tonumber(ARGV[1]), tonumber(ARGV[2])
 local asked = 2 + num_rules * LIMITS_PER_RULE
-local is_forced, tokens, nano, id, turn = ARGV[asked + 1] == '1', tonumber(ARGV[asked + 2]),
-  tonumber(ARGV[asked + 3]), ARGV[asked + 4], ARGV[asked + 5]
+local is_forced, tokens, budget_tokens, nano, id, turn = ARGV[asked + 1] == '1',
+  tonumber(ARGV[asked + 2]), tonumber(ARGV[asked + 3]), tonumber(ARGV[asked + 4]),
+  ARGV[asked + 5], ARGV[asked + 6]
 
 -- Reservations whose lease ran out: their gateway is gone.  The records stay, empty, for a settlement
 -- that comes late after all.
@@ -25,7 +27,7 @@ local function sweep()
       use(record, 0, 0, false)
       record[TOKENS], record[NANO], record[IS_SWEPT] = 0, 0, 1
       for i = FIRST_RULE, #record, RULE_PARTS do
-        record[i + 3] = 0
+        record[i + 3], record[i + 4] = 0, math.min(0, record[i + 4])
       end
       redis.call('HSET', HOLDS, id, cmsgpack.pack(record))
       redis.call('ZADD', SWEPT, NOW_MS + RECORD_TTL_MS, id)
@@ -76,8 +78,8 @@ local function check_budgets(rule, name, position)
       refuse(limit, rule, ends_ms - NOW_MS, limit_allows, math.max(0, limit_left))
     end
   end
-  check(TOKENS_A_DAY, tonumber(ARGV[position + 4]), spent[1], tokens, day_ends_ms)
-  check(TOKENS_A_MONTH, tonumber(ARGV[position + 5]), spent[3], tokens, month_ends_ms)
+  check(TOKENS_A_DAY, tonumber(ARGV[position + 4]), spent[1], budget_tokens, day_ends_ms)
+  check(TOKENS_A_MONTH, tonumber(ARGV[position + 5]), spent[3], budget_tokens, month_ends_ms)
   check(NANO_A_DAY, tonumber(ARGV[position + 6]), spent[2], nano, day_ends_ms)
   check(NANO_A_MONTH, tonumber(ARGV[position + 7]), spent[4], nano, month_ends_ms)
 end
@@ -133,7 +135,7 @@ for rule = 1, num_rules do
   end
   local n = #record
   record[n + 1], record[n + 2], record[n + 3] = name, tpm, rpm
-  record[n + 4], record[n + 5] = max_running > 0 and 1 or 0, budgeted and 1 or 0
+  record[n + 4], record[n + 5] = max_running > 0 and 1 or 0, budgeted and budget_tokens or -1
   taken[rule] = bucket
 end
 record[MONTH] = month or 0
@@ -154,11 +156,11 @@ elseif is_forced or refused_by == 0 then
     if record[part + 3] == 1 then
       bucket.running, bucket.has_run = bucket.running + 1, true
     end
-    if record[part + 4] == 1 then
+    if record[part + 4] >= 0 then
       local _, spend, forget_old_periods = budgets()
       forget_old_periods('day', record[part], TODAY, 'd')
       forget_old_periods('month', record[part], month, 'm')
-      spend(record[part], TODAY, month, tokens, nano)
+      spend(record[part], TODAY, month, budget_tokens, nano)
     end
   end
   redis.call('HSET', HOLDS, id, cmsgpack.pack(record))
