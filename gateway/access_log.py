@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from contracts.usage import Outcome
-from gateway.admission.limiter import Budget
+from gateway.admission.verdict import Budget
 from gateway.api.context import InferenceRequest, Operation
 from gateway.clock import Clock
 from gateway.metering import Meter, Usage

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from contracts.admission import TokenCounting
 from contracts.usage import Outcome
 from gateway.access_log import AccessLog, Trace
-from gateway.admission.limiter import Reservation, refused, turn_of
 from gateway.admission.quota_plan import PlanBook, QuotaPlan
 from gateway.admission.redis_limiter import RedisLimiter
+from gateway.admission.verdict import Reservation, refused, turn_of
 from gateway.api.context import InferenceRequest, RequestContext
 from gateway.api.errors import error_body, error_event, error_status, retry_headers
 from gateway.api.headers import rate_limit_headers, request_id_header

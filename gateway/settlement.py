@@ -13,8 +13,8 @@ import msgspec
 
 from contracts.admission import AdmissionPolicy
 from contracts.usage import Outcome, encode_usage_event
-from gateway.admission.limiter import Reservation
 from gateway.admission.redis_limiter import RedisLimiter
+from gateway.admission.verdict import Reservation
 from gateway.api.context import RequestContext
 from gateway.completion import Completion
 from gateway.experience import Experience

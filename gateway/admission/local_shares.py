@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from contracts.names import TenantId, quota_rule_name
 from contracts.quota import QuotaRule
-from gateway.admission.limiter import Budget, LimitKind, Refusal, Reservation, Verdict
 from gateway.admission.quota_plan import rule_in_words
+from gateway.admission.verdict import Budget, LimitKind, Refusal, Reservation, Verdict
 from gateway.errors import QuotaUnavailable
 
 _MAX_SHARES = 10_000
@@ -176,13 +176,13 @@ class LocalShares:
         assert requests_limit is not None
         tokens, requests = self._of(tokens_limit), self._of(requests_limit)
         return Budget(
-            tokens_limit,
-            _whole(by_tokens.tokens.level),
-            by_tokens.tokens.wait_ms(tokens, tokens),
-            requests_limit,
-            _whole(by_requests.requests.level),
-            by_requests.requests.wait_ms(requests, requests),
-            retry_after_ms,
+            tokens_limit=tokens_limit,
+            tokens_remaining=_whole(by_tokens.tokens.level),
+            tokens_reset_ms=by_tokens.tokens.wait_ms(tokens, tokens),
+            requests_limit=requests_limit,
+            requests_remaining=_whole(by_requests.requests.level),
+            requests_reset_ms=by_requests.requests.wait_ms(requests, requests),
+            retry_after_ms=retry_after_ms,
         )
 
 

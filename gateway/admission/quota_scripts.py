@@ -18,7 +18,7 @@ from contracts.names import (
 )
 from gateway.admission.resp import pack, pack_arguments
 
-_KEYS = (  # in the order of common.lua
+_KEYS = (  # in the order of keys.lua
     quota_bucket_key, quota_budget_key, quota_reservations_key, quota_holds_key, quota_swept_key,
     quota_settled_key, quota_turns_key, quota_line_key,
 )  # fmt: skip
@@ -44,9 +44,9 @@ class Script:
         return b"*%d\r\n%b%b%b" % (_NUM_PARTS + num_arguments, self._by_text, keys, arguments)
 
 
-RESERVE = Script("common", "turns", "reserve")
-SETTLE = Script("common", "settle")
-RENEW = Script("common", "renew")
+RESERVE = Script("keys", "calendar", "buckets", "budgets", "records", "turns", "reserve")
+SETTLE = Script("keys", "buckets", "budgets", "records", "settle")
+RENEW = Script("keys", "renew")
 _ABSENT_AFTER_MS = 10_000  # without a word: gone
 _PRESENCE = (resources.files("gateway.admission") / "lua" / "presence.lua").read_text()
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from contracts.names import TenantId
-from gateway.admission.limiter import Reservation
 from gateway.admission.quota_scripts import pack_keys
 from gateway.admission.quota_store import slot_of
+from gateway.admission.verdict import Reservation
 from gateway.completion import Completion
 
 _MAX_TENANTS = 10_000  # whose keys are kept packed

@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from gateway.admission.limiter import Reservation, Verdict
 from gateway.admission.local_shares import LocalShares
 from gateway.admission.presence import Presence
 from gateway.admission.quota_scripts import RESERVE, pack_number
@@ -22,6 +21,7 @@ from gateway.admission.reserve_call import num_arguments_of, reserve_arguments, 
 from gateway.admission.resp import pack_arguments
 from gateway.admission.script_runner import ScriptRunner
 from gateway.admission.settlement_queue import SettlementQueue
+from gateway.admission.verdict import Reservation, Verdict
 from gateway.completion import Completion
 from gateway.errors import QuotaUnanswered, QuotaUnavailable
 

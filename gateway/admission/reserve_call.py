@@ -2,12 +2,10 @@
 
 from typing import Final
 
-import msgspec
-
-from gateway.admission.limiter import LIMIT_BY_NUMBER, Budget, Refusal, Reservation, Verdict
 from gateway.admission.quota_plan import QuotaPlan, rule_in_words
 from gateway.admission.quota_scripts import pack_id, pack_number
 from gateway.admission.resp import pack_arguments
+from gateway.admission.verdict import LIMIT_BY_NUMBER, Budget, Refusal, Reservation, Verdict
 from gateway.errors import QuotaUnavailable
 
 _NUM_OWN_ARGUMENTS: Final = 7  # beside the plan's
@@ -38,9 +36,19 @@ def verdict_of(reply: object, plan: QuotaPlan) -> Verdict:
     if not isinstance(reply, list) or len(reply) != _NUM_REPLIED or type(reply[0]) is not int:
         raise QuotaUnavailable("The quota store answered something else.")
     kind, rule, retry_after_ms, allowed, remaining, *rates = reply
-    budget = Budget(*rates)
+    tokens_limit, tokens_remaining, tokens_reset_ms, *of_requests = rates
+    requests_limit, requests_remaining, requests_reset_ms = of_requests
+    budget = Budget(
+        tokens_limit=tokens_limit,
+        tokens_remaining=tokens_remaining,
+        tokens_reset_ms=tokens_reset_ms,
+        requests_limit=requests_limit,
+        requests_remaining=requests_remaining,
+        requests_reset_ms=requests_reset_ms,
+        retry_after_ms=None if kind == 0 else retry_after_ms,
+    )
     if kind == 0:
         return Verdict(budget, None)
     words = rule_in_words(plan.rules[rule - 1])
     refusal = Refusal(LIMIT_BY_NUMBER[kind], words, allowed, remaining, retry_after_ms)
-    return Verdict(msgspec.structs.replace(budget, retry_after_ms=retry_after_ms), refusal)
+    return Verdict(budget, refusal)

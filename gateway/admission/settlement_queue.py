@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
-from gateway.admission.limiter import Reservation
 from gateway.admission.quota_scripts import RESERVE, SETTLE, pack_id
 from gateway.admission.quota_store import QuotaStore
 from gateway.admission.quota_tenants import QuotaTenant, Settlement
 from gateway.admission.reserve_call import num_arguments_of, reserve_arguments
 from gateway.admission.script_runner import ScriptRunner, is_unknown_script
+from gateway.admission.verdict import Reservation
 from gateway.completion import Completion
 from gateway.errors import QuotaRefused, QuotaUnavailable
 

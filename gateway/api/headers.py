@@ -1,6 +1,6 @@
 """The headers a client gets: ours only.  What the replica sent stays inside."""
 
-from gateway.admission.limiter import Budget
+from gateway.admission.verdict import Budget
 from gateway.errors import whole_seconds
 
 

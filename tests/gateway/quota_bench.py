@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from contracts.names import tenant_id
 from contracts.policy import ApiKeyRecord, TenantPolicy
 from contracts.quota import ModelPrice, QuotaRule
-from gateway.admission.limiter import Reservation, Verdict
 from gateway.admission.local_shares import LocalShares
 from gateway.admission.quota_plan import PlanBook, QuotaPlan
 from gateway.admission.quota_scripts import greeting
 from gateway.admission.quota_store import QuotaStore
 from gateway.admission.redis_limiter import MAX_OPEN, RedisLimiter
+from gateway.admission.verdict import Reservation, Verdict
 from gateway.policies import Grant
 from gateway.resp_address import RespAddress
 from tests.gateway.processes import Valkey

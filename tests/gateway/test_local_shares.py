@@ -9,8 +9,8 @@ import pytest
 
 from contracts import metrics
 from contracts.quota import QuotaRule
-from gateway.admission.limiter import LimitKind
 from gateway.admission.local_shares import LocalShares
+from gateway.admission.verdict import LimitKind
 from gateway.errors import QuotaUnavailable
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, get

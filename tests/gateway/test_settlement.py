@@ -10,11 +10,11 @@ from contracts.admission import AdmissionPolicy
 from contracts.names import HEADER_EVENT_ID, HEADER_TENANT_ID, tenant_id
 from contracts.usage import Outcome, UsageSource
 from gateway.admission.cost import CostModel
-from gateway.admission.limiter import Reservation
 from gateway.admission.local_shares import LocalShares
 from gateway.admission.quota_plan import quota_plan
 from gateway.admission.quota_store import QuotaStore
 from gateway.admission.redis_limiter import RedisLimiter
+from gateway.admission.verdict import Reservation
 from gateway.clock import SYSTEM_CLOCK
 from gateway.exact_counting import ExactCounting
 from gateway.experience import Experience

@@ -55,7 +55,7 @@ class LimitKind(enum.Enum):
 LIMIT_BY_NUMBER = {kind.value[1]: kind for kind in LimitKind}
 
 
-class Budget(msgspec.Struct, frozen=True):
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """What is left of both rates at one moment, each of the rule that has least left."""
 
     tokens_limit: int
