@@ -17,6 +17,7 @@ from pandal.installation import distributions_of
 from pandal.private_file import exclusive
 from tests.pandal.command_line import PANDAL, assert_refused, pandal
 from tests.pandal.model_list import EmptyModelList
+from tests.support.small_disk import small_disk
 
 SILENT_PORT = "1"  # privileged, and nobody serves tcpmux
 
@@ -163,18 +164,11 @@ def test_a_disk_that_takes_no_writes_is_named(data_dir: DataDir, free_port: int)
 
 @pytest.mark.parametrize("num_free_bytes", [500_000, 0])
 def test_a_full_disk_is_named(tmp_path: Path, free_port: int, num_free_bytes: int) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk))
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("needs the right to mount a small tmpfs")
-    try:
+    with small_disk(tmp_path / "disk", "1m") as disk:
         fill(disk, num_free_bytes)
         directory = DataDir(disk / "pandal")
         result = pandal("up", "--data-dir", str(directory.root), "--port", str(free_port))
         assert_refused(result, 1, "disk almost full" if num_free_bytes else "No space", directory)
-    finally:
-        subprocess.run(("umount", str(disk)), check=True)
 
 
 def fill(disk: Path, num_free_bytes: int) -> None:

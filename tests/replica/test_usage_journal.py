@@ -1,8 +1,6 @@
 """The replica's own count of each request, and a disk that takes nothing."""
 
 import json
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +12,7 @@ from contracts.replica_usage import ReplicaUsage, decode_replica_usage
 from contracts.spool import segment_name, unframe
 from replica.usage_journal import UsageJournal
 from tests.replica.replica_process import ReplicaProcess, next_event
+from tests.support.small_disk import small_disk
 from tests.support.waiting import eventually
 
 BOOT = "0123456789ab00000000"
@@ -177,22 +176,17 @@ def test_a_disk_that_takes_nothing_keeps_nobody_from_ending(
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ("mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(disk))
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("needs the right to mount a small tmpfs")
-    yield disk
-    subprocess.run(("umount", "--lazy", str(disk)), check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", "128k") as disk:
+        yield disk
 
 
 def test_a_full_disk_tears_no_record(
-    start: Callable[..., UsageJournal], small_disk: Path, caplog: pytest.LogCaptureFixture
+    start: Callable[..., UsageJournal], disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ballast = small_disk / "ballast"
+    ballast = disk / "ballast"
     ballast.write_bytes(bytes(64 << 10))
-    folder = small_disk / "journal"
+    folder = disk / "journal"
     journal = start(folder)
     for _ in range(200):  # some 80 kB, and 60 are free
         journal.append(record)

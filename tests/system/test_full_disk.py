@@ -1,13 +1,12 @@
 """The disk under a running fleet fills up: refused in time, and served again when there is room."""
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tests.support.small_disk import small_disk
 from tests.support.waiting import eventually
 from tests.system.accounts import ledger_account, quota_account
 from tests.system.conftest import StartFleet
@@ -16,24 +15,19 @@ from tests.system.sdk_client import answers, ask
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ("mount", "-t", "tmpfs", "-o", "size=220m", "tmpfs", str(disk))
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("needs the right to mount a small tmpfs")
-    yield disk
-    subprocess.run(("umount", "--lazy", str(disk)), check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", "220m") as disk:
+        yield disk
 
 
 def test_a_full_disk_refuses_requests_until_there_is_room(
-    small_disk: Path, start_fleet: StartFleet
+    disk: Path, start_fleet: StartFleet
 ) -> None:
-    fleet = start_fleet(data_dir=small_disk / "data")
+    fleet = start_fleet(data_dir=disk / "data")
     fleet.wait_until_serving()
     api_key = create_key(fleet.data_dir, "acme")
     ask(fleet.url, api_key, "three words here")
-    ballast = small_disk / "ballast"
+    ballast = disk / "ballast"
     fill(ballast)
     # The page that the spool has begun still takes some events.
     eventually(lambda: not answers(fleet.url, api_key), "a full disk refused nothing")
