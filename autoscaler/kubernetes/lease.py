@@ -103,6 +103,8 @@ class Elector:
                 await self.attempt()
             except ClusterRefused as exc:
                 logger.warning("lease not renewed", extra={"error": str(exc)})
+            except Exception:
+                logger.exception("lease not renewed")
             await sleep(self._timings.retry_period_s * (0.8 + 0.4 * self._random()))
 
     async def attempt(self) -> None:
@@ -110,12 +112,13 @@ class Elector:
         begun_s = self._clocks.monotonic_s()
         async with _bounded(self._timings.request_timeout_s):
             lease = await self._store.read()
+            if lease is None or lease.spec.holder_identity != self._identity:
+                self._follow()  # somebody may have led since, though nobody does now
             if lease is None:
                 await self._store.create(self._spec(None))
             elif lease.spec.holder_identity == self._identity or self._is_free(lease):
                 await self._store.replace(lease, self._spec(lease))
             else:
-                self._follow()
                 return
         self._lead(begun_s)
 
@@ -137,7 +140,8 @@ class Elector:
         version, now_s = lease.metadata.resource_version, self._clocks.monotonic_s()
         if self._sight is None or self._sight.resource_version != version:
             self._sight = _Sight(version, now_s)
-        duration_s = max(self._timings.duration_s, lease.spec.lease_duration_seconds or 0)
+        told_s = lease.spec.lease_duration_seconds
+        duration_s = max(self._timings.duration_s, 0 if told_s is None else told_s)
         return now_s - self._sight.seen_monotonic_s > duration_s
 
     def _lead(self, begun_s: float) -> None:
@@ -154,10 +158,11 @@ class Elector:
     def _spec(self, before: Lease | None) -> LeaseSpec:
         known = LeaseSpec() if before is None else before.spec
         is_ours = known.holder_identity == self._identity
+        num_before = 0 if known.lease_transitions is None else known.lease_transitions
         return LeaseSpec(
             holder_identity=self._identity,
             lease_duration_seconds=math.ceil(self._timings.duration_s),
-            lease_transitions=(known.lease_transitions or 0) + (not is_ours),
+            lease_transitions=num_before + (not is_ours),
             acquire_time=known.acquire_time if is_ours else self._now(),
             renew_time=self._now(),
         )

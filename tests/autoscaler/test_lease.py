@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import pairwise
 
@@ -124,6 +125,44 @@ async def test_an_expired_lease_that_nobody_took_is_renewed_under_the_same_name(
     assert first.token == token
 
 
+class LosesAnswers(MemoryLease):
+    """What is written is written, and who wrote it does not hear of it."""
+
+    is_lossy = False
+
+    async def replace(self, known: Lease, spec: LeaseSpec) -> None:
+        await super().replace(known, spec)
+        if self.is_lossy:
+            raise ClusterRefused("no answer in time")
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("is_lossy", [False, True], ids=["answered", "answer-lost"])
+async def test_a_lease_that_was_taken_resigned_and_taken_back_is_a_new_term(
+    is_lossy: bool,
+) -> None:
+    store = LosesAnswers()
+    first, second = elector(store, "a"), elector(store, "b")
+    await first.attempt()
+    token = first.token
+    assert not await _takes(second)
+    await asyncio.sleep(16.0)
+    assert await _takes(second)
+    await second.resign()
+    store.is_lossy = is_lossy
+    with suppress(ClusterRefused):
+        await first.attempt()
+    store.is_lossy = False
+    await first.attempt()
+    assert first.may_act()
+    assert first.token != token, "the notebook has another's name under the old one"
+
+
+async def _takes(candidate: Elector) -> bool:
+    await candidate.attempt()
+    return candidate.may_act()
+
+
 @pytest.mark.looptime
 @pytest.mark.parametrize("seed", range(8))
 async def test_two_never_both_act(seed: int, caplog: pytest.LogCaptureFixture) -> None:
@@ -161,6 +200,30 @@ async def test_two_never_both_act(seed: int, caplog: pytest.LogCaptureFixture) -
     for (_, ended_s, before), (begun_s, _, after) in pairwise(sorted(writes)):
         assert before == after or ended_s <= begun_s
     assert len({name for _, _, name in writes}) == 2, "both have had their turn"
+
+
+class Broken(MemoryLease):
+    """Fails once as nothing that is foreseen does."""
+
+    is_broken = True
+
+    async def read(self) -> Lease | None:
+        if self.is_broken:
+            self.is_broken = False
+            raise ValueError("a defect")
+        return await super().read()
+
+
+@pytest.mark.looptime
+async def test_what_nobody_foresaw_is_logged_and_does_not_end_the_election(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    mine = elector(Broken(), "a")
+    with suppress(TimeoutError):
+        async with asyncio.timeout(5.0):
+            await mine.run(asyncio.sleep)
+    assert mine.may_act()
+    assert caplog.records[0].exc_info is not None
 
 
 def test_timings_that_would_let_two_act_are_refused() -> None:
