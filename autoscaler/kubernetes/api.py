@@ -8,6 +8,7 @@ is cancelled; `autoscaler.kubernetes.lease` does not.
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlencode
@@ -41,13 +42,16 @@ async def connected(
             )
     except config.ConfigException as exc:
         raise BadPolicy(f"Kubernetes: {exc}") from exc
-    async with ApiClient(configuration) as client:
-        yield KubernetesApi(client, request_timeout_s)
+    unbounded = copy(configuration)
+    unbounded.connection_pool_maxsize = 0  # a watch keeps its connection: it shall take no call's
+    async with ApiClient(configuration) as calls, ApiClient(unbounded) as watches:
+        yield KubernetesApi(calls, watches, request_timeout_s)
 
 
 class KubernetesApi:
-    def __init__(self, client: ApiClient, request_timeout_s: float) -> None:
-        self._client = client
+    def __init__(self, calls: ApiClient, watches: ApiClient, request_timeout_s: float) -> None:
+        self._calls = calls
+        self._watches = watches
         self._timeout = aiohttp.ClientTimeout(total=request_timeout_s)
 
     async def get(self, path: str, **query: str) -> bytes:
@@ -68,9 +72,9 @@ class KubernetesApi:
     async def lines(
         self, path: str, *, silence_s: float, **query: str
     ) -> AsyncGenerator[bytes, None]:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=silence_s, sock_read=silence_s)
+        timeout = aiohttp.ClientTimeout(total=None, connect=silence_s, sock_read=silence_s)
         with _translated(path):
-            response = await self._open("GET", _with(path, query), None, timeout)
+            response = await _opened(self._watches, "GET", _with(path, query), None, timeout)
             async with response:
                 if response.status >= 400:
                     raise _refusal(path, response.status, await response.read())
@@ -79,27 +83,28 @@ class KubernetesApi:
 
     async def _exchange(self, method: str, path: str, body: Json | None = None) -> bytes:
         with _translated(path):
-            response = await self._open(method, path, body, self._timeout)
+            response = await _opened(self._calls, method, path, body, self._timeout)
             async with response:
                 answer = await response.read()
         if response.status >= 400:
             raise _refusal(path, response.status, answer)
         return answer
 
-    async def _open(
-        self, method: str, path: str, body: Json | None, within: aiohttp.ClientTimeout
-    ) -> aiohttp.ClientResponse:
-        content = _MERGE_PATCH if method == "PATCH" else _JSON
-        request = await self._client.param_serialize(
-            method,
-            path,
-            header_params={"Accept": _JSON, "Content-Type": content},
-            body=body,
-            auth_settings=["BearerToken"],
-        )
-        answer = await self._client.call_api(*request, _request_timeout=within)
-        response: aiohttp.ClientResponse = answer.response
-        return response
+
+async def _opened(
+    client: ApiClient, method: str, path: str, body: Json | None, within: aiohttp.ClientTimeout
+) -> aiohttp.ClientResponse:
+    content = _MERGE_PATCH if method == "PATCH" else _JSON
+    request = await client.param_serialize(
+        method,
+        path,
+        header_params={"Accept": _JSON, "Content-Type": content},
+        body=body,
+        auth_settings=["BearerToken"],
+    )
+    answer = await client.call_api(*request, _request_timeout=within)
+    response: aiohttp.ClientResponse = answer.response
+    return response
 
 
 def _with(path: str, query: dict[str, str]) -> str:
@@ -110,7 +115,7 @@ def _with(path: str, query: dict[str, str]) -> str:
 def _translated(path: str) -> Iterator[None]:
     try:
         yield
-    except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+    except (aiohttp.ClientError, config.ConfigException, TimeoutError, OSError) as exc:
         raise ClusterRefused(f"{path}: {type(exc).__name__}") from exc
 
 

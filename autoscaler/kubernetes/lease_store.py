@@ -5,7 +5,7 @@ import msgspec
 from autoscaler.errors import Absent
 from autoscaler.kubernetes import paths
 from autoscaler.kubernetes.api import KubernetesApi
-from autoscaler.kubernetes.objects import Lease, LeaseSpec
+from autoscaler.kubernetes.objects import Lease, LeaseSpec, decoded
 from autoscaler.kubernetes.wire import Json
 
 
@@ -20,7 +20,7 @@ class KubernetesLease:
             body = await self._api.get(f"{self._collection}/{self._name}")
         except Absent:
             return None
-        return msgspec.json.decode(body, type=Lease)
+        return decoded(body, Lease)
 
     async def create(self, spec: LeaseSpec) -> None:
         await self._api.create(self._collection, self._document(spec, version=None))

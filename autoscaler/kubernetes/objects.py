@@ -10,15 +10,21 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from autoscaler.errors import ClusterRefused
+
+T = TypeVar("T")
+
+
+def decoded(body: bytes | msgspec.Raw, wanted: type[T]) -> T:
+    """Raises ClusterRefused: whoever answered so, a proxy maybe, is no API server."""
+    try:
+        return msgspec.json.decode(body, type=wanted)
+    except msgspec.DecodeError as exc:
+        raise ClusterRefused(f"{wanted.__name__}: {exc}") from exc
+
 
 class Struct(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """Spelled as Kubernetes spells it."""
-
-
-class OwnerReference(Struct, frozen=True, kw_only=True):
-    kind: str
-    name: str
-    uid: str = ""
 
 
 class Metadata(Struct, frozen=True, kw_only=True):
@@ -29,7 +35,6 @@ class Metadata(Struct, frozen=True, kw_only=True):
     generation: int = 0
     creation_timestamp: datetime | None = None
     deletion_timestamp: datetime | None = None
-    labels: Mapping[str, str] = {}
     annotations: Mapping[str, str] = {}
 
 
@@ -162,4 +167,3 @@ class Failure(Struct, frozen=True, kw_only=True):
 
     code: int = 0
     reason: str = ""
-    message: str = ""

@@ -13,10 +13,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Generic, NoReturn, Protocol
 
-import msgspec
-
 from autoscaler.errors import ClusterRefused, Expired
-from autoscaler.kubernetes.objects import Failure, HasMetadata, Item, Listed, Notice
+from autoscaler.kubernetes.objects import Failure, HasMetadata, Item, Listed, Notice, decoded
 
 logger = logging.getLogger(__name__)
 
@@ -57,19 +55,16 @@ class Reflector(Generic[Item]):
         *,
         monotonic_s: Callable[[], float],
         random: Callable[[], float],
-        changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._api = api
         self._collection: Collection[Item] = collection
         self._timings = timings
         self._monotonic_s = monotonic_s
         self._random = random
-        self._changed = changed
         self._items: dict[str, Item] = {}
         self._version = ""  # "": list first
         self._heard_monotonic_s: float | None = None
         self._listed = asyncio.Event()
-        self.num_lists = 0
 
     @property
     def items(self) -> Mapping[str, Item]:
@@ -102,11 +97,15 @@ class Reflector(Generic[Item]):
                 num_failures += 1
                 if num_failures > 1:  # the first time a list helps, and needs no waiting
                     await sleep(self._backoff_s(num_failures))
-            except (ClusterRefused, msgspec.DecodeError) as exc:
+            except ClusterRefused as exc:
                 num_failures += 1
                 logger.warning(
                     "watch broken", extra={"path": self._collection.path, "error": str(exc)}
                 )
+                await sleep(self._backoff_s(num_failures))
+            except Exception:
+                num_failures += 1
+                logger.exception("watch broken", extra={"path": self._collection.path})
                 await sleep(self._backoff_s(num_failures))
 
     async def _follow(self) -> None:
@@ -121,13 +120,13 @@ class Reflector(Generic[Item]):
             watch="true",
             allowWatchBookmarks="true",
             resourceVersion=self._version,
-            timeoutSeconds=str(round(lifetime_s) or 1),
+            timeoutSeconds=str(max(1, round(lifetime_s))),
         )
         begun_s = self._monotonic_s()
         async with aclosing(lines):
             async for line in lines:
                 self._heard_monotonic_s = self._monotonic_s()
-                self._note(msgspec.json.decode(line, type=Notice))
+                self._note(decoded(line, Notice))
         if self._monotonic_s() - begun_s < self._timings.first_backoff_s:
             raise ClusterRefused("a watch that ends at once")
 
@@ -140,34 +139,30 @@ class Reflector(Generic[Item]):
             if more:
                 query["continue"] = more
             body = await self._api.get(self._collection.path, **query)
-            listed = msgspec.json.decode(body, type=page)
+            listed = decoded(body, page)
             found.update((item.metadata.name, item) for item in listed.items)
             more = listed.metadata.continue_
             if not more:
                 break
         self._items, self._version = found, listed.metadata.resource_version
-        self.num_lists += 1
         self._heard_monotonic_s = self._monotonic_s()
         self._listed.set()
-        self._changed()
 
     def _note(self, notice: Notice) -> None:
         match notice.type:
             case "ADDED" | "MODIFIED":
-                item = msgspec.json.decode(notice.object, type=self._collection.item)
+                item = decoded(notice.object, self._collection.item)
                 self._items[item.metadata.name] = item
                 self._version = item.metadata.resource_version
-                self._changed()
             case "DELETED":
-                gone = msgspec.json.decode(notice.object, type=HasMetadata)
+                gone = decoded(notice.object, HasMetadata)
                 self._items.pop(gone.metadata.name, None)
                 self._version = gone.metadata.resource_version
-                self._changed()
             case "BOOKMARK":
-                mark = msgspec.json.decode(notice.object, type=HasMetadata)
+                mark = decoded(notice.object, HasMetadata)
                 self._version = mark.metadata.resource_version
             case _:
-                failure = msgspec.json.decode(notice.object, type=Failure)
+                failure = decoded(notice.object, Failure)
                 raise _refusal(self._collection.path, failure)
 
     def _selected(self) -> dict[str, str]:

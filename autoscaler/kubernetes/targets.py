@@ -7,7 +7,7 @@ import msgspec
 from autoscaler.errors import ClusterRefused, StaleWrite
 from autoscaler.kubernetes import paths
 from autoscaler.kubernetes.notebook import MAX_ATTEMPTS, Leadership
-from autoscaler.kubernetes.objects import Scale
+from autoscaler.kubernetes.objects import Scale, decoded
 from autoscaler.kubernetes.resource import Target
 from autoscaler.kubernetes.wire import Json
 
@@ -36,7 +36,7 @@ class Targets:
 
     async def scale(self, target: Target) -> Scale:
         """Raises ClusterRefused."""
-        return msgspec.json.decode(await self._api.get(await self._path(target)), type=Scale)
+        return decoded(await self._api.get(await self._path(target)), Scale)
 
     async def set_count(self, target: Target, known: Scale, wanted: int) -> Scale:
         """On top of what was read; a version overtaken by a mere status is read again.
@@ -61,7 +61,7 @@ class Targets:
                     ) from None
                 known = current
                 continue
-            return msgspec.json.decode(answer, type=Scale)
+            return decoded(answer, Scale)
         raise StaleWrite(f"{target.kind}/{target.name}: overtaken {MAX_ATTEMPTS} times")
 
     async def _path(self, target: Target) -> str:
@@ -73,7 +73,7 @@ class Targets:
         key = target.api_version, target.kind
         if key not in self._plurals:
             body = await self._api.get(paths.api(target.api_version))
-            found = msgspec.json.decode(body, type=_Resources).resources
+            found = decoded(body, _Resources).resources
             names = [r.name for r in found if r.kind == target.kind and "/" not in r.name]
             if not names:
                 raise ClusterRefused(f"{target.api_version} has no kind {target.kind}")

@@ -12,7 +12,7 @@ from autoscaler.kubernetes.reflector import Collection, Reflector, WatchTimings
 from autoscaler.kubernetes.wire import Json
 
 TIMINGS = WatchTimings(silence_s=90.0, first_backoff_s=0.5, page_size=2)
-Script = Sequence[bytes | ClusterRefused | float]  # a line, a refusal, or seconds of silence
+Script = Sequence[bytes | Exception | float]  # a line, a refusal, or seconds of silence
 
 
 def pod(name: str, version: int) -> Json:
@@ -34,10 +34,12 @@ class ScriptedServer:
         self.scripts = list(scripts)
         self.queries: list[dict[str, str]] = []
         self.begun_at_s: list[float] = []
+        self.num_lists = 0
 
     async def get(self, path: str, **query: str) -> bytes:
         first = int(query.get("continue", "0"))
         last = first + int(query["limit"])
+        self.num_lists += first == 0
         more = str(last) if last < len(self.names) else ""
         items = [pod(name, 1) for name in self.names[first:last]]
         metadata = {"resourceVersion": "100", "continue": more}
@@ -101,7 +103,7 @@ async def test_a_watch_that_ends_is_resumed_where_it_was() -> None:
     server.scripts[0] = [notice("ADDED", "b", 101), 60.0]
     reflector = await after(server, 62.0)
     assert [q["resourceVersion"] for q in server.queries[:2]] == ["100", "101"]
-    assert reflector.num_lists == 1
+    assert server.num_lists == 1
     assert set(reflector.items) == {"a", "b"}
 
 
@@ -109,8 +111,8 @@ async def test_a_watch_that_ends_is_resumed_where_it_was() -> None:
 @pytest.mark.parametrize("gone", [[GONE], [Expired("410")]], ids=["in-the-stream", "at-once"])
 async def test_a_history_that_is_gone_means_a_new_list(gone: Script) -> None:
     server = ScriptedServer(["a"], gone)
-    reflector = await after(server, 5.0)
-    assert reflector.num_lists == 2
+    await after(server, 5.0)
+    assert server.num_lists == 2
     assert server.queries[1]["resourceVersion"] == "100"
 
 
@@ -133,6 +135,14 @@ async def test_silence_is_noticed_and_the_watch_begun_anew() -> None:
     server = ScriptedServer(["a"], [10_000.0], [notice("ADDED", "b", 101), 1000.0])
     reflector = await after(server, 95.0)
     assert len(server.queries) == 2
+    assert set(reflector.items) == {"a", "b"}
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("broken", [b"<html>", ValueError("a defect")], ids=["html", "defect"])
+async def test_whatever_breaks_a_watch_ends_that_watch_only(broken: bytes | Exception) -> None:
+    server = ScriptedServer(["a"], [broken], [notice("ADDED", "b", 101), 1000.0])
+    reflector = await after(server, 5.0)
     assert set(reflector.items) == {"a", "b"}
 
 
