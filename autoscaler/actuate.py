@@ -1,4 +1,4 @@
-"""Actions to the cluster, one by one: what is refused ends the tick, not the loop."""
+"""Actions to the cluster, one by one: what is refused is left to the next tick."""
 
 from collections.abc import Sequence
 

@@ -39,8 +39,8 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     timings = lease_timings(settings)
     async with connected(settings.kubeconfig, request_timeout_s=settings.request_timeout_s) as api:
         elector = _elector(settings, timings, api)
-        told = Told(time.monotonic)
-        telemetry = Telemetry(told, leads=elector.may_act)
+        told = Told(time.monotonic, leads=elector.may_act)
+        telemetry = Telemetry(told)
         async with telemetry.served(settings.host, settings.port) as port:
             logger.info("started", extra={"port": port})
             try:

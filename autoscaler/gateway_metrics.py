@@ -5,7 +5,6 @@ that the gateway turned away for the client's sake (a bad key, a spent quota) or
 demand on replicas; those that found none, or none in time, are.
 """
 
-from collections.abc import Iterable
 from typing import Final
 
 from autoscaler.errors import SourceFailed
@@ -17,14 +16,13 @@ _UNAVAILABLE: Final = 503
 _FOUND_NO_REPLICA: Final = "server_is_overloaded"  # the gateway's word, by 503 or by 429
 
 
-def gateway_sample(pages: Iterable[Families]) -> GatewaySample:
-    """Of all gateways together.  Raises SourceFailed for a page without a gateway's names."""
-    num_arrived, num_queued, num_open = 0.0, 0, 0
-    for families in pages:
-        num_arrived += _num_ended(families)
-        num_queued += int(_gauge(families, names.GATEWAY_WAITING_REQUESTS))
-        num_open += int(_gauge(families, names.GATEWAY_ACTIVE_REQUESTS))
-    return GatewaySample(num_arrived, num_queued, num_open)
+def gateway_sample(families: Families) -> GatewaySample:
+    """Of one gateway.  Raises SourceFailed for a page without a gateway's names."""
+    return GatewaySample(
+        _num_ended(families),
+        int(_gauge(families, names.GATEWAY_WAITING_REQUESTS)),
+        int(_gauge(families, names.GATEWAY_ACTIVE_REQUESTS)),
+    )
 
 
 def _num_ended(families: Families) -> float:

@@ -29,15 +29,27 @@ from autoscaler.pool import (
 )
 
 TTFT_WINDOW_S: Final = 60.0
+GATEWAY_KEPT_S: Final = 900.0  # one that has not told for so long is a new one
 
 
 @dataclass(frozen=True, slots=True)
 class GatewaySample:
-    """Of one pool, where clients ask: also what no replica has seen."""
+    """Of one of a pool's gateways, where clients ask: also what no replica has seen."""
 
-    num_arrived: float  # since the gateway's start, with those refused for want of a replica
+    num_arrived: float  # since its start, with those refused for want of a replica
     num_queued: int  # on no replica yet
     num_open: int = 0  # of those that count as arrived only when they end, how many have not
+
+
+GatewaySamples = Mapping[str, GatewaySample]  # by gateway: a name that no later one has
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What clients ask for now, by all gateways that told; ``None``: no rate is known."""
+
+    arrived_per_s: float | None
+    num_queued: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +88,7 @@ class _Serving:
 class Observer:
     def __init__(self) -> None:
         self._before: Mapping[str, tuple[EngineSample, float]] = {}
-        self._gateway_before: tuple[GatewaySample, float] | None = None
+        self._gateways_before: Mapping[str, tuple[GatewaySample, float]] = {}
         self._before_s: float | None = None
         self._ttft: deque[tuple[float, Buckets]] = deque()
 
@@ -85,21 +97,21 @@ class Observer:
         view: ClusterView,
         samples: Mapping[str, EngineSample | None],
         now_s: float,
-        gateway: GatewaySample | None = None,
+        gateways: GatewaySamples | None = None,
     ) -> PoolState:
         """``None``: did not tell, or there is none to be asked."""
         serving = self._serving(view, samples, now_s)
-        asked_per_s = self._asked_per_s(gateway, now_s)
+        asked = self._asked({} if gateways is None else gateways, now_s)
         interval_s = None if self._before_s is None else now_s - self._before_s
         self._note_ttft(serving, now_s)
         state = PoolState(
             now_s,
             tuple(_with_loads(variant, serving) for variant in view.variants),
-            _demand(serving, interval_s, gateway, asked_per_s),
-            0 if gateway is None else gateway.num_queued,
+            _demand(serving, interval_s, asked),
+            asked.num_queued,
             p95(summed(buckets for _, buckets in self._ttft)),
         )
-        self._remember(view, serving, gateway, now_s)
+        self._remember(view, serving, {} if gateways is None else gateways, now_s)
         return state
 
     def _serving(
@@ -115,16 +127,18 @@ class Observer:
                 pairs[name] = _Pair(before, sample, now_s - told_at_s)
         return _Serving(phases, told, pairs)
 
-    def _asked_per_s(self, gateway: GatewaySample | None, now_s: float) -> float | None:
-        """Where clients ask; ``None``: not told, told only once, or the gateway began anew."""
-        if gateway is None or self._gateway_before is None:
-            return None
-        before, told_at_s = self._gateway_before
-        num_ended = gateway.num_arrived - before.num_arrived
-        if num_ended < 0 or now_s <= told_at_s:
-            return None
-        num_more = gateway.num_open - before.num_open  # fewer, when those open are turned away
-        return max(0.0, num_ended + num_more) / (now_s - told_at_s)
+    def _asked(self, gateways: GatewaySamples, now_s: float) -> _Asked:
+        """Of each gateway what came since it told last; one that is new says nothing of that."""
+        rates = []
+        for name, gateway in gateways.items():
+            before, told_at_s = self._gateways_before.get(name, (None, now_s))
+            if before is None or now_s <= told_at_s or gateway.num_arrived < before.num_arrived:
+                continue  # it told only once, or began anew
+            num_ended = gateway.num_arrived - before.num_arrived
+            num_more = gateway.num_open - before.num_open  # fewer, when those open are turned away
+            rates.append((num_ended + num_more) / (now_s - told_at_s))
+        num_queued = sum(gateway.num_queued for gateway in gateways.values())
+        return _Asked(max(0.0, sum(rates)) if rates else None, num_queued)
 
     def _note_ttft(self, serving: _Serving, now_s: float) -> None:
         pairs = serving.pairs.values()
@@ -133,14 +147,16 @@ class Observer:
             self._ttft.popleft()
 
     def _remember(
-        self, view: ClusterView, serving: _Serving, gateway: GatewaySample | None, now_s: float
+        self, view: ClusterView, serving: _Serving, gateways: GatewaySamples, now_s: float
     ) -> None:
         """One that did not tell this time is not forgotten: it may tell the next."""
         live = {r.name for variant in view.variants for r in variant.replicas if r.is_live}
         kept = {name: known for name, known in self._before.items() if name in live}
         self._before = {**kept, **{name: (s, now_s) for name, s in serving.told.items()}}
-        if gateway is not None:
-            self._gateway_before = (gateway, now_s)
+        self._gateways_before = {
+            **{n: k for n, k in self._gateways_before.items() if now_s - k[1] < GATEWAY_KEPT_S},
+            **{name: (gateway, now_s) for name, gateway in gateways.items()},
+        }
         self._before_s = now_s
 
 
@@ -168,11 +184,11 @@ def _with_loads(variant: VariantState, serving: _Serving) -> VariantState:
 def _demand(
     serving: _Serving,
     interval_s: float | None,
-    gateway: GatewaySample | None,
-    asked_per_s: float | None,
+    asked: _Asked,
 ) -> Demand | None:
     """Unknown where some serve and none of them tells, and where nobody counts who asks."""
-    arrived_per_s = _arrived_per_s(serving) if asked_per_s is None else asked_per_s
+    told_per_s = asked.arrived_per_s
+    arrived_per_s = _arrived_per_s(serving) if told_per_s is None else told_per_s
     if interval_s is None or interval_s <= 0 or arrived_per_s is None:
         return None
     if serving.phases and not serving.told:
@@ -182,7 +198,7 @@ def _demand(
     return Demand(
         interval_s=interval_s,
         num_arrived=arrived_per_s * interval_s,
-        num_in_flight=_num_at_engines(serving) + (0 if gateway is None else gateway.num_queued),
+        num_in_flight=_num_at_engines(serving) + asked.num_queued,
         tokens_per_request=work / finished if finished > 0 else None,
     )
 

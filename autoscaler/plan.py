@@ -7,6 +7,9 @@ before anything is ordered, because that replica is warm.
 
 If the cluster deletes another replica than the released one, the drain is undone: its count is
 reached, and the released one serves again.
+
+A drain is undone only where the replica tells its load: one that is silent would not hear the word,
+and others are ordered in its place.  Its deadline ends it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -64,8 +67,9 @@ def _plan_variant(
     found: VariantState, wanted: int, now_s: float, drain_deadline_s: float
 ) -> Iterator[Action]:
     survived = _survivors_of_release(found)
-    yield from (Uncordon(found.name, replica.name) for replica in survived)
-    kept, num_unmade = found.num_kept, 0
+    yield from (Uncordon(found.name, r.name) for r in survived if r.load is not None)
+    silent = [replica for replica in survived if replica.load is None]
+    kept, num_unmade = max(0, found.num_kept - len(silent)), 0
     if wanted > kept:
         yield from _grow(found, wanted - kept)
         return
@@ -76,12 +80,14 @@ def _plan_variant(
         ripe = [victim for victim in victims if victim.phase is not Phase.READY]
     else:
         ripe = []
-    ripe += [r for r in _draining(found) if _has_drained(r, now_s, drain_deadline_s)]
+    draining = [r for r in [*_draining(found), *silent] if _may_go(r, found)]
+    ripe += [r for r in draining if _has_drained(r, now_s, drain_deadline_s)]
     yield from _retire(found, ripe, num_unmade)
 
 
 def _grow(found: VariantState, num_more: int) -> Iterator[Action]:
-    undone = sorted(_draining(found), key=_load_order, reverse=True)[:num_more]
+    able = [replica for replica in _draining(found) if replica.load is not None]
+    undone = sorted(able, key=_load_order, reverse=True)[:num_more]
     yield from (Uncordon(found.name, replica.name) for replica in undone)
     if num_more > len(undone):
         yield SetCount(found.name, found.num_ordered, found.num_ordered + num_more - len(undone))
@@ -107,6 +113,12 @@ def _survivors_of_release(found: VariantState) -> list[Replica]:
     released = [r for r in found.replicas if r.phase is Phase.DRAINING and found.is_unordered(r)]
     num_surplus = found.num_live - found.num_ordered
     return released[max(0, num_surplus) :]
+
+
+def _may_go(replica: Replica, found: VariantState) -> bool:
+    """Were a silent one's count lowered now, one that has yet to start would be deleted instead."""
+    num_before_it = found.count(Phase.STARTING) + found.count(Phase.UNSCHEDULABLE)
+    return replica.load is not None or num_before_it == 0
 
 
 def _has_drained(replica: Replica, now_s: float, drain_deadline_s: float) -> bool:

@@ -16,15 +16,15 @@ from autoscaler.decide import decide
 from autoscaler.decision import Decision, Memory
 from autoscaler.engine_metrics import EngineSample
 from autoscaler.errors import AutoscalerError, BadPolicy, ClusterRefused
-from autoscaler.observe import GatewaySample, Observer
-from autoscaler.plan import Action, plan
+from autoscaler.observe import GatewaySamples, Observer
+from autoscaler.plan import Action, Release, plan
 from autoscaler.policy import PoolPolicy
 from autoscaler.pool import PoolState
 
 logger = logging.getLogger(__name__)
 
 Scrape = Callable[[Mapping[str, Address]], Awaitable[Mapping[str, EngineSample | None]]]
-AskGateway = Callable[[], Awaitable[GatewaySample | None]]  # None: it did not tell
+AskGateway = Callable[[], Awaitable[GatewaySamples | None]]  # None: it did not tell
 Clock = Callable[[], float]  # seconds since the epoch
 
 
@@ -146,19 +146,26 @@ class Reconciler:
     async def _act(
         self, actions: Sequence[Action], now_s: float
     ) -> tuple[tuple[Action, ...], str | None]:
-        """What was done, and why not more."""
+        """What was done, and why not more: the first refusal, which ends only what rests on it."""
         done: list[Action] = []
+        refused: str | None = None
+        unreleased: set[str] = set()  # variants whose lower count would delete just anyone
         for action in actions:
             if not self._fence.may_act():
                 return tuple(done), "another process leads"
+            if action.variant in unreleased:
+                continue
             self._attempted.update(counts_written([action]))
             try:
                 await actuate(self._cluster, action, now_s=now_s)
             except ClusterRefused as exc:
-                return tuple(done), str(exc)
+                refused = str(exc) if refused is None else refused
+                if isinstance(action, Release):
+                    unreleased.add(action.variant)
+                continue
             done.append(action)
             self._written.update(counts_written([action]))
-        return tuple(done), None
+        return tuple(done), refused
 
     def _log(self, report: Report) -> None:
         if report.planned or report.refused is not None:

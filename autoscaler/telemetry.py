@@ -20,7 +20,8 @@ _STUCK_AFTER_S: Final = 60.0  # they turn every second; then a restart may help
 class Told:
     """The last report of each pool, how often each reason was given, and when the loops turned."""
 
-    def __init__(self, monotonic_s: Callable[[], float]) -> None:
+    def __init__(self, monotonic_s: Callable[[], float], *, leads: Callable[[], bool]) -> None:
+        self.leads = leads
         self._monotonic_s = monotonic_s
         self._turned_monotonic_s = monotonic_s()
         self.reports: dict[str, Report] = {}
@@ -34,17 +35,18 @@ class Told:
         self._turned_monotonic_s = self._monotonic_s()
 
     def note(self, pool: str, report: Report) -> None:
+        """Reasons count where they are acted on: many decide alike, and one leads."""
         self.reports[pool] = report
-        self.reasons.update((pool, reason.code.value) for reason in report.decision.reasons)
+        if self.leads():
+            self.reasons.update((pool, reason.code.value) for reason in report.decision.reasons)
 
     def forget(self, pool: str) -> None:
         self.reports.pop(pool, None)
 
 
 class Telemetry:
-    def __init__(self, told: Told, *, leads: Callable[[], bool]) -> None:
+    def __init__(self, told: Told) -> None:
         self._told = told
-        self._leads = leads
 
     @asynccontextmanager
     async def served(self, host: str, port: int) -> AsyncIterator[int]:
@@ -76,7 +78,7 @@ class Telemetry:
 
     def _lines(self) -> Iterator[str]:
         yield f"# TYPE {names.AUTOSCALER_LEADS} gauge"
-        yield f"{names.AUTOSCALER_LEADS} {int(self._leads())}"
+        yield f"{names.AUTOSCALER_LEADS} {int(self._told.leads())}"
         yield f"# TYPE {names.AUTOSCALER_REPLICAS} gauge"
         yield f"# TYPE {names.AUTOSCALER_WANTED} gauge"
         yield f"# TYPE {names.AUTOSCALER_CONFLICT} gauge"

@@ -68,8 +68,9 @@ class Looks:
         )
         asked = () if is_blind else [pod for pod in cluster.live if pod.is_ready]
         samples = {pod.name: self._counters.sample(pod, now_s) for pod in asked}
-        gateway = None if is_blind else GatewaySample(self._counters.num_arrived, num_queued)
-        return self._observer.look(ClusterView((found,)), samples, now_s, gateway)
+        told = GatewaySample(self._counters.num_arrived, num_queued)
+        gateways = None if is_blind else {"gateway": told}
+        return self._observer.look(ClusterView((found,)), samples, now_s, gateways)
 
 
 def _replica(pod: Pod) -> Replica:

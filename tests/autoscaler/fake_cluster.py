@@ -37,6 +37,7 @@ class FakeCluster:
         self.is_meddled_with = False  # someone adds one just after each look
         self.loses_answers = False  # what is written is written, and nobody hears of it
         self.is_read_only = False
+        self.deaf: set[str] = set()  # replicas that refuse whatever concerns them
         self.picks: Callable[[list[Pod]], Pod] = _by_deletion_cost
         self._num_made = count
 
@@ -74,16 +75,16 @@ class FakeCluster:
 
     async def cordon(self, replica: str, *, at_s: float) -> None:
         self._write(f"cordon {replica}")
-        self._pod(replica).cordoned_at_s = at_s
+        self._hearing(replica).cordoned_at_s = at_s
 
     async def uncordon(self, replica: str) -> None:
         self._write(f"uncordon {replica}")
-        pod = self._pod(replica)
+        pod = self._hearing(replica)
         pod.cordoned_at_s = pod.released_to = None
 
     async def release(self, replica: str, *, released_to: int) -> None:
         self._write(f"release {replica}")
-        self._pod(replica).released_to = released_to
+        self._hearing(replica).released_to = released_to
 
     async def set_count(self, variant: str, *, seen: int, wanted: int) -> None:
         self._write(f"count {seen}->{wanted}")
@@ -102,6 +103,11 @@ class FakeCluster:
                 self.crash_before_write = None
                 raise Crash
         self.writes.append(what)
+
+    def _hearing(self, name: str) -> Pod:
+        if name in self.deaf:
+            raise ClusterRefused(f"{name} does not answer")
+        return self._pod(name)
 
     def _pod(self, name: str) -> Pod:
         for pod in self.pods:

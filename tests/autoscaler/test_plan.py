@@ -74,6 +74,26 @@ def test_one_being_deleted_is_waited_for() -> None:
     assert planned(2, 2, BUSY, MID, gone) == []
 
 
+def test_going_up_orders_in_place_of_one_that_drains_and_does_not_tell() -> None:
+    silent, told = replica("silent", None, Phase.DRAINING), replica("told", 1, Phase.DRAINING)
+    assert planned(3, 3, BUSY, silent, told) == [Uncordon("v", "told"), SetCount("v", 3, 4)]
+    assert planned(2, 2, BUSY, silent) == [SetCount("v", 2, 3)]
+
+
+def silent_survivor(to: int) -> Replica:
+    return Replica("d", Phase.DRAINING, None, 1000.0, released_to=to)
+
+
+def test_a_silent_one_that_was_released_and_not_deleted_is_replaced_and_then_ended() -> None:
+    found = silent_survivor(2)
+    assert planned(2, 2, BUSY, found, now_s=1600.0) == [SetCount("v", 2, 3)]
+    starting = replica("new", None, Phase.STARTING)
+    assert planned(2, 3, BUSY, found, starting, now_s=1700.0) == [], "the new one would go first"
+    ended = planned(2, 3, BUSY, found, MID, now_s=1800.0)
+    assert ended == [SetCount("v", 3, 2)], "it is released to that count already"
+    assert planned(1, 2, BUSY, found, now_s=1600.0) == [Release("v", "d", 1), SetCount("v", 2, 1)]
+
+
 def test_going_up_undoes_drains_before_it_orders() -> None:
     few, many = replica("few", 1, Phase.DRAINING), replica("many", 7, Phase.DRAINING)
     assert planned(2, 3, BUSY, few, many) == [Uncordon("v", "many")]

@@ -9,7 +9,7 @@ from autoscaler.cluster import Address
 from autoscaler.decision import Code
 from autoscaler.engine_metrics import EngineSample
 from autoscaler.errors import BadPolicy
-from autoscaler.observe import GatewaySample
+from autoscaler.observe import GatewaySample, GatewaySamples
 from autoscaler.plan import SetCount
 from autoscaler.policy import PoolPolicy
 from autoscaler.reconciler import Reconciler, Report, Rules, Sources
@@ -34,6 +34,7 @@ class World:
         self.leader = Leader()
         self.now_s = 1_800_000_000.0
         self.is_blind = False
+        self.silent: set[str] = set()
         self.num_refused = 0  # by the gateway, for want of a replica
         self._finished: dict[str, float] = {}
         self._rules = Rules(pool, drain_deadline_s=600.0, **rules)
@@ -72,8 +73,8 @@ class World:
             report=self.reports.append,
         )
 
-    async def _asked(self) -> GatewaySample:
-        return GatewaySample(self.num_refused, 0)
+    async def _asked(self) -> GatewaySamples:
+        return {"g": GatewaySample(self.num_refused, 0)}
 
     async def _scrape(self, found: Mapping[str, Address]) -> Mapping[str, EngineSample | None]:
         if self.is_blind:
@@ -85,6 +86,7 @@ class World:
                 self._finished.get(name, 0.0), {},
             )
             for name in found
+            if name not in self.silent
         }  # fmt: skip
 
 
@@ -167,6 +169,39 @@ async def test_a_count_that_was_written_meanwhile_is_not_overwritten() -> None:
     assert refused
     assert "count is" in refused[0].refused  # type: ignore[operator]
     assert not any(isinstance(a, SetCount) for a in refused[0].done)
+
+
+async def test_one_that_drains_and_has_fallen_silent_stops_no_growth_and_its_deadline_ends_it() -> (
+    None
+):
+    world = World(FakeCluster(6))
+    await world.ticks(4.0, 30)
+    for pod in world.cluster.pods:
+        pod.num_in_flight = 9
+    while not any(pod.cordoned_at_s for pod in world.cluster.pods):
+        await world.tick(1.5)
+    silent = {pod.name for pod in world.cluster.pods if pod.cordoned_at_s}
+    world.silent = world.cluster.deaf = silent
+    before = world.cluster.count
+    await world.ticks(9.0, 6)
+    assert world.cluster.count > before
+    world.cluster.deaf = set()
+    await world.ticks(9.0, 45)
+    assert not silent & {pod.name for pod in world.cluster.pods}
+    assert world.cluster.count >= 9
+
+
+async def test_a_count_does_not_go_down_past_a_release_that_was_refused() -> None:
+    world = World(FakeCluster(6))
+    await world.ticks(4.0, 30)
+    world.cluster.deaf = {pod.name for pod in world.cluster.pods}
+    before = world.cluster.count
+    for pod in world.cluster.pods[:2]:
+        pod.cordoned_at_s = world.now_s
+    await world.ticks(0.5, 20)
+    assert world.cluster.count == before
+    refused = [report.refused for report in world.reports if report.refused is not None]
+    assert "does not answer" in refused[-1]
 
 
 async def test_a_persons_count_is_held_for_a_while() -> None:

@@ -223,18 +223,46 @@ def test_only_those_that_serve_are_counted_and_scaled() -> None:
     assert state.demand.num_in_flight == 6  # of three that serve; two told four
 
 
+def one(num_arrived: float, num_queued: int, num_open: int = 0) -> dict[str, GatewaySample]:
+    """What the only gateway says."""
+    return {"g": GatewaySample(num_arrived, num_queued, num_open)}
+
+
 def test_the_gateway_counts_who_asks_of_a_pool_at_zero() -> None:
     asleep, observer = ClusterView((VariantState("v", 0, ()),)), Observer()
-    assert observer.look(asleep, {}, 0.0, GatewaySample(7, 0)).demand is None
-    state = observer.look(asleep, {}, 10.0, GatewaySample(9, 1))
+    assert observer.look(asleep, {}, 0.0, one(7, 0)).demand is None
+    state = observer.look(asleep, {}, 10.0, one(9, 1))
     assert state.demand is not None
     assert (state.demand.num_arrived, state.demand.num_in_flight) == (2.0, 1)
     assert state.num_queued == 1
     assert observer.look(asleep, {}, 20.0, None).demand is None
-    missed = observer.look(asleep, {}, 30.0, GatewaySample(13, 0)).demand
+    missed = observer.look(asleep, {}, 30.0, one(13, 0)).demand
     assert missed is not None
     assert missed.num_arrived == 2.0  # four in twenty seconds
-    assert observer.look(asleep, {}, 40.0, GatewaySample(1, 0)).demand is None, "it began anew"
+    assert observer.look(asleep, {}, 40.0, one(1, 0)).demand is None, "it began anew"
+
+
+def test_a_gateway_that_comes_and_goes_is_no_new_demand() -> None:
+    asleep, observer = ClusterView((VariantState("v", 0, ()),)), Observer()
+    old, rates = 100_000, []
+    for i in range(8):
+        told = {"a": GatewaySample(50 * i, 0)}
+        if i != 3:  # its readiness flaps
+            told["b"] = GatewaySample(old + 50 * i, 0)
+        if i >= 5:
+            told["c"] = GatewaySample(7_000 + 100 * (i - 5), 0)
+        demand = observer.look(asleep, {}, 10.0 * i, told).demand
+        rates.append(None if demand is None else demand.num_arrived)
+    assert rates == [None, 100, 100, 50, 100, 100, 200, 200]
+
+
+def test_a_gateway_that_began_anew_does_not_hide_the_others() -> None:
+    asleep, observer = ClusterView((VariantState("v", 0, ()),)), Observer()
+    observer.look(asleep, {}, 0.0, {"a": GatewaySample(500, 0), "b": GatewaySample(500, 0)})
+    told = {"a": GatewaySample(540, 0), "b": GatewaySample(3, 2)}
+    state = observer.look(asleep, {}, 10.0, told)
+    assert state.demand is not None
+    assert (state.demand.num_arrived, state.num_queued) == (40, 2)
 
 
 def gateway_page(served: int, refused: int, limited: int, active: int) -> Families:
@@ -250,12 +278,11 @@ def gateway_page(served: int, refused: int, limited: int, active: int) -> Famili
 
 
 def test_the_gateways_own_page_says_who_asks() -> None:
-    found = gateway_sample([gateway_page(10, 3, 99, 2), gateway_page(1, 0, 0, 1)])
-    assert found == GatewaySample(14, 1, 3)
+    assert gateway_sample(gateway_page(10, 3, 99, 2)) == GatewaySample(13, 1, 2)
     with pytest.raises(SourceFailed, match="missing"):
-        gateway_sample([gateway_page(1, 0, 0, 0), parse("node_load1 0.2\n")])
+        gateway_sample(parse("node_load1 0.2\n"))
     with pytest.raises(SourceFailed, match="no number"):
-        gateway_sample([parse('pandal_gateway_requests_total{status="ok"} 1\n')])
+        gateway_sample(parse('pandal_gateway_requests_total{status="ok"} 1\n'))
 
 
 def test_a_stream_counts_at_the_gateway_when_it_begins_and_only_once() -> None:
@@ -263,7 +290,7 @@ def test_a_stream_counts_at_the_gateway_when_it_begins_and_only_once() -> None:
     looks = [(0, 0), (0, 1), (0, 1), (1, 0), (0, 0)]
     rates = []
     for i, (ended, open_) in enumerate(looks):
-        demand = observer.look(asleep, {}, 10.0 * i, GatewaySample(ended, 0, open_)).demand
+        demand = observer.look(asleep, {}, 10.0 * i, one(ended, 0, open_)).demand
         rates.append(None if demand is None else demand.num_arrived)
     assert rates == [None, 1.0, 0.0, 0.0, None], "the last one began anew"
 
@@ -274,7 +301,7 @@ class OnePod:
     def __init__(self, address: Address, ready: str = "True") -> None:
         conditions = [{"type": "Ready", "status": ready}]
         status = {"phase": "Running", "podIP": address.host, "conditions": conditions}
-        self.pod = msgspec.convert({"metadata": {"name": "g"}, "status": status}, Pod)
+        self.pod = msgspec.convert({"metadata": {"name": "g", "uid": "u"}, "status": status}, Pod)
 
     async def matching(self, label_selector: str) -> Mapping[str, Pod]:
         assert label_selector == "app=gateway"
@@ -291,16 +318,16 @@ async def test_every_gateway_pod_is_asked_and_a_silent_one_makes_it_unknown() ->
         for address, ready in ((well, "True"), (silent, "True"), (well, "False")):
             source = GatewaySource("app=gateway", address.port)
             asked.append(await GatewayPods(OnePod(address, ready), source, 0.5).ask())
-    assert asked == [GatewaySample(7, 1, 2), None, None]
+    assert asked == [{"u": GatewaySample(7, 1, 2)}, None, None]
 
 
 async def test_the_autoscalers_own_page_can_be_scraped_like_any_other() -> None:
-    told = Told(lambda: 0.0)
+    told = Told(lambda: 0.0, leads=lambda: True)
     scene = Scene(ordered=4)
     decision = scene.look(6.0)
     found = VariantState("h200", 4, replicas(3, starting=1))
     told.note("chat", Report(PoolState(0.0, (found,), None), decision, (), (), "HPA/x", None))
-    async with Telemetry(told, leads=lambda: True).served("127.0.0.1", 0) as port:
+    async with Telemetry(told).served("127.0.0.1", 0) as port:
         address = Address("127.0.0.1", port)
         families = parse(await get(address, "/metrics", timeout_s=5.0))
         assert await get(address, "/health", timeout_s=5.0) == "ok\n"
@@ -311,3 +338,17 @@ async def test_the_autoscalers_own_page_can_be_scraped_like_any_other() -> None:
     assert families["pandal_autoscaler_leads"][0].value == 1
     assert families["pandal_autoscaler_conflict"][0].value == 1
     assert {s.labels["pool"] for s in families["pandal_autoscaler_reasons_total"]} == {"chat"}
+
+
+def test_who_does_not_lead_counts_no_reasons() -> None:
+    leads = False
+    told = Told(lambda: 0.0, leads=lambda: leads)
+    scene = Scene(ordered=1)
+    decision = scene.look(6.0)
+    report = Report(PoolState(0.0, (), None), decision, (), (), None, None)
+    told.note("chat", report)
+    assert told.reports == {"chat": report}
+    assert told.reasons.total() == 0
+    leads = True
+    told.note("chat", report)
+    assert told.reasons.total() == len(decision.reasons) > 0
