@@ -12,19 +12,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-import msgspec
-
 from autoscaler.cluster import Address, ClusterView
 from autoscaler.errors import Absent, ClusterRefused, SourceFailed, SourceRefused
 from autoscaler.kubernetes import paths
+from autoscaler.kubernetes.cold_starts import ColdStarts
 from autoscaler.kubernetes.conflicts import conflict_with
 from autoscaler.kubernetes.names import DELETION_COST, DRAINING_SINCE, RELEASED_TO
 from autoscaler.kubernetes.notebook import Leadership, Notebook
-from autoscaler.kubernetes.objects import Listed, Pod, Pool, Scale, Scaler
+from autoscaler.kubernetes.objects import Listed, Pod, Pool, Scale, Scaler, decoded
 from autoscaler.kubernetes.pods import (
     Expectation,
     address_of,
-    cold_start_s,
+    has_yet_to_start,
     is_counted,
     replica_of,
     unschedulable_message,
@@ -34,7 +33,6 @@ from autoscaler.kubernetes.targets import Scalable, Targets
 from autoscaler.kubernetes.wire import Json
 from autoscaler.pool import VariantState
 
-_KEPT_COLD_STARTS: Final = 20
 # What deleting a pod costs, beside 0 for one that nobody has priced: the released go first, and if
 # somebody else lowers the count, those that drain go before those that do not.
 _RELEASED_COST: Final = "-1000"
@@ -76,7 +74,8 @@ class KubernetesCluster:
         self._targets = Targets(home.api, home.namespace, home.leadership)
         self._scales: dict[str, Scale] = {}
         self._seen: dict[str, Pod] = {}
-        self._cold_starts: dict[str, dict[str, float]] = {}  # by variant, by the pod's uid
+        self._written: dict[str, Pod] = {}  # as we wrote them, until the watch has told
+        self._cold_starts: dict[str, ColdStarts] = {}  # by variant
         self.unschedulable: str | None = None  # the scheduler's words of one of them
 
     def follow(self, spec: PoolSpec) -> None:
@@ -93,6 +92,7 @@ class KubernetesCluster:
             states.append(self._state(variant, expected, pods))
             found = ((pod.metadata.name, address_of(pod, expected)) for pod in pods)
             addresses.update({name: address for name, address in found if address is not None})
+        self._written = {name: pod for name, pod in self._written.items() if name in self._seen}
         await self._mend_cordons(addresses)
         return ClusterView(tuple(states), addresses, conflict)
 
@@ -133,7 +133,7 @@ class KubernetesCluster:
             raise ClusterRefused(f"{variant.target.kind}/{variant.target.name}: no selector yet")
         self._scales[variant.name] = scale
         found = await self._home.pods.matching(scale.status.selector)
-        pods = [pod for pod in found.values() if is_counted(pod)]
+        pods = [pod for pod in self._newest(found) if is_counted(pod)]
         self._seen.update((pod.metadata.name, pod) for pod in pods)
         return pods
 
@@ -141,7 +141,8 @@ class KubernetesCluster:
         self, variant: TargetVariant, expected: Expectation, pods: Sequence[Pod]
     ) -> VariantState:
         count = self._scales[variant.name].spec.replicas
-        self._note_starts(variant.name, pods)
+        starts = self._cold_starts.setdefault(variant.name, ColdStarts())
+        starts.note(pods)
         written = self._notebook.num_written(variant.name, count)
         if written is None and self._home.leadership.may_act():
             self._notebook.settle(variant.name, count)  # found so: the next change is somebody's
@@ -152,32 +153,33 @@ class KubernetesCluster:
             count,
             tuple(replica_of(pod, expected, self._home.now_s()) for pod in pods),
             written,
-            tuple(self._cold_starts[variant.name].values()),
+            starts.newest_s,
         )
-
-    def _note_starts(self, variant: str, pods: Sequence[Pod]) -> None:
-        """Each pod's first time counts: readiness that flaps is no start."""
-        known = self._cold_starts.setdefault(variant, {})
-        for pod in pods:
-            start_s = cold_start_s(pod)
-            if start_s is not None and pod.metadata.uid not in known:
-                known[pod.metadata.uid] = start_s
-        for uid in list(known)[:-_KEPT_COLD_STARTS]:
-            del known[uid]
 
     async def _mend_cordons(self, addresses: Mapping[str, Address]) -> None:
         """Told again at every look: a word may have been lost, or a replica begun anew."""
         if not self._home.leadership.may_act() or self._spec.is_dry_run:
             return
-        draining = [
-            address
+        words = [
+            self._home.replicas.cordon(address)
             for name, address in addresses.items()
             if DRAINING_SINCE in self._seen[name].metadata.annotations
         ]
-        words = (self._home.replicas.cordon(address) for address in draining)
+        words += [
+            self._home.replicas.uncordon(address)
+            for name, pod in self._seen.items()
+            if _may_be_closed(pod) and (address := self._address(name)) is not None
+        ]
         for answer in await asyncio.gather(*words, return_exceptions=True):
             if isinstance(answer, BaseException) and not isinstance(answer, SourceFailed):
                 raise answer
+
+    def _newest(self, found: Mapping[str, Pod]) -> list[Pod]:
+        """What a watch has not told yet is known from the answers to our own writes."""
+        for name in found.keys() & self._written.keys():
+            if not _is_newer(self._written[name], found[name]):
+                del self._written[name]
+        return [self._written.get(name, pod) for name, pod in found.items()]
 
     async def _scalers(self) -> list[tuple[str, Scaler]]:
         found = []
@@ -186,7 +188,7 @@ class KubernetesCluster:
                 body = await self._home.api.get(path)
             except Absent:  # no such kind in this cluster
                 continue
-            listed = msgspec.json.decode(body, type=Listed[Scaler])
+            listed = decoded(body, Listed[Scaler])
             found += [(kind, scaler) for scaler in listed.items]
         return found
 
@@ -205,7 +207,8 @@ class KubernetesCluster:
             raise ClusterRefused("another process leads")
         meant: Json = {"uid": self._pod(replica).metadata.uid, "annotations": dict(annotations)}
         path = f"{paths.pods(self._home.namespace)}/{replica}"
-        await self._home.api.patch(path, {"metadata": meant})
+        answer = await self._home.api.patch(path, {"metadata": meant})
+        self._written[replica] = decoded(answer, Pod)
 
     async def _reopen(self, replica: str, address: Address) -> None:
         """The annotation stays until the replica has heard: or it would wait for work for ever."""
@@ -214,3 +217,20 @@ class KubernetesCluster:
                 await self._home.replicas.uncordon(address)
         except SourceFailed as exc:
             raise ClusterRefused(f"{replica}: {exc}") from exc
+
+
+def _may_be_closed(pod: Pod) -> bool:
+    """It was ready, is not, and is not to drain: a word that came late may have closed it."""
+    ready = pod.status.condition("Ready")
+    if ready is None or ready.status == "True" or has_yet_to_start(pod):
+        return False
+    is_leaving = pod.metadata.deletion_timestamp is not None
+    return not is_leaving and DRAINING_SINCE not in pod.metadata.annotations
+
+
+def _is_newer(one: Pod, other: Pod) -> bool:
+    """https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions"""
+    if one.metadata.uid != other.metadata.uid:
+        return False
+    ours, theirs = one.metadata.resource_version, other.metadata.resource_version
+    return (len(ours), ours) > (len(theirs), theirs)

@@ -10,10 +10,8 @@ person's.
 
 from typing import Final, Protocol
 
-import msgspec
-
 from autoscaler.errors import ClusterRefused, StaleWrite
-from autoscaler.kubernetes.objects import Order, Pool
+from autoscaler.kubernetes.objects import Order, Pool, decoded
 from autoscaler.kubernetes.wire import Json
 
 MAX_ATTEMPTS: Final = 4  # a write that is overtaken as often by others' is left to the next tick
@@ -41,14 +39,19 @@ class Notebook:
         self._path = path
         self._leadership = leadership
         self.pool: Pool | None = None  # as last read or written
+        self._uid = ""  # of the pool that the next three speak of
         self._claimed = ""  # the token under which this process has written here
         self._settled: dict[str, int] = {}  # counts to be told with the next write of that term
         self._settled_in = ""
 
     async def read(self) -> Pool:
         """Raises ClusterRefused."""
-        self.pool = msgspec.json.decode(await self._api.get(self._path), type=Pool)
-        return self.pool
+        pool = decoded(await self._api.get(self._path), Pool)
+        if pool.metadata.uid != self._uid:  # a namesake, made anew: nothing is written there yet
+            self._uid, self._claimed = pool.metadata.uid, ""
+            self._settled.clear()
+        self.pool = pool
+        return pool
 
     def num_written(self, variant: str, num_ordered: int) -> int | None:
         """Of two counts that are ours the one that is there, else the one before."""
@@ -82,7 +85,8 @@ class Notebook:
             token = self._leadership.token
             known = self._settled if self.has_unsettled else {}
             settled = {v: {"written": n, "writing": None} for v, n in known.items()}
-            orders = {**settled, **status.get("orders", {})}
+            left = {name: None for name in pool.status.orders if name not in _variants_of(pool)}
+            orders = {**left, **settled, **status.get("orders", {})}
             body = {
                 "metadata": {"resourceVersion": pool.metadata.resource_version},
                 "status": {**status, "orders": orders, "decidedBy": token},
@@ -92,7 +96,7 @@ class Notebook:
             except StaleWrite:
                 self.pool = None
                 continue
-            self.pool = msgspec.json.decode(answer, type=Pool)
+            self.pool = decoded(answer, Pool)
             self._claimed = token
             self._settled.clear()
             return
@@ -104,3 +108,10 @@ class Notebook:
             raise ClusterRefused("another process leads")
         if self._claimed == token and pool.status.decided_by != token:
             raise ClusterRefused("another process has led since")
+
+
+def _variants_of(pool: Pool) -> set[object]:
+    """By name, as they stand in the resource, whether or not the rest of it makes sense."""
+    variants = pool.spec.get("variants")
+    known = variants if isinstance(variants, list) else ()
+    return {variant.get("name") for variant in known if isinstance(variant, dict)}

@@ -17,6 +17,7 @@ from autoscaler.pool import Phase, Replica
 
 MIN_STUCK_AFTER_S: Final = 300.0
 STUCK_COLD_STARTS: Final = 3.0  # a start that takes so many times the expected one
+_KUBELET_PATIENCE_S: Final = 60.0  # from a pod's placement to the kubelet's first word of it
 
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 _HOPELESS: Final = frozenset(
@@ -80,10 +81,24 @@ def address_of(pod: Pod, expected: Expectation) -> Address | None:
     return Address(pod.status.pod_ip, expected.metrics_port)
 
 
+def has_yet_to_start(pod: Pod) -> bool:
+    """Not ready, and never was: one whose readiness flaps became unready later."""
+    ready, placed = pod.status.condition("Ready"), pod.status.condition("PodScheduled")
+    if ready is None or placed is None or placed.status != "True":
+        return True
+    if ready.status == "True" or any(c.restart_count > 0 for c in pod.status.container_statuses):
+        return False
+    if ready.last_transition_time is None or placed.last_transition_time is None:
+        return True
+    unready_s = (ready.last_transition_time - placed.last_transition_time).total_seconds()
+    return unready_s < _KUBELET_PATIENCE_S
+
+
 def cold_start_s(pod: Pod) -> float | None:
     """From a node's acceptance to readiness; ``None``: not ready, or not its first start.
 
-    The wait for a node is the cluster's, and does not belong to it.
+    The wait for a node is the cluster's, and does not belong to it.  Only of a pod that was seen
+    before it was ready: after a flap it is the pod's age.
     """
     ready, placed = pod.status.condition("Ready"), pod.status.condition("PodScheduled")
     if ready is None or placed is None or ready.status != "True":

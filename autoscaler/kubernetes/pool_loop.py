@@ -87,11 +87,11 @@ class PoolLoop:
 
     async def _tell(self, report: Report, pool: Pool, cluster: KubernetesCluster) -> None:
         is_dry_run = self._is_dry_run or (self._spec is not None and self._spec.is_dry_run)
-        status = status_of(report, self._seen(pool, is_dry_run, cluster.unschedulable))
-        await self._write(status, report.decision.at_s)
         before, self._last = self._last, report
         for event in events_of(report, before, pool.metadata, self._home.leadership.token):
-            await self._create(event)
+            await self._create(event)  # first: the status is told again, a count is written once
+        status = status_of(report, self._seen(pool, is_dry_run, cluster.unschedulable))
+        await self._write(status, report.decision.at_s)
 
     async def _create(self, event: Json) -> None:
         """One that is lost is only a line less for people: the status has it too."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from autoscaler.errors import AutoscalerError
 from autoscaler.kubernetes.objects import Pool
@@ -14,6 +14,13 @@ from autoscaler.telemetry import Told
 logger = logging.getLogger(__name__)
 
 _SYNC_PERIOD_S: Final = 1.0
+
+
+class _Pool(NamedTuple):
+    """One that is deleted and made again under its name is another one."""
+
+    name: str
+    uid: str
 
 
 class PoolLoops:
@@ -33,34 +40,44 @@ class PoolLoops:
         self._sleep = sleep
         self._random = random
         self._told = told
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[_Pool, asyncio.Task[None]] = {}
 
     async def run(self, group: asyncio.TaskGroup) -> NoReturn:
         """Until cancelled."""
         while True:
             try:
-                names = set(self._pools.items)
-            except AutoscalerError:  # not known for now: what runs runs on, and is refused
-                names = set(self._running)
-            for name in self._running.keys() - names:
-                self._running.pop(name).cancel()
-                self._told.forget(name)
-            for name in names - self._running.keys():
-                self._running[name] = group.create_task(self._run_one(name), name=f"pool {name}")
+                self._follow(group)
+            except AutoscalerError as exc:  # what runs runs on, and is refused
+                logger.debug("pools not known", extra={"error": str(exc)})
+            except Exception:
+                logger.exception("pools not followed")
             self._told.turned()
             await self._sleep(_SYNC_PERIOD_S)
 
-    async def _run_one(self, name: str) -> NoReturn:
-        loop = self._begin(name)
+    def _follow(self, group: asyncio.TaskGroup) -> None:
+        """Raises ClusterRefused."""
+        found = {_Pool(name, pool.metadata.uid) for name, pool in self._pools.items.items()}
+        for gone in self._running.keys() - found:
+            self._running.pop(gone).cancel()
+            self._told.forget(gone.name)
+        for new in found - self._running.keys():
+            task = group.create_task(self._run_one(new), name=f"pool {new.name}")
+            self._running[new] = task
+
+    async def _run_one(self, followed: _Pool) -> NoReturn:
+        loop = self._begin(followed.name)
         while True:
-            await self._tick(loop, name)
+            await self._tick(loop, followed)
             await self._sleep(self._period_s * (0.9 + 0.2 * self._random()))
 
-    async def _tick(self, loop: PoolLoop, name: str) -> None:
+    async def _tick(self, loop: PoolLoop, followed: _Pool) -> None:
         """A tick that fails is logged, and the next one looks again."""
+        name = followed.name
         try:
             pool = self._pools.items.get(name)
-            report = None if pool is None else await loop.tick(pool)
+            if pool is None or pool.metadata.uid != followed.uid:
+                return  # its loop is about to end
+            report = await loop.tick(pool)
             if report is not None:
                 self._told.note(name, report)
         except AutoscalerError as exc:

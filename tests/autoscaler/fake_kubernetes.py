@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from autoscaler.cluster import Address
-from autoscaler.errors import Absent, SourceFailed, StaleWrite
+from autoscaler.errors import Absent, ClusterRefused, SourceFailed, StaleWrite
 from autoscaler.kubernetes import names, paths
 from autoscaler.kubernetes.objects import Pod, Pool
 from autoscaler.kubernetes.wire import Json
@@ -29,6 +29,7 @@ class FakeKubernetes:
         self.count = replicas
         self.num_gpus = num_gpus
         self.spec = spec
+        self.uid = "u"
         self.status: Json = {}
         self.pods: dict[str, Json] = {}
         self.in_flight: dict[str, int] = {}
@@ -39,9 +40,18 @@ class FakeKubernetes:
         self.events: list[Json] = []
         self.crash_before_write: int | None = None
         self.crash_after_write: int | None = None
+        self.refuses_reports = False  # a status, but not a note of an order
+        self.stale_pods: dict[str, Json] | None = None  # what a watch that hangs goes on telling
         self.num_stale = 0  # of the next writes of the count: only its version was overtaken
         self._versions = {POOL_PATH: 1, SCALE_PATH: 1}
         self._num_made = 0
+        self._num_patched = 8  # two digits come after one
+
+    def remake_pool(self) -> None:
+        """Deleted, and created again under its name."""
+        self.uid += "x"
+        self.status = {}
+        self._versions[POOL_PATH] += 1
 
     # What the controllers do between two ticks.
 
@@ -133,13 +143,17 @@ class FakeKubernetes:
             return self._scale()
         if path == f"{POOL_PATH}/status":
             self._require_version(POOL_PATH, body)
+            if self.refuses_reports and "reasons" in body["status"]:
+                raise ClusterRefused("500")
             self.status = _merged(self.status, body["status"])
             self._versions[POOL_PATH] += 1
             return self._pool()
         pod = self.pods.get(path.rsplit("/", 1)[-1])
         if pod is None or pod["metadata"]["uid"] != body["metadata"]["uid"]:
             raise Absent(path)
-        pod["metadata"] = _merged(pod["metadata"], body["metadata"])
+        self._num_patched += 1
+        version = {"resourceVersion": str(self._num_patched)}
+        pod["metadata"] = {**_merged(pod["metadata"], body["metadata"]), **version}
         return msgspec.json.encode(pod)
 
     def _require_version(self, path: str, body: Json) -> None:
@@ -150,7 +164,7 @@ class FakeKubernetes:
             raise StaleWrite(path)
 
     def _pool(self) -> bytes:
-        metadata = {"name": "chat", "generation": 1, "uid": "u", "namespace": NAMESPACE}
+        metadata = {"name": "chat", "generation": 1, "uid": self.uid, "namespace": NAMESPACE}
         metadata["resourceVersion"] = str(self._versions[POOL_PATH])
         return msgspec.json.encode({"metadata": metadata, "spec": self.spec, "status": self.status})
 
@@ -172,7 +186,8 @@ class FakeKubernetes:
 
     async def matching(self, label_selector: str) -> Mapping[str, Pod]:
         assert label_selector == "app=chat"
-        return {n: msgspec.convert(copy.deepcopy(p), Pod) for n, p in self.pods.items()}
+        told = self.pods if self.stale_pods is None else self.stale_pods
+        return {n: msgspec.convert(copy.deepcopy(p), Pod) for n, p in told.items()}
 
     async def cordon(self, address: Address) -> None:
         self._write(f"cordon {address.host}")

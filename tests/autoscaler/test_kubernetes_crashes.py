@@ -1,6 +1,7 @@
 """The loop over Kubernetes' habits, and a process that dies between any two of its writes."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 import pytest
 
@@ -10,7 +11,7 @@ from autoscaler.errors import ClusterRefused
 from autoscaler.kubernetes.cluster import Home
 from autoscaler.kubernetes.pool_loop import PoolLoop
 from autoscaler.kubernetes.wire import Json
-from autoscaler.observe import GatewaySample
+from autoscaler.observe import GatewaySample, GatewaySamples
 from autoscaler.reconciler import AskGateway, Report, Sources
 from tests.autoscaler.fake_cluster import Crash
 from tests.autoscaler.fake_kubernetes import NAMESPACE, FakeKubernetes
@@ -161,6 +162,15 @@ async def test_a_leader_that_was_held_up_finds_another_name_and_stops() -> None:
     assert len([w for w in kubernetes.writes if w.endswith("/scale")]) == writes
 
 
+async def test_a_pool_that_is_deleted_and_made_again_is_scaled_again() -> None:
+    kubernetes = FakeKubernetes(SPEC, 2)
+    world = World(kubernetes)
+    await world.ticks(1.0, 4)
+    kubernetes.remake_pool()
+    await world.ticks(6.0, 6)
+    assert kubernetes.count > 2
+
+
 async def test_who_does_not_lead_writes_nothing_and_knows_the_demand_when_its_turn_comes() -> None:
     kubernetes = FakeKubernetes(SPEC, 2)
     world = World(kubernetes)
@@ -207,6 +217,28 @@ async def test_a_changed_resource_keeps_what_was_learned() -> None:
     assert kubernetes.count == before
 
 
+async def test_a_count_that_was_written_is_an_event_though_the_status_is_refused() -> None:
+    kubernetes = FakeKubernetes(SPEC, 2)
+    world = World(kubernetes)
+    await world.ticks(1.0, 4)
+    kubernetes.refuses_reports = True
+    for _ in range(6):
+        with suppress(ClusterRefused):
+            await world.tick(6.0)
+    assert kubernetes.count > 2
+    told = [event["note"] for event in kubernetes.events]
+    assert any(note.startswith("h200: 2 -> ") for note in told)
+    assert f"-> {kubernetes.count}:" in told[-1]
+
+
+async def test_the_notes_of_a_variant_that_left_the_spec_leave_too() -> None:
+    kubernetes = FakeKubernetes(SPEC, 2)
+    kubernetes.status = {"orders": {"h100": {"written": 3}}}
+    world = World(kubernetes)
+    await world.ticks(1.0, 4)
+    assert kubernetes.status["orders"] == {"h200": {"written": 2}}
+
+
 async def test_a_person_is_seen_before_the_first_own_order_too() -> None:
     kubernetes = FakeKubernetes(SPEC, 2)
     world = World(kubernetes)
@@ -223,8 +255,8 @@ async def test_a_person_is_seen_before_the_first_own_order_too() -> None:
 async def test_a_pool_at_zero_is_woken_by_who_asks_at_the_gateway() -> None:
     asked = 0
 
-    async def ask() -> GatewaySample:
-        return GatewaySample(asked, 0)
+    async def ask() -> GatewaySamples:
+        return {"g": GatewaySample(asked, 0)}
 
     spec = {**SPEC, "minReplicas": 0, "gateway": {"labelSelector": "app=gateway"}}
     kubernetes = FakeKubernetes(spec, 0)

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from autoscaler.cluster import Address
+from autoscaler.kubernetes.cold_starts import ColdStarts
 from autoscaler.kubernetes.conflicts import conflict_with
 from autoscaler.kubernetes.names import DRAINING_SINCE, RELEASED_TO
 from autoscaler.kubernetes.objects import Pod, Pool, Scaler
@@ -103,6 +104,34 @@ def test_a_cold_start_is_from_node_to_ready_and_only_the_first() -> None:
     assert cold_start_s(pod(PLACED, ready("True"))) == 90.0
     assert cold_start_s(pod(PLACED, ready("False"))) is None
     assert cold_start_s(pod(PLACED, ready("True"), restarts=1)) is None
+
+
+def named(uid: str, *conditions: Json, **more: int) -> Pod:
+    return pod(*conditions, uid=uid, **more)
+
+
+def test_starts_are_learned_from_pods_that_were_seen_to_start_and_from_no_others() -> None:
+    starts = ColdStarts()
+    placed_late = {**PLACED, "lastTransitionTime": "2027-01-15T07:59:30Z"}
+    starts.note([named("old", PLACED, ready("True", "2027-01-15T13:02:00Z")), named("new", NO_GPU)])
+    assert starts.newest_s == (), "who was ready already may have flapped for hours"
+    starts.note([named("new", placed_late, ready("False", BORN))])
+    starts.note([named("new", placed_late, ready("True"))])
+    assert starts.newest_s == (120.0,)
+    late = "2027-01-15T13:00:00Z"
+    starts.note([named("new", placed_late, ready("False", late)), named("x", PLACED)])
+    starts.note([named("new", placed_late, ready("True", "2027-01-15T13:02:00Z"))])
+    assert starts.newest_s == (120.0,), "a flap is no start, and x has gone"
+
+
+def test_of_many_starts_the_newest_are_told_and_each_once() -> None:
+    starts = ColdStarts()
+    found = [named(f"u{i}", PLACED, ready("False", BORN)) for i in range(30)]
+    starts.note(found)
+    for i in range(30):
+        found[i] = named(f"u{i}", PLACED, ready("True", f"2027-01-15T08:00:{i:02}Z"))
+        starts.note(found)
+    assert starts.newest_s == tuple(range(10, 30))
 
 
 def test_the_scheduler_is_quoted() -> None:
