@@ -68,7 +68,7 @@ async def run_autoscaler(
     # A replica drains by itself after its count is lowered: nothing is waited for before.
     rules = Rules(local_policy(num_begin, most), drain_deadline_s=0.0)
     news = ScalingNews(rules.policy)
-    record = ScalingRecord(plan.data_dir.scaling)
+    record = ScalingRecord(plan.data_dir.scaling, tell=screen.problem)
 
     def show(report: Report) -> None:
         record.note(report)
@@ -83,7 +83,9 @@ async def run_autoscaler(
         fence=Alone(),
         report=show,
     )
-    await reconciler.run(PERIOD_S, asyncio.sleep)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(record.run(), name="scaling record")
+        await reconciler.run(PERIOD_S, asyncio.sleep)
 
 
 async def is_ready(address: Address) -> bool | None:

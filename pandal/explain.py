@@ -5,6 +5,7 @@ directory: the same document, told in the same lines.
 """
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from pandal.screen import say
 from pandal.settings import CommandSettings
 
 LOCAL_POOL = "local"
+USUAL_KUBECONFIG = Path("~/.kube/config")
 _EXPECTED = {"Valid": "True", "Observed": "True", "Conflict": "False", "Schedulable": "True"}
 
 Document = dict[str, Any]  # JSON
@@ -29,8 +31,13 @@ def explain(
         str | None, typer.Option(help="Of the pool, in Kubernetes.", show_default="this machine")
     ] = None,
     kubeconfig: Annotated[
-        Path | None, typer.Option(envvar="KUBECONFIG", help="Of the cluster.")
-    ] = Path("~/.kube/config"),
+        Path | None,
+        typer.Option(
+            envvar="KUBECONFIG",
+            help="Of the cluster.",
+            show_default=f"{USUAL_KUBECONFIG}; in a pod without one, its service account",
+        ),
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Of the local fleet.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
@@ -39,7 +46,7 @@ def explain(
         default = CommandSettings().default_data_dir()
         status = read_local(data_dir_at(default if data_dir is None else data_dir), pool)
     else:
-        status = read_cluster(namespace, pool, kubeconfig)
+        status = read_cluster(namespace, pool, kubeconfig_at(kubeconfig))
     if as_json:
         say(msgspec.json.encode(status).decode())
     else:
@@ -64,16 +71,24 @@ def read_local(data_dir: DataDir, pool: str) -> Document:
         raise StateUnreadable(f"{data_dir.scaling}: {exc}") from exc
 
 
+def kubeconfig_at(told: Path | None, *, usual: Path = USUAL_KUBECONFIG) -> Path | None:
+    """``None``: there is none, as in a pod.  Raises NotFound for one that was told."""
+    if told is None:
+        usual = usual.expanduser()
+        return usual if usual.exists() else None
+    several = [Path(part).expanduser() for part in str(told).split(os.pathsep)]
+    if not any(path.exists() for path in several):
+        raise NotFound(f"there is no kubeconfig at {told}")
+    return Path(os.pathsep.join(map(str, several)))
+
+
 def read_cluster(namespace: str, pool: str, kubeconfig: Path | None) -> Document:
-    """Raises NotFound and Unreachable."""
+    """``kubeconfig``: None asks as the pod that this is.  Raises NotFound and Unreachable."""
     from pandal.installation import require_extras
 
     require_extras(("autoscaler",))
     from autoscaler.errors import Absent, AutoscalerError
 
-    if kubeconfig is not None:
-        kubeconfig = kubeconfig.expanduser()
-        kubeconfig = kubeconfig if kubeconfig.exists() else None  # in a pod there is none
     try:
         found: Document = asyncio.run(_resource(namespace, pool, kubeconfig))
     except Absent:
@@ -89,10 +104,11 @@ def read_cluster(namespace: str, pool: str, kubeconfig: Path | None) -> Document
 async def _resource(namespace: str, pool: str, kubeconfig: Path | None) -> Document:
     from autoscaler.kubernetes import paths
     from autoscaler.kubernetes.api import connected
+    from autoscaler.kubernetes.objects import decoded
 
     async with connected(kubeconfig, request_timeout_s=10.0) as api:
         body = await api.get(f"{paths.pools(namespace)}/{pool}")
-    return msgspec.json.decode(body, type=Document)
+    return decoded(body, Document)
 
 
 def lines(pool: str, status: Document) -> Iterator[str]:
