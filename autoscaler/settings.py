@@ -25,12 +25,14 @@ class Settings(BaseSettings):
     # None: the host's name, which is the pod's.  A random part is added: a restart is another one.
     identity: str | None = None
     # Between two looks at a pool.  Shorter than anyone's cold start, longer than a scrape.
-    period_s: float = Field(default=10.0, gt=0)
+    # At most half of what a watch of pods is kept without being asked (pod_watches.UNASKED_S).
+    period_s: float = Field(default=10.0, gt=0, le=300)
     # Replicas and gateways answer from memory: one that takes longer does not tell this time.
     scrape_timeout_s: float = Field(default=2.0, gt=0)
     # Says what it would do, of every pool, and does nothing.
     dry_run: bool = False
 
+    # The Role speaks of this name: another one must be told there too.
     lease_name: str = Field(default="pandal-autoscaler", min_length=1)
     # How long nobody scales after the leader's sudden death; shorter than any cold start.
     lease_duration_s: float = Field(default=15.0, gt=0)

@@ -89,11 +89,11 @@ def from_wire(cls: type, found: Any, **more: object) -> Any:  # an instance of `
         raise BadPolicy(f"{cls.__name__}: {exc}") from exc
 
 
-def _wired(cls: type, without: frozenset[str]) -> Iterator[Field[Any]]:
+def _wired(cls: type, without: frozenset[str]) -> Iterator[Field[Any]]:  # of any type
     return (f for f in fields(cls) if f.init and f.name not in without)
 
 
-def _schema_of_type(hint: Any, rules: Rules) -> Json:
+def _schema_of_type(hint: Any, rules: Rules) -> Json:  # no type says what a hint is
     hint = _bare(hint)
     if hint in _TYPES:
         return {"type": _TYPES[hint]}
@@ -107,7 +107,7 @@ def _schema_of_type(hint: Any, rules: Rules) -> Json:
     return {"type": "object", "additionalProperties": inner}
 
 
-def _value_of(hint: Any, found: Any) -> Any:
+def _value_of(hint: Any, found: Any) -> Any:  # JSON, into whatever the hint says
     hint = _bare(hint)
     if is_dataclass(hint):
         assert isinstance(hint, type), "a hint names a class"
@@ -119,14 +119,14 @@ def _value_of(hint: Any, found: Any) -> Any:
     return float(found) if hint is float else found
 
 
-def _bare(hint: Any) -> Any:
+def _bare(hint: Any) -> Any:  # a hint
     """Without ``| None``."""
     if get_origin(hint) in (Union, types.UnionType):
         (hint,) = (arg for arg in get_args(hint) if arg is not types.NoneType)
     return hint
 
 
-def _is_required(field: Field[Any]) -> bool:
+def _is_required(field: Field[Any]) -> bool:  # of any type
     return field.default is MISSING and field.default_factory is MISSING
 
 

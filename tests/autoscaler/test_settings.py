@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from autoscaler.settings import Settings
+
 
 def started(**settings: object) -> tuple[int, list[dict[str, object]]]:
     """Exit status and log lines."""
@@ -30,6 +34,11 @@ def test_outside_a_pod_a_kubeconfig_is_asked_for_and_lease_times_must_be_safe() 
     status, (told,) = started(namespace="chat", lease_duration_s=10)
     assert status == 2
     assert "renew_deadline_s" in str(told["error"])
+
+
+def test_a_period_longer_than_a_watch_is_kept_is_refused() -> None:
+    with pytest.raises(ValueError, match="period_s"):
+        Settings(namespace="chat", period_s=301)
 
 
 def test_a_taken_port_is_told(tmp_path: Path) -> None:
