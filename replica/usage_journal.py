@@ -9,7 +9,7 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +18,7 @@ from contracts.replica_usage import ReplicaUsage, encode_replica_usage
 from contracts.spool import SEGMENT_SUFFIX, frame, parse_segment_name, segment_name
 
 _MAX_QUEUED: Final = 10_000  # records, some 5 MB: minutes of a busy replica
+_LATE: Final = 1_000  # so many wait only for a disk that hardly writes
 _MAX_BATCH: Final = 500  # behind one write
 _NUM_SEGMENTS: Final = 8  # of a full folder: so much goes at once when it is full
 _MAX_FILES: Final = 256  # a replica that is started again and again leaves small ones
@@ -39,6 +40,8 @@ class UsageJournal:
         self._stopping = threading.Event()
         self._segments = _Segments(folder, boot_id, max_bytes)
         self._is_failing = False
+        self._said: set[str] = set()  # of the outage that lasts, by the thread that appends
+        self._num_left = 0
         self._num_overflown = 0  # this and the next: each changed by one thread only
         self._num_given_up = 0
         self.num_written = 0
@@ -46,7 +49,7 @@ class UsageJournal:
 
     @property
     def num_lost(self) -> int:
-        return self._num_overflown + self._num_given_up
+        return self._num_overflown + self._num_given_up + self._num_left
 
     def start(self) -> None:
         self._thread.start()
@@ -55,16 +58,31 @@ class UsageJournal:
         """Never waits and never fails."""
         record = make(self._boot_id, self._next_seq)
         self._next_seq += 1
-        if self._queue.qsize() >= _MAX_QUEUED:
+        num_waiting = self._queue.qsize()
+        if num_waiting >= _MAX_QUEUED:
             self._num_overflown += 1
-        else:
-            self._queue.put(record)
+            self._say_once("usage journal is full: records are lost")
+            return
+        self._queue.put(record)
+        if num_waiting >= _LATE:  # a disk that hangs says nothing itself
+            self._say_once("usage journal falls behind")
+        elif num_waiting < _LATE // 2:
+            self._said.clear()
 
     def stop(self, timeout_s: float) -> None:
-        """Waits so long for what is not yet written."""
+        """Waits so long for what is not yet written; what is left then is lost."""
         self._stopping.set()
         self._queue.put(None)
         self._thread.join(timeout_s)
+        num_known = self.num_written + self._num_overflown + self._num_given_up
+        self._num_left = self._next_seq - 1 - num_known
+        if self.num_lost > 0:
+            logger.error("usage journal has lost records", extra={"num_events": self.num_lost})
+
+    def _say_once(self, message: str) -> None:
+        if message not in self._said:
+            logger.error(message)
+            self._said.add(message)
 
     def _run(self) -> None:
         try:
@@ -86,12 +104,17 @@ class UsageJournal:
         return batch
 
     def _write(self, batch: list[ReplicaUsage]) -> None:
-        lines = b"".join(frame(encode_replica_usage(record)) for record in batch)
-        while not self._try_to_write(lines):
+        frames = [frame(encode_replica_usage(record)) for record in batch]
+        for lines in _split(frames, self._segments.segment_bytes):
+            self._write_at_once(lines)
+
+    def _write_at_once(self, lines: list[bytes]) -> None:
+        whole = b"".join(lines)
+        while not self._try_to_write(whole):
             if self._stopping.wait(_RETRY_S):
-                self._num_given_up += len(batch)
+                self._num_given_up += len(lines)
                 return
-        self.num_written += len(batch)
+        self.num_written += len(lines)
 
     def _try_to_write(self, lines: bytes) -> bool:
         try:
@@ -112,13 +135,14 @@ class _Segments:
         self._folder = folder
         self._boot_id = boot_id
         self._max_bytes = max_bytes
+        self.segment_bytes = max_bytes // _NUM_SEGMENTS
         self._num_made = 0
         self._current: _Segment | None = None
 
     def append(self, lines: bytes) -> None:
         """All of them or none.  Raises OSError."""
         segment = self._current
-        if segment is None or segment.num_bytes + len(lines) > self._max_bytes // _NUM_SEGMENTS:
+        if segment is None or segment.num_bytes + len(lines) > self.segment_bytes:
             segment = self._make_room_and_open(len(lines))
         try:
             segment.append(lines)
@@ -136,15 +160,18 @@ class _Segments:
         self.close()
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._make_room(num_bytes)
-        name = segment_name(self._boot_id, self._num_made)
+        try:
+            self._current = _Segment(self._folder / segment_name(self._boot_id, self._num_made))
+        except FileExistsError:
+            self._num_made += 1  # never to be had: the next attempt takes the next name
+            raise
         self._num_made += 1
-        self._current = _Segment(self._folder / name)
         return self._current
 
     def _make_room(self, num_bytes: int) -> None:
-        """For a whole segment, or for one larger batch.  The oldest go first."""
+        """For a whole segment, or for one larger record.  The oldest go first."""
         sizes = {path: path.stat().st_size for path in sorted(_segment_paths(self._folder))}
-        left = self._max_bytes - max(num_bytes, self._max_bytes // _NUM_SEGMENTS)
+        left = self._max_bytes - max(num_bytes, self.segment_bytes)
         for path in list(sizes):
             if sum(sizes.values()) <= left and len(sizes) < _MAX_FILES:
                 return
@@ -160,7 +187,12 @@ class _Segment:
         self.num_bytes = 0
         self.is_sound = True  # False: what it ends with is anyone's guess
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # a folder over a network may know no locks
+            os.close(self._file)
+            path.unlink(missing_ok=True)
+            raise
 
     def append(self, lines: bytes) -> None:
         """Raises OSError; no part of ``lines`` is left then, if it is sound."""
@@ -177,6 +209,20 @@ class _Segment:
 
     def close(self) -> None:
         os.close(self._file)
+
+
+def _split(frames: Sequence[bytes], max_bytes: int) -> Iterator[list[bytes]]:
+    """In their order, each part within the bound; one frame alone may be larger."""
+    part: list[bytes] = []
+    num_bytes = 0
+    for line in frames:
+        if part and num_bytes + len(line) > max_bytes:
+            yield part
+            part, num_bytes = [], 0
+        part.append(line)
+        num_bytes += len(line)
+    if part:
+        yield part
 
 
 def _segment_paths(folder: Path) -> list[Path]:

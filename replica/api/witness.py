@@ -11,7 +11,7 @@ from contracts.errors import ContractError
 from contracts.names import HEADER_EVENT_ID, HEADER_TENANT_ID, tenant_id
 from contracts.replica_usage import ReplicaUsage
 from replica.api.headers import printable
-from replica.engine.live_request import LiveRequest, OnEnd, ignore_end
+from replica.engine.live_request import LiveRequest, OnEnd, ignore_end, sum_usage
 from replica.engine.messages import Usage
 from replica.engine.submission import Work
 from replica.errors import InvalidRequest
@@ -88,16 +88,18 @@ class Witness:
 
 
 def _usage(live: LiveRequest, num_read_tokens: int) -> Usage:
-    """The engine's count; when it died before it could say, what was seen of it.
+    """The engine's count of each choice that has ended; of one it died over, what was seen of it.
 
     The prompt is the first choice's: whoever has a token of that has read it.
     """
-    if live.is_counted:
-        return live.usage
-    is_read = live.choices[0].num_tokens > 0
-    return Usage(
-        prompt_tokens=num_read_tokens if is_read else 0,
-        completion_tokens=sum(choice.num_tokens for choice in live.choices),
+    return sum_usage(
+        choice.usage
+        if choice.finish_reason is not None
+        else Usage(
+            prompt_tokens=num_read_tokens if index == 0 and choice.num_tokens > 0 else 0,
+            completion_tokens=choice.num_tokens,
+        )
+        for index, choice in enumerate(live.choices)
     )
 
 

@@ -1,6 +1,7 @@
 """The replica's own count of each request, and a disk that takes nothing."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -109,6 +110,20 @@ def test_the_oldest_go_when_the_folder_is_full(
     assert (folder / "notes.txt").exists(), "a file of somebody else's"
 
 
+def test_many_records_at_once_stay_within_the_bound(
+    start: Callable[..., UsageJournal], tmp_path: Path
+) -> None:
+    folder, max_bytes = tmp_path / "journal", 1 << 16
+    folder.write_text("in the way")  # so that they gather
+    journal = start(max_bytes=max_bytes)
+    for _ in range(600):
+        journal.append(record)
+    folder.unlink()
+    eventually(lambda: journal.num_written == 600, "the records were not written")
+    assert sum(path.stat().st_size for path in folder.glob("*.spool")) <= max_bytes
+    assert read(folder)[-1].replica_seq == 600
+
+
 def test_many_small_segments_of_earlier_boots_go_too(
     start: Callable[..., UsageJournal], tmp_path: Path
 ) -> None:
@@ -149,8 +164,18 @@ def test_records_wait_for_a_folder_that_cannot_be_written(
     assert [r.message for r in caplog.records] == ["usage journal cannot be written"]
 
 
-def test_too_many_that_wait_are_lost_and_counted(
+def test_a_name_that_is_taken_is_passed_over(
     start: Callable[..., UsageJournal], tmp_path: Path
+) -> None:
+    folder = tmp_path / "journal"
+    folder.mkdir()
+    (folder / segment_name(BOOT, 0)).touch()
+    write(start(), 1)
+    assert (folder / segment_name(BOOT, 1)).stat().st_size > 0
+
+
+def test_too_many_that_wait_are_lost_and_counted(
+    start: Callable[..., UsageJournal], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "journal"
     folder.write_text("in the way")
@@ -159,6 +184,8 @@ def test_too_many_that_wait_are_lost_and_counted(
         journal.append(record)
     num_lost = journal.num_lost
     assert 0 < num_lost <= 2_000
+    said = [r.message for r in caplog.records if "cannot be written" not in r.message]
+    assert said == ["usage journal falls behind", "usage journal is full: records are lost"]
     folder.unlink()
     eventually(lambda: journal.num_written + num_lost == 12_000, "some were neither")
     write(journal, 1)
@@ -173,6 +200,24 @@ def test_a_disk_that_takes_nothing_keeps_nobody_from_ending(
     journal.append(record)
     journal.stop(10.0)
     assert (journal.num_written, journal.num_lost) == (0, 1)
+
+
+def test_what_a_hanging_disk_keeps_is_counted_and_said_at_the_stop(
+    start: Callable[..., UsageJournal], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk is a pipe: whoever opens it to read stands there until somebody writes."""
+    folder, max_bytes = tmp_path / "journal", 1 << 16
+    folder.mkdir()
+    pipe = folder / segment_name("0123456789aa00000000", 0)
+    os.mkfifo(pipe)
+    (folder / segment_name("0123456789aa00000000", 1)).write_bytes(bytes(max_bytes))
+    journal = start(folder, max_bytes=max_bytes)
+    for _ in range(3):
+        journal.append(record)
+    journal.stop(0.2)
+    assert (journal.num_written, journal.num_lost) == (0, 3)
+    assert [r.message for r in caplog.records] == ["usage journal has lost records"]
+    os.close(os.open(pipe, os.O_WRONLY))  # lets the thread go
 
 
 @pytest.fixture
