@@ -27,7 +27,7 @@ from gateway.errors import QuotaUnanswered, QuotaUnavailable
 
 _SETTLE, _RELEASE = pack_arguments(1), pack_arguments(0)
 _RELEASED = b"%b%b%b%b" % (_RELEASE, _RELEASE, _RELEASE, _RELEASE)  # no tokens, no money
-MAX_OPEN: Final = 50_000  # settlements that the store has not confirmed: some 50 MB
+MAX_OPEN: Final = 50_000  # settlements that the store has not confirmed: under a kilobyte each
 
 
 class RedisLimiter:
@@ -125,9 +125,12 @@ class RedisLimiter:
 
         Then it goes on in the background, whether or not somebody waits.
         """
-        limited_tokens = used_tokens if limited_tokens is None else limited_tokens
+        tokens = limited = pack_number(used_tokens)
+        if limited_tokens is None:
+            limited_tokens = used_tokens
+        else:
+            limited = pack_number(limited_tokens)
         self._shares.settle(reservation, limited_tokens, self._monotonic_s())
-        tokens, limited = pack_number(used_tokens), pack_number(limited_tokens)
         used = b"%b%b%b%b" % (tokens, limited, pack_number(used_nano_usd), _SETTLE)
         return self._put(reservation, used)
 
