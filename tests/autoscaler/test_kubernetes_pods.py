@@ -124,6 +124,13 @@ def test_starts_are_learned_from_pods_that_were_seen_to_start_and_from_no_others
     assert starts.newest_s == (120.0,), "a flap is no start, and x has gone"
 
 
+def test_a_pod_that_is_first_seen_while_its_readiness_flaps_is_no_start() -> None:
+    starts = ColdStarts()
+    starts.note([named("old", PLACED, ready("False", "2027-01-15T13:00:00Z"))])
+    starts.note([named("old", PLACED, ready("True", "2027-01-15T13:02:00Z"))])
+    assert starts.newest_s == ()
+
+
 def test_of_many_starts_the_newest_are_told_and_each_once() -> None:
     starts = ColdStarts()
     found = [named(f"u{i}", PLACED, ready("False", BORN)) for i in range(30)]
