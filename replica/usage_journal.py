@@ -8,8 +8,10 @@ import fcntl
 import logging
 import os
 import queue
+import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -142,7 +144,11 @@ class _Segments:
     def append(self, lines: bytes) -> None:
         """All of them or none.  Raises OSError."""
         segment = self._current
-        if segment is None or segment.num_bytes + len(lines) > self.segment_bytes:
+        if (
+            segment is None
+            or segment.num_bytes + len(lines) > self.segment_bytes
+            or not segment.is_in_place()
+        ):
             segment = self._make_room_and_open(len(lines))
         try:
             segment.append(lines)
@@ -170,7 +176,7 @@ class _Segments:
 
     def _make_room(self, num_bytes: int) -> None:
         """For a whole segment, or for one larger record.  The oldest go first."""
-        sizes = {path: path.stat().st_size for path in sorted(_segment_paths(self._folder))}
+        sizes = _segment_sizes(self._folder)
         left = self._max_bytes - max(num_bytes, self.segment_bytes)
         for path in list(sizes):
             if sum(sizes.values()) <= left and len(sizes) < _MAX_FILES:
@@ -186,6 +192,7 @@ class _Segment:
     def __init__(self, path: Path) -> None:
         self.num_bytes = 0
         self.is_sound = True  # False: what it ends with is anyone's guess
+        self._path = path
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -193,6 +200,13 @@ class _Segment:
             os.close(self._file)
             path.unlink(missing_ok=True)
             raise
+
+    def is_in_place(self) -> bool:
+        """Whoever removed it, or moved the folder, would have all that follows lost unsaid."""
+        try:
+            return os.path.samestat(self._path.lstat(), os.fstat(self._file))
+        except FileNotFoundError:
+            return False
 
     def append(self, lines: bytes) -> None:
         """Raises OSError; no part of ``lines`` is left then, if it is sound."""
@@ -225,9 +239,15 @@ def _split(frames: Sequence[bytes], max_bytes: int) -> Iterator[list[bytes]]:
         yield part
 
 
-def _segment_paths(folder: Path) -> list[Path]:
-    """Of any boot.  Other files in the folder are none of ours."""
-    return [path for path in folder.glob(f"*{SEGMENT_SUFFIX}") if _is_segment(path.name)]
+def _segment_sizes(folder: Path) -> dict[Path, int]:
+    """Of any boot, the oldest first.  Whatever else is in the folder is none of ours."""
+    sizes: dict[Path, int] = {}
+    for path in sorted(folder.glob(f"*{SEGMENT_SUFFIX}")):
+        with suppress(FileNotFoundError):  # another one made room meanwhile
+            found = path.lstat()
+            if _is_segment(path.name) and stat.S_ISREG(found.st_mode):
+                sizes[path] = found.st_size
+    return sizes
 
 
 def _is_segment(name: str) -> bool:
@@ -240,7 +260,13 @@ def _is_segment(name: str) -> bool:
 
 def _is_growing(path: Path) -> bool:
     """Somebody writes it: in a folder of one's own, nobody does."""
-    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        # Not blocking, lest it has become a pipe.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return False
+    except PermissionError:  # another user's: who knows
+        return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,7 +1,10 @@
 """The replica's own count of each request, and a disk that takes nothing."""
 
 import json
+import logging
 import os
+import shutil
+import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -148,6 +151,46 @@ def test_what_another_writes_is_left_alone(
     assert read(tmp_path / "journal")[0].replica_boot_id == BOOT
 
 
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_dangling_link(path: Path) -> None:
+    path.symlink_to("/nowhere/at/all")
+
+
+def make_folder(path: Path) -> None:
+    (path / "within").mkdir(parents=True)
+
+
+@pytest.mark.parametrize("make", [make_pipe, make_dangling_link, make_folder])
+def test_what_only_bears_a_segments_name_is_in_nobodys_way(
+    start: Callable[..., UsageJournal], tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    folder = tmp_path / "journal"
+    folder.mkdir()
+    strangers = [folder / segment_name(f"{boot:012x}", 0) for boot in range(300)]
+    for stranger in strangers:
+        make(stranger)
+    write(start(max_bytes=1 << 14), 40)
+    assert all(os.path.lexists(stranger) for stranger in strangers)
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_records_go_on_in_the_folder_that_was_named(
+    start: Callable[..., UsageJournal], tmp_path: Path, is_moved: bool
+) -> None:
+    folder = tmp_path / "journal"
+    journal = start()
+    write(journal, 2)
+    if is_moved:
+        folder.rename(tmp_path / "moved")
+    else:
+        shutil.rmtree(folder)
+    write(journal, 2)
+    assert [usage.replica_seq for usage in read(folder)] == [3, 4]
+
+
 def test_records_wait_for_a_folder_that_cannot_be_written(
     start: Callable[..., UsageJournal], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -205,19 +248,25 @@ def test_a_disk_that_takes_nothing_keeps_nobody_from_ending(
 def test_what_a_hanging_disk_keeps_is_counted_and_said_at_the_stop(
     start: Callable[..., UsageJournal], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The disk is a pipe: whoever opens it to read stands there until somebody writes."""
-    folder, max_bytes = tmp_path / "journal", 1 << 16
-    folder.mkdir()
-    pipe = folder / segment_name("0123456789aa00000000", 0)
-    os.mkfifo(pipe)
-    (folder / segment_name("0123456789aa00000000", 1)).write_bytes(bytes(max_bytes))
-    journal = start(folder, max_bytes=max_bytes)
-    for _ in range(3):
-        journal.append(record)
-    journal.stop(0.2)
-    assert (journal.num_written, journal.num_lost) == (0, 3)
-    assert [r.message for r in caplog.records] == ["usage journal has lost records"]
-    os.close(os.open(pipe, os.O_WRONLY))  # lets the thread go
+    """Its thread stands still: here, where it is about to say that nothing can be written."""
+    (tmp_path / "journal").write_text("in the way")
+    is_over = threading.Event()
+
+    def hang(_: logging.LogRecord) -> bool:
+        return threading.current_thread() is threading.main_thread() or is_over.wait()
+
+    log = logging.getLogger(UsageJournal.__module__)
+    log.addFilter(hang)
+    try:
+        journal = start()
+        for _ in range(3):
+            journal.append(record)
+        journal.stop(0.2)
+        assert (journal.num_written, journal.num_lost) == (0, 3)
+        assert [r.message for r in caplog.records] == ["usage journal has lost records"]
+    finally:
+        log.removeFilter(hang)
+        is_over.set()
 
 
 @pytest.fixture
