@@ -17,5 +17,6 @@ from tests.pandal.command_line import pandal
 )
 def test_a_default_is_shown(command: tuple[str, ...], option: str, default: str) -> None:
     shown = pandal(*command, "--help", COLUMNS="120").stdout
-    line = next(line for line in shown.splitlines() if option in line)
-    assert f"[default: ({default})]" in line
+    words = " ".join(shown.replace("│", " ").split())  # however the terminal breaks the lines
+    described = words.split(f" {option} ", 1)[1].split(" --", 1)[0]
+    assert f"[default: ({default})]" in described
