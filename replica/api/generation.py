@@ -114,14 +114,15 @@ async def _work(context: ReplicaContext, body: Body, endpoint: Endpoint[Body]) -
     prompt = await asyncio.to_thread(_encode, body, endpoint, tokenizer, max_model_len)
     budget = completion_budget(len(prompt), max_tokens, max_model_len, endpoint.prompt_param)
     check_token_ids(body.resume_tokens or (), tokenizer, RESUME_TOKENS_FIELD)
+    params = sampling_params(body, budget, context.new_seed())
     return Work(
         prompt_token_ids=prompt,
-        params=sampling_params(body, budget, context.new_seed()),
+        params=params,
         num_choices=num_choices(body, context.max_choices),
         cache_salt=cache_salt(body),
         priority=priority(body),
         max_time_s=max_time_s(body),
-        resume_token_ids=resume_tokens(body, budget, tokenizer.eos_token_ids),
+        resume_token_ids=resume_tokens(body, params, tokenizer),
     )
 
 

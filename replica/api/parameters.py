@@ -6,6 +6,7 @@ from typing import Final
 
 from contracts.replica_api import MAX_TIME_FIELD, RESUME_TOKENS_FIELD
 from replica.api.schemas import GenerationBody
+from replica.engine.detokenizer import Detokenizer
 from replica.engine.messages import SamplingParams
 from replica.errors import ContextLengthExceeded, InvalidRequest
 from replica.model.tokenizer import Tokenizer
@@ -99,15 +100,19 @@ def max_time_s(body: GenerationBody) -> float | None:
     return value
 
 
-def resume_tokens(body: GenerationBody, max_tokens: int, eos_token_ids: Sequence[int]) -> list[int]:
+def resume_tokens(
+    body: GenerationBody, params: SamplingParams, tokenizer: Tokenizer
+) -> Sequence[int]:
     """Raises InvalidRequest unless the completion they begin could go on."""
-    tokens = body.resume_tokens or []
-    if len(tokens) >= max_tokens:
+    tokens = body.resume_tokens or ()
+    if len(tokens) >= params.max_tokens:
         raise InvalidRequest(
-            f"resume_tokens has {len(tokens)} tokens of a completion of {max_tokens}",
+            f"resume_tokens has {len(tokens)} tokens of a completion of {params.max_tokens}",
             param=RESUME_TOKENS_FIELD,
         )
-    if tokens and tokens[-1] in eos_token_ids and not body.ignore_eos:
+    is_at_eos = not params.ignore_eos and not set(tokenizer.eos_token_ids).isdisjoint(tokens)
+    text = Detokenizer(tokenizer.token_bytes, params.stop)
+    if is_at_eos or text.resume(tokens, params.min_tokens):
         raise InvalidRequest("resume_tokens has ended already", param=RESUME_TOKENS_FIELD)
     return tokens
 

@@ -25,13 +25,15 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
 
-    def resume(self, token_ids: Sequence[int], num_unstoppable: int) -> None:
+    def resume(self, token_ids: Sequence[int], num_unstoppable: int) -> bool:
         """Take in what was put out elsewhere already; what that held back is held back again.
 
-        The first ``num_unstoppable`` could not complete a stop string.
+        The first ``num_unstoppable`` can complete no stop string.  Returns whether one is complete.
         """
-        for index, token_id in enumerate(token_ids):
-            self.push(token_id, may_stop=index >= num_unstoppable, is_last=False)
+        return any(
+            self.push(token_id, may_stop=index >= num_unstoppable, is_last=False).is_stopped
+            for index, token_id in enumerate(token_ids)
+        )
 
     def push(self, token_id: int, *, may_stop: bool, is_last: bool) -> DetokenizedText:
         """Text that became certain.  After ``is_last`` or a stop nothing more may be pushed."""

@@ -79,6 +79,13 @@ BAD: list[tuple[str, str, object, str | None]] = [
     ("nothing to resume", TEXT, text(resume_tokens=[5]), "resume_tokens"),
     ("resumed id out of range", TEXT, text(resume_tokens=[-1], max_tokens=9), "resume_tokens"),
     ("resumed after the end", TEXT, text(resume_tokens=[2], max_tokens=9), "resume_tokens"),
+    ("an end within the resumed", TEXT, text(resume_tokens=[2, 5], max_tokens=9), "resume_tokens"),
+    (
+        "resumed after a stop",
+        TEXT,
+        text(resume_tokens=[260, 5], max_tokens=9, stop="the"),
+        "resume_tokens",
+    ),
     ("empty stop", TEXT, text(stop=""), "stop"),
     ("stop of numbers", TEXT, text(stop=[1]), "stop[0]"),
     ("too many stops", TEXT, text(stop=["a"] * 17), "stop"),
