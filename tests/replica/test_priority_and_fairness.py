@@ -81,6 +81,20 @@ def test_victims_are_of_the_lowest_priority_then_the_latest() -> None:
     assert engine.stats.num_preemptions > 0
 
 
+def test_nobody_gives_way_to_one_that_would_not_fit_even_then() -> None:
+    """43 blocks: 24 at the end for two ahead of it, 25 for the giant, little for those behind."""
+    engine = harness(max_num_seqs=8, num_blocks=44)
+    ahead = [engine.submit([1, 2, 3, 4] * 10, params(8), cache_salt=f"ahead {i}") for i in (0, 1)]
+    for index in range(4):
+        engine.submit([5, 6] * 4, params(8), priority=2, cache_salt=f"behind {index}")
+    giant = engine.submit([7, 8, 9, 4] * 25, params(4), priority=1, cache_salt="giant")
+    while not any(engine.outcomes[i].finish_reason for i in ahead):
+        assert engine.stats.num_preemptions == 0
+        engine.step()
+    engine.run()
+    assert engine.outcomes[giant].num_tokens == 4
+
+
 @pytest.mark.parametrize(
     ("shape_a", "shape_b"),
     [((4, 4), (4, 4)), ((4, 4), (40, 60)), ((60, 2), (2, 60)), ((4, 200), (4, 10))],
