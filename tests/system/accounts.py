@@ -40,6 +40,15 @@ def quota_account(data_dir: Path, tenants: Iterable[str]) -> Account:
     )
 
 
+def accounts_agree(data_dir: Path, tenant: str) -> bool:
+    """Of something.  False also while the store is away: it is told later what was served then."""
+    try:
+        quota = quota_account(data_dir, [tenant])
+    except redis.ConnectionError:
+        return False
+    return quota.num_requests > 0 and quota == ledger_account(data_dir, [tenant])
+
+
 def witnessed(data_dir: Path, replica: str) -> list[ReplicaUsage]:
     """What a replica has kept of its own count."""
     folder = DataDir(data_dir).usage_journal(replica)

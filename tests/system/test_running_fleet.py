@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from tests.support.waiting import eventually
-from tests.system.accounts import ledger_account, quota_account
+from tests.system.accounts import accounts_agree, ledger_account, quota_account
 from tests.system.conftest import StartFleet
 from tests.system.fleet_process import FleetProcess, create_key, processes_of, run_pandal
 from tests.system.sdk_client import answers, ask
@@ -107,8 +107,7 @@ def test_a_killed_child_is_started_again_and_said(fleet: FleetProcess, name: str
     assert f"{name} was ended by SIGKILL" in fleet.screen
     assert f"{name}.log" in fleet.screen
     eventually(lambda: answers(fleet.url, api_key), "the fleet does not answer again")
-    asked = quota_account(fleet.data_dir, [tenant])
-    eventually(lambda: ledger_account(fleet.data_dir, [tenant]) == asked, "not booked")
+    eventually(lambda: accounts_agree(fleet.data_dir, tenant), "not booked alike")
 
 
 def test_a_gateway_killed_right_after_an_answer_loses_nothing(fleet: FleetProcess) -> None:
