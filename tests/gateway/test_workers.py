@@ -56,11 +56,20 @@ async def num_served(gateway: Gateway) -> int:
     return sum(int(line.rpartition(" ")[2]) for line in samples)
 
 
+async def accepted_by_both(tenant: Tenant) -> None:
+    """The kernel deals connections to either: sixteen in a row miss none."""
+    num_in_a_row = 0
+    while num_in_a_row < 16:
+        await tenant.accepted()
+        listed = await get(tenant.gateway.port, "/v1/models", tenant.key)
+        num_in_a_row = num_in_a_row + 1 if listed.status == 200 else 0
+
+
 async def test_two_workers_keep_one_quota_and_fill_one_spool(
     pair: Gateway, make_tenant: Callable[..., Tenant], upstream: Upstream
 ) -> None:
     tenant = make_tenant(on=pair, requests_per_minute=ALLOWED_A_MINUTE)
-    await tenant.accepted()
+    await accepted_by_both(tenant)
     before = await num_served(pair)
     began_s = time.monotonic()
     replies = [await tenant.chat(chat()) for _ in range(NUM_REQUESTS)]
@@ -85,7 +94,7 @@ async def test_a_worker_that_dies_is_replaced(
     eventually(lambda: num_logged(pair, "listening") > num_listening, "a new worker")
     assert num_logged(pair, "worker ended, starting another") == 1
     tenant = make_tenant(on=pair)
-    await tenant.accepted()
+    await accepted_by_both(tenant)
     for _ in range(8):
         assert (await tenant.chat(chat())).status == 200
 
