@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.replica_process import REPLICA, Server, started
+from benchmarks.waiting import wait_until
 
 POLL_S: Final = 0.004
 PATIENCE_S: Final = 240.0
@@ -67,18 +68,20 @@ def part_of(answer: tuple[int, bytes] | None) -> str:
 def watch(server: Server, began_s: float) -> Start:
     seconds_by_part: dict[str, float] = {}
     part, since_s = UNANSWERED, began_s
-    while True:
+
+    def is_ready() -> bool:
+        nonlocal part, since_s
+        if server.process.poll() is not None:
+            raise RuntimeError("the replica did not become ready")
         answer = asked(server.port, "GET", "/ready")
         now_s = time.perf_counter()
-        if server.process.poll() is not None or now_s - began_s > PATIENCE_S:
-            raise RuntimeError("the replica did not become ready")
         is_ready = answer is not None and answer[0] == 200
         if is_ready or part_of(answer) != part:
             seconds_by_part[part] = seconds_by_part.get(part, 0.0) + now_s - since_s
             part, since_s = part_of(answer), now_s
-        if is_ready:
-            break
-        time.sleep(POLL_S)
+        return is_ready
+
+    wait_until(is_ready, "the replica to be ready", PATIENCE_S, interval_s=POLL_S)
     asked(server.port, "POST", "/v1/completions", {"prompt": "Once", "max_tokens": 1})
     ended_s = time.perf_counter()
     seconds_by_part[FIRST_TOKEN] = ended_s - since_s

@@ -6,10 +6,12 @@ from collections.abc import Callable
 _INTERVAL_S = 0.05
 
 
-def wait_until(is_true: Callable[[], bool], what: str, patience_s: float) -> None:
+def wait_until(
+    is_true: Callable[[], bool], what: str, patience_s: float, interval_s: float = _INTERVAL_S
+) -> None:
     """Raises RuntimeError when that takes too long, and whatever ``is_true`` raises."""
     give_up_s = time.monotonic() + patience_s
     while not is_true():
         if time.monotonic() > give_up_s:
             raise RuntimeError(f"waited {patience_s:g} s for {what}")
-        time.sleep(_INTERVAL_S)
+        time.sleep(interval_s)

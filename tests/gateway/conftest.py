@@ -45,17 +45,26 @@ def upstream(shared_upstream: Upstream) -> Upstream:
 
 
 @pytest.fixture(scope="session")
-def gateway(
+def new_gateway(
     tmp_path_factory: pytest.TempPathFactory,
     valkey: Valkey,
     policies: Policies,
     shared_upstream: Upstream,
-) -> Iterator[Gateway]:
-    gateway = Gateway(
-        tmp_path_factory.mktemp("gateway"),
+) -> Callable[..., Gateway]:
+    """Not started, in front of the shared upstream: its folder's name, its settings."""
+    return lambda name, **settings: Gateway(
+        tmp_path_factory.mktemp(name),
         quota_url=valkey.url,
         policy_file=policies.path,
         upstreams={"replica-0": shared_upstream},
+        **settings,
+    )
+
+
+@pytest.fixture(scope="session")
+def gateway(new_gateway: Callable[..., Gateway]) -> Iterator[Gateway]:
+    gateway = new_gateway(
+        "gateway",
         GATEWAY_HEAD_TIMEOUT_S="0.5",
         GATEWAY_IDLE_TIMEOUT_S="0.5",
         GATEWAY_MAX_BODY_BYTES="200000",

@@ -12,7 +12,7 @@ import pytest
 from gateway.workers.siblings import added_up
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, get
-from tests.gateway.processes import Gateway, Policies, Valkey
+from tests.gateway.processes import Gateway
 from tests.gateway.upstream_server import Upstream
 from tests.support.waiting import eventually
 
@@ -21,20 +21,9 @@ ALLOWED_A_MINUTE = 20
 
 
 @pytest.fixture(scope="module")
-def pair(
-    tmp_path_factory: pytest.TempPathFactory,
-    valkey: Valkey,
-    policies: Policies,
-    shared_upstream: Upstream,
-) -> Iterator[Gateway]:
+def pair(new_gateway: Callable[..., Gateway]) -> Iterator[Gateway]:
     """A gateway of two workers."""
-    gateway = Gateway(
-        tmp_path_factory.mktemp("pair"),
-        quota_url=valkey.url,
-        policy_file=policies.path,
-        upstreams={"replica-0": shared_upstream},
-        GATEWAY_WORKERS="2",
-    )
+    gateway = new_gateway("pair", GATEWAY_WORKERS="2")
     gateway.start()
     eventually(lambda: num_logged(gateway, "listening") == 2, "both workers to listen")
     yield gateway

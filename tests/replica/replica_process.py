@@ -7,15 +7,15 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.support.ports import free_port
+from tests.support.waiting import eventually
 
-POLL_INTERVAL_S = 0.05
+_START_PATIENCE_S = 600.0  # compiles its kernels the first time; the test's own limit is less
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +103,22 @@ class ReplicaProcess:
     def wait_ready(self) -> list[dict[str, Any]]:
         """The states seen on the way, each once."""
         states: list[dict[str, Any]] = []
-        while True:
+
+        def is_ready() -> bool:
             assert self.process.poll() is None, self.log
             try:
                 answer = self.get("/ready")
             except ConnectionRefusedError:
-                time.sleep(POLL_INTERVAL_S)
-                continue
+                return False
             if answer.json not in states:
                 states.append(answer.json)
-            if answer.status == 200:
-                return states
-            time.sleep(POLL_INTERVAL_S)
+            return answer.status == 200
+
+        eventually(is_ready, "a ready replica", patience_s=_START_PATIENCE_S)
+        return states
 
     def wait_metric(self, name: str, value: float) -> None:
-        while self.metric(name) != value:
-            time.sleep(POLL_INTERVAL_S)
+        eventually(lambda: self.metric(name) == value, f"{name} to be {value:g}")
 
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)

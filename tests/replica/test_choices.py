@@ -1,7 +1,6 @@
 """Several answers to one prompt: apart in what they say, together in what they cost."""
 
 import json
-import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ from replica.engine.scheduler import SchedulerLimits
 from replica.engine.submission import Work, choice_seed, submission
 from tests.replica.engine_harness import EngineHarness
 from tests.replica.hash_model import EOS, TOKEN_BYTES, HashModel
-from tests.replica.replica_process import POLL_INTERVAL_S, ReplicaProcess, events, next_event
+from tests.replica.replica_process import ReplicaProcess, events, next_event
 
 PROMPT = list(range(1, 31))  # 7 full blocks of 4 and a half
 COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
@@ -244,5 +243,4 @@ def test_choices_stay_apart_in_company(replica: ReplicaProcess) -> None:
     alone = [ask(seed) for seed in seeds]
     with ThreadPoolExecutor(5) as pool:
         assert list(pool.map(ask, seeds)) == alone
-    while replica.metric("vllm:num_requests_running"):
-        time.sleep(POLL_INTERVAL_S)
+    replica.wait_metric("vllm:num_requests_running", 0)

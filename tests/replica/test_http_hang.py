@@ -3,13 +3,13 @@
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from contracts.replica_api import abort_path
-from tests.replica.replica_process import POLL_INTERVAL_S, Answer, ReplicaProcess
+from tests.replica.replica_process import Answer, ReplicaProcess
+from tests.support.waiting import eventually
 
 LONG = {"prompt": "Count on:", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
 RUNNING = "vllm:num_requests_running"
@@ -30,9 +30,8 @@ def asked(replica: ReplicaProcess) -> Iterator[list[Answer]]:
 
 
 def wait_unready(replica: ReplicaProcess) -> Answer:
-    while (ready := replica.get("/ready")).status == 200:
-        time.sleep(POLL_INTERVAL_S)
-    return ready
+    eventually(lambda: replica.get("/ready").status != 200, "the hang to be noticed")
+    return replica.get("/ready")
 
 
 def test_a_hung_engine_is_reported_and_the_replica_ends(
@@ -70,8 +69,7 @@ def test_an_engine_that_goes_on_is_ready_again(
             assert silent.status == 504
             assert silent.json["error"]["code"] == "engine_silent"
             os.kill(replica.engine_pid, signal.SIGCONT)
-            while replica.get("/ready").status != 200:
-                time.sleep(POLL_INTERVAL_S)
+            eventually(lambda: replica.get("/ready").status == 200, "to be ready again")
             replica.terminate()
         assert replica.process.wait() == 0
 

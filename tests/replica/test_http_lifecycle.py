@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from pathlib import Path
 
 import msgspec
@@ -13,12 +12,12 @@ import pytest
 
 from contracts.replica_api import Phase, ReplicaState, abort_path
 from tests.replica.replica_process import (
-    POLL_INTERVAL_S,
     Answer,
     ReplicaProcess,
     events,
     next_event,
 )
+from tests.support.waiting import eventually
 
 LONG = {"prompt": "Count on:", "max_tokens": 40, "ignore_eos": True, "temperature": 0}
 
@@ -38,9 +37,8 @@ def test_loading_shows_progress_and_sigterm_drains(
         response = connection.getresponse()
         next_event(response)
         replica.terminate()
-        while (ready := replica.get("/ready")).json["phase"] != "draining":
-            time.sleep(POLL_INTERVAL_S)
-        assert ready.status == 503
+        eventually(lambda: replica.get("/ready").json["phase"] == "draining", "the drain")
+        assert replica.get("/ready").status == 503
         refused = replica.post("/v1/completions", {"prompt": "a", "max_tokens": 1})
         assert refused.status == 503
         assert refused.headers["retry-after"] == "1"
@@ -101,8 +99,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(
     replica_settings: dict[str, object], tmp_path: Path
 ) -> None:
     with ReplicaProcess(tmp_path / "log", **replica_settings, read_timeout_s=0.2) as replica:
-        while "Started server process" not in replica.log:
-            time.sleep(POLL_INTERVAL_S)
+        eventually(lambda: "Started server process" in replica.log, "the server process")
         with socket.create_connection(("127.0.0.1", replica.port)) as client:
             client.sendall(b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
             with client.makefile("rb") as answer:
@@ -116,8 +113,7 @@ def test_sigterm_while_loading_ends_at_once(
     replica_settings: dict[str, object], tmp_path: Path
 ) -> None:
     with ReplicaProcess(tmp_path / "log", **replica_settings) as replica:
-        while "Started server process" not in replica.log:
-            time.sleep(POLL_INTERVAL_S)
+        eventually(lambda: "Started server process" in replica.log, "the server process")
         replica.terminate()
         assert replica.process.wait() == 0
         assert "Traceback" not in replica.log
@@ -172,13 +168,20 @@ def test_death_of_the_engine_fails_requests_and_ends_the_replica(
         assert replica.process.wait() == 1
 
 
+def has_ended(process: Path) -> bool:
+    """Or is a zombie that nobody has waited for."""
+    try:
+        return "Z" in (process / "stat").read_text().split()[2]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def test_engine_dies_with_its_parent(replica_settings: dict[str, object], tmp_path: Path) -> None:
     with ReplicaProcess(tmp_path / "log", **replica_settings) as replica:
         replica.wait_ready()
         engine = Path(f"/proc/{replica.engine_pid}")
         replica.process.kill()
-        while engine.exists() and "Z" not in (engine / "stat").read_text().split()[2]:
-            time.sleep(POLL_INTERVAL_S)
+        eventually(lambda: has_ended(engine), "the engine's end")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Accounting of blocks that is off is told, and nobody dies of it."""
 
-import time
-
 import pytest
 
 from replica.engine.block_manager import BlockManager
@@ -10,7 +8,8 @@ from replica.engine.messages import SamplingParams
 from replica.engine.scheduler import SchedulerLimits
 from tests.replica.engine_harness import EngineHarness
 from tests.replica.hash_model import EOS, TOKEN_BYTES, HashModel
-from tests.replica.replica_process import POLL_INTERVAL_S, ReplicaProcess
+from tests.replica.replica_process import ReplicaProcess
+from tests.support.waiting import eventually
 
 
 def test_a_lost_block_is_a_fault_each_time_it_is_looked_for(
@@ -46,7 +45,6 @@ def test_the_engine_audits_itself_when_it_becomes_idle() -> None:
 
 def test_audits_are_metrics(replica: ReplicaProcess) -> None:
     replica.post("/v1/completions", {"prompt": "One", "max_tokens": 1})
-    while replica.metric("pandal:block_audits_total") < 1:
-        time.sleep(POLL_INTERVAL_S)
+    eventually(lambda: replica.metric("pandal:block_audits_total") >= 1, "an audit")
     assert replica.metric("pandal:block_audit_faults_total") == 0
     assert replica.get("/metrics").body.count(b"pandal:preemptions_total{") == 2

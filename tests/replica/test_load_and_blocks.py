@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -28,8 +27,9 @@ from replica.engine.step_meter import StepMeter
 from tests.replica.engine_harness import STEP_S, EngineHarness
 from tests.replica.hash_model import EOS, TOKEN_BYTES, HashModel, reference_completion
 from tests.replica.launchers import EarlyLauncher
-from tests.replica.replica_process import POLL_INTERVAL_S, ReplicaProcess, next_event
+from tests.replica.replica_process import ReplicaProcess, next_event
 from tests.replica.test_engine_fuzz import prompts
+from tests.support.waiting import eventually
 
 Line = BlockSnapshot | BlockChanges
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -202,8 +202,8 @@ def test_load_over_http(replica: ReplicaProcess) -> None:
     assert busy.expected_output_tokens > 0
     assert busy.prefill_tokens_per_s > 0
     assert busy.decode_tokens_per_s > 0
-    while (idle := load_of(replica)).num_running:
-        time.sleep(POLL_INTERVAL_S)
+    eventually(lambda: load_of(replica).num_running == 0, "the client's leaving to be noticed")
+    idle = load_of(replica)
     assert idle.expected_output_tokens == idle.queued_prompt_tokens == 0
     assert idle.num_kv_blocks > 0
 
