@@ -63,12 +63,16 @@ def data_sheet() -> Accelerator:
 
 
 def measured(
-    url: str, num_sequences: int, options: argparse.Namespace, path: Path
+    url: str, num_sequences: int, options: argparse.Namespace, path: Path, seed: int
 ) -> MeasuredPoint:
-    """A closed loop of ``num_sequences``, by ``pandal bench``."""
+    """A closed loop of ``num_sequences``, by ``pandal bench``.
+
+    Each needs a ``seed`` of its own: prompts seen before would come from the prefix cache, and a
+    plan knows of none.
+    """
     command = f"bench --url {url} --model {MODEL} --workload fixed --exact-lengths --out {path}"
     lengths = f"--prompt-tokens {options.prompt_tokens} --output-tokens {options.output_tokens}"
-    load = f"--concurrency {num_sequences} --requests {options.rounds * num_sequences}"
+    load = f"--concurrency {num_sequences} --requests {options.rounds * num_sequences} --seed {seed}"
     subprocess.run(
         [sys.executable, "-m", "pandal", *command.split(), *lengths.split(), *load.split()],
         check=True,
@@ -184,9 +188,10 @@ def main() -> None:
     )
     print(f"{gpu.bandwidth_gb_per_s:.1f} GB/s, {gpu.bf16_tflop_per_s * 1e3:.0f} GFLOP/s in float32")
     with tempfile.TemporaryDirectory() as name, replica(model=MODEL) as server:
-        measured(server.url, 1, options, Path(name) / "warm-up.json")
+        measured(server.url, 1, options, Path(name) / "warm-up.json", seed=0)
         points = {
-            n: measured(server.url, n, options, Path(name) / f"{n}.json") for n in options.sequences
+            n: measured(server.url, n, options, Path(name) / f"{n}.json", seed)
+            for seed, n in enumerate(options.sequences, start=1)
         }
     print_rows("by the data sheet", serving_on(gpu), points)
     first = next(iter(points.values()))
