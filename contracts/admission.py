@@ -10,9 +10,13 @@ from typing import Annotated
 import msgspec
 
 MAX_PRIORITY = 100
-_Tokens = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
-_Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
-_Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=24 * 3_600_000)]
+Tokens = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
+Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=24 * 3_600_000)]
+QueueMilliseconds = Annotated[int, msgspec.Meta(ge=0, le=3_600_000)]
+Weight = Annotated[int, msgspec.Meta(ge=1, le=1_000)]
+Priority = Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+Fallbacks = Annotated[tuple[str, ...], msgspec.Meta(max_length=8)]
 
 
 class TokenCounting(enum.StrEnum):
@@ -35,18 +39,28 @@ class ServiceClass(enum.StrEnum):
     BATCH = "batch"  # only in slack, but ageing: it never starves
 
 
+class ResponseCaching(enum.StrEnum):
+    """Whether an answer may be given again to the same request of the same tenant."""
+
+    OFF = "off"
+    DETERMINISTIC = "deterministic"  # only where the same request must give the same answer
+    ALWAYS = "always"
+
+
 class AdmissionPolicy(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="admission.v1"
 ):
-    max_prompt_tokens: _Tokens = 1_000_000  # a longer prompt is refused with 400
+    max_prompt_tokens: Tokens = 1_000_000  # a longer prompt is refused with 400
     counting: TokenCounting = TokenCounting.LEARNED
     completion_bound: CompletionBound = CompletionBound.ASKED
-    cached_token_weight: _Ratio = 1.0  # of prompt tokens found cached, against the quota
+    cached_token_weight: Ratio = 1.0  # of prompt tokens found cached, against the quota
     service_class: ServiceClass = ServiceClass.STANDARD
-    weight: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 1  # its share of tokens, to others'
-    priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0  # least first
-    ttft_target_ms: _Milliseconds | None = None  # None: no request waits or is refused for it
-    max_queue_ms: Annotated[int, msgspec.Meta(ge=0, le=3_600_000)] = 0  # 0: refused at once
+    weight: Weight = 1  # its share of tokens, to others'
+    priority: Priority = 0  # least first
+    ttft_target_ms: Milliseconds | None = None  # None: no request waits or is refused for it
+    max_queue_ms: QueueMilliseconds = 0  # 0: refused at once
+    fallback_models: Fallbacks = ()  # tried in order when the model cannot serve
+    response_caching: ResponseCaching = ResponseCaching.OFF
 
 
 ADMISSION_TIERS: Mapping[str, AdmissionPolicy] = {

@@ -10,3 +10,7 @@ UNDECODABLE: Final = (msgspec.MsgspecError, RecursionError)
 
 class ContractError(ValueError):
     """The bytes are not a message this version understands."""
+
+
+class Unknown(ContractError):
+    """A message names something that is not there."""

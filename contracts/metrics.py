@@ -28,6 +28,7 @@ CACHE_CONFIG_INFO: Final = "vllm:cache_config_info"
 # Gateway
 GATEWAY_REQUESTS: Final = "pandal_gateway_requests_total"  # labels endpoint, status
 GATEWAY_REFUSALS: Final = "pandal_gateway_refusals_total"  # label reason
+GATEWAY_SHADOW_REFUSALS: Final = "pandal_gateway_shadow_refusals_total"  # label rule
 GATEWAY_TOKENS: Final = "pandal_gateway_tokens_total"  # label class: input, cached, output
 GATEWAY_TTFT: Final = "pandal_gateway_time_to_first_token_seconds"
 GATEWAY_TTFT_ERROR: Final = "pandal_gateway_ttft_prediction_error_ratio"  # of the actual one
@@ -35,6 +36,8 @@ GATEWAY_WAITING_REQUESTS: Final = "pandal_gateway_waiting_requests"  # for their
 GATEWAY_ACTIVE_REQUESTS: Final = "pandal_gateway_active_requests"
 GATEWAY_QUOTA_LOST: Final = "pandal_gateway_quota_store_lost"  # 1 while it does not decide
 GATEWAY_QUOTA_LOCAL: Final = "pandal_gateway_quota_local_admissions_total"  # by local shares
+GATEWAY_POLICY_REFUSED: Final = "pandal_gateway_policy_refused"  # 1: the stored one is no good
+GATEWAY_POLICY_LOST: Final = "pandal_gateway_policy_store_lost"  # 1: the last good one is in force
 GATEWAY_SPOOLED_EVENTS: Final = "pandal_gateway_spooled_events_total"
 GATEWAY_SHIPPED_EVENTS: Final = "pandal_gateway_shipped_events_total"
 

@@ -46,6 +46,30 @@ def quota_gateways(tag: str) -> str:
     return f"{{{tag}}}"
 
 
+# The policy document is of no tenant.  Its keys share a slot as well.
+POLICY_TAG = ":policy"
+
+
+def policy_current() -> str:
+    """Hash: etag, version and document in force."""
+    return f"{{{POLICY_TAG}}}:current"
+
+
+def policy_versions() -> str:
+    """Hash: documents by their version."""
+    return f"{{{POLICY_TAG}}}:versions"
+
+
+def policy_changes() -> str:
+    """Stream: who changed what, when and why."""
+    return f"{{{POLICY_TAG}}}:changes"
+
+
+def policy_keys_used() -> str:
+    """Hash: by key id, when it was last used (seconds since 1970)."""
+    return f"{{{POLICY_TAG}}}:keys-used"
+
+
 def quota_bucket_key(tenant: TenantId) -> str:
     """Hash: the token and request buckets of all rules, and how many requests are running."""
     return f"{{{tenant}}}:quota:bucket"
@@ -91,8 +115,10 @@ def fair_served_key(tenant: TenantId) -> str:
     return f"{{{tenant}}}:fair:served"
 
 
-def quota_rule_name(key_id: str | None, model: str | None) -> str:
+def quota_rule_name(key_id: str | None, model: str | None, *, is_shadow: bool = False) -> str:
     """Begins the fields of a rule.  No two rules of a tenant build one; its own is ''."""
+    if is_shadow:
+        return f"~{quota_rule_name(key_id, model)}"
     if key_id is None and model is None:
         return ""
     key = "" if key_id is None else f"={key_id}"

@@ -2,6 +2,8 @@
 
 A ``PolicyDocument`` holds every tenant.  API keys are kept as keyed hashes: the document can
 be read by anyone who may see limits without giving a key away.
+
+What applies to one key's requests to one model follows from it by ``contracts.resolution``.
 """
 
 import hashlib
@@ -12,8 +14,11 @@ import msgspec
 
 from contracts.admission import ADMISSION_TIERS, AdmissionPolicy
 from contracts.errors import UNDECODABLE, ContractError
-from contracts.names import TenantId, tenant_id
+from contracts.names import TenantId
+from contracts.policy_faults import check_document
 from contracts.quota import Limit, ModelPrice, QuotaRule
+from contracts.terms import Models, Terms
+from contracts.usage import UtcDatetime
 
 _HASH_BYTES = 32
 
@@ -47,50 +52,108 @@ TIERS: Mapping[str, Limits] = {
 }
 
 
-class ApiKeyRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="api_key.v1"):
-    key_id: str  # public: logs and events name a key by it
+class Tier(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="tier.v1", omit_defaults=True
+):
+    """One of the operator's own, or in place of a built-in one."""
+
+    name: str
+    limits: Limits
+    admission: AdmissionPolicy = AdmissionPolicy()
+
+
+class RetiringSecret(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="api_key.retiring.v1"
+):
+    """What a key was before its rotation: the same key until it expires."""
+
+    key_hash: str
+    key_prefix: str
+    expires_at: UtcDatetime
+
+
+class ApiKeyRecord(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="type",
+    tag="api_key.v1",
+    omit_defaults=True,
+):
+    """``None`` for a scope: whatever its tenant may."""
+
+    key_id: str  # public: logs and events name a key by it, also after a rotation
     key_hash: str  # hash_api_key(key, pepper)
     key_prefix: str  # the key's first characters, for recognition
+    name: str = ""  # what people call it
+    created_at: UtcDatetime | None = None
+    expires_at: UtcDatetime | None = None  # None: never
+    revoked_at: UtcDatetime | None = None  # from then on it is nobody's
+    models: Models | None = None  # as replicas call them
+    endpoints: tuple[str, ...] | None = None  # as usage events call them
+    retiring: tuple[RetiringSecret, ...] = ()
+
+
+class OrganisationPolicy(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="type",
+    tag="organisation.policy.v1",
+    omit_defaults=True,
+):
+    """What holds for each of its tenants, each counted by itself: a ceiling, not a pool."""
+
+    organisation_id: str  # spelled as tenant ids are
+    rules: tuple[QuotaRule, ...] = ()  # the tighter of this and the tenant's counts
+    terms: tuple[Terms, ...] = ()
 
 
 class TenantPolicy(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="tenant.policy.v1"
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="type",
+    tag="tenant.policy.v1",
+    omit_defaults=True,
 ):
     """``None`` means "as the tier says"."""
 
     tenant_id: TenantId
     tier: str
+    organisation: str | None = None
     tokens_per_minute: Limit | None = None
     requests_per_minute: Limit | None = None
     keys: tuple[ApiKeyRecord, ...] = ()
     rules: tuple[QuotaRule, ...] = ()  # one for each pair of key and model, beside the two rates
     admission: AdmissionPolicy | None = None  # whole: in place of the tier's
-
-    def admitted_by(self) -> AdmissionPolicy:
-        return ADMISSION_TIERS[self.tier] if self.admission is None else self.admission
-
-    def limits(self) -> Limits:
-        """The tier's limits, narrowed or widened by the tenant's own."""
-        tier = TIERS[self.tier]
-        return msgspec.structs.replace(
-            tier,
-            tokens_per_minute=(
-                tier.tokens_per_minute if self.tokens_per_minute is None else self.tokens_per_minute
-            ),
-            requests_per_minute=(
-                tier.requests_per_minute
-                if self.requests_per_minute is None
-                else self.requests_per_minute
-            ),
-        )
+    terms: tuple[Terms, ...] = ()  # one by one: each field of it in place of the tier's
 
 
 class PolicyDocument(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="policy.document.v1"
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="type",
+    tag="policy.document.v1",
+    omit_defaults=True,
 ):
     version: Annotated[int, msgspec.Meta(ge=0)]  # rises by one with each edit
+    tiers: tuple[Tier, ...] = ()
+    organisations: tuple[OrganisationPolicy, ...] = ()
     tenants: tuple[TenantPolicy, ...] = ()
     prices: tuple[ModelPrice, ...] = ()  # for budgets in money
+
+    def tier(self, name: str) -> Tier:
+        """The operator's own, or a built-in one.  Raises KeyError."""
+        for own in self.tiers:
+            if own.name == name:
+                return own
+        return Tier(name=name, limits=TIERS[name], admission=ADMISSION_TIERS[name])
+
+    def organisation_of(self, tenant: TenantPolicy) -> OrganisationPolicy | None:
+        named = (o for o in self.organisations if o.organisation_id == tenant.organisation)
+        return next(named, None)
 
 
 def hash_api_key(api_key: bytes, pepper: bytes) -> str:
@@ -114,53 +177,5 @@ def decode_policy_document(payload: bytes) -> PolicyDocument:
         document = _decoder.decode(payload)
     except UNDECODABLE as exc:
         raise ContractError(f"policy document: {exc}") from exc
-    _check(document)
+    check_document(document, {tier.name for tier in document.tiers} | TIERS.keys())
     return document
-
-
-def _check(document: PolicyDocument) -> None:
-    tenants: set[str] = set()
-    hashes: set[str] = set()
-    priced: set[str] = set()
-    for index, price in enumerate(document.prices):
-        if price.model in priced:
-            raise ContractError(
-                f"policy document: $.prices[{index}].model: {price.model!r} stands twice"
-            )
-        priced.add(price.model)
-    for index, policy in enumerate(document.tenants):
-        where = f"policy document: $.tenants[{index}]"
-        try:
-            tenant_id(policy.tenant_id)
-        except ContractError as exc:
-            raise ContractError(f"{where}.tenant_id: {exc}") from exc
-        if policy.tenant_id in tenants:
-            raise ContractError(f"{where}.tenant_id: {policy.tenant_id!r} stands twice")
-        tenants.add(policy.tenant_id)
-        if policy.tier not in TIERS:
-            raise ContractError(
-                f"{where}.tier: expected one of {sorted(TIERS)}, got {policy.tier!r}"
-            )
-        for key in policy.keys:
-            if key.key_hash in hashes:
-                raise ContractError(f"{where}.keys: key {key.key_id!r} stands twice")
-            hashes.add(key.key_hash)
-        _check_rules(policy, where)
-
-
-def _check_rules(policy: TenantPolicy, where: str) -> None:
-    seen: set[tuple[str | None, str | None]] = set()
-    for index, rule in enumerate(policy.rules):
-        rule_at = f"{where}.rules[{index}]"
-        if (rule.key_id, rule.model) in seen:
-            raise ContractError(f"{rule_at}: key {rule.key_id!r}, model {rule.model!r} stand twice")
-        seen.add((rule.key_id, rule.model))
-        if rule.key_id is None and rule.model is None and _has_rates(rule):
-            raise ContractError(
-                f"{rule_at}: the rates of all requests are the tenant's own: "
-                "set its tokens_per_minute and requests_per_minute"
-            )
-
-
-def _has_rates(rule: QuotaRule) -> bool:
-    return rule.tokens_per_minute is not None or rule.requests_per_minute is not None

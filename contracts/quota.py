@@ -11,6 +11,8 @@ from typing import Annotated
 
 import msgspec
 
+from contracts.windows import TimeWindow
+
 # A bucket counts in 1/60000 of a unit: at the bound its numbers are still exact in a double.
 MAX_LIMIT = 1_000_000_000
 MAX_BUDGET = 10**15  # a quadrillion tokens, or a million dollars: sums stay exact in a double
@@ -20,7 +22,14 @@ _Price = Annotated[int, msgspec.Meta(ge=0, le=10**10)]  # ten thousand dollars a
 _TOKENS_PER_PRICE_UNIT = 1_000
 
 
-class QuotaRule(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="quota.rule.v1"):
+class QuotaRule(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="type",
+    tag="quota.rule.v1",
+    omit_defaults=True,
+):
     """``None`` for key or model: any.  ``None`` for a limit: none.
 
     Budgets are hard, and hold for calendar days and months in UTC: a request is held at the most it
@@ -29,6 +38,8 @@ class QuotaRule(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
 
     key_id: str | None = None
     model: str | None = None  # as replicas call it
+    window: TimeWindow | None = None  # None: always; while open, in place of the rule without one
+    is_shadow: bool = False  # counts what it would refuse, and refuses nothing
     tokens_per_minute: Limit | None = None
     requests_per_minute: Limit | None = None
     concurrent_requests: Limit | None = None
@@ -39,6 +50,11 @@ class QuotaRule(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
 
     def matches(self, key_id: str, model: str) -> bool:
         return self.key_id in (None, key_id) and self.model in (None, model)
+
+    @property
+    def selector(self) -> tuple[str | None, str | None, bool]:
+        """Rules with the same count the same requests into the same counters."""
+        return self.key_id, self.model, self.is_shadow
 
     @property
     def has_budget(self) -> bool:

@@ -1,5 +1,7 @@
 """How requests are let in: golden bytes, bounds, and whose word counts."""
 
+from datetime import UTC, datetime
+
 import msgspec
 import pytest
 
@@ -13,11 +15,13 @@ from contracts.policy import (
     decode_policy_document,
     encode_policy_document,
 )
+from contracts.resolution import statements_about, view_of
 
 GOLDEN = (
     b'{"type":"admission.v1","max_prompt_tokens":8192,"counting":"learned",'
     b'"completion_bound":"asked","cached_token_weight":1.0,"service_class":"standard",'
-    b'"weight":1,"priority":1,"ttft_target_ms":null,"max_queue_ms":0}'
+    b'"weight":1,"priority":1,"ttft_target_ms":null,"max_queue_ms":0,'
+    b'"fallback_models":[],"response_caching":"off"}'
 )
 
 
@@ -33,8 +37,9 @@ def test_every_tier_has_its_admission() -> None:
 def test_a_tenants_own_admission_stands_in_place_of_its_tiers() -> None:
     own = AdmissionPolicy(max_prompt_tokens=5)
     tenant = TenantPolicy(tenant_id=tenant_id("acme"), tier="gold", admission=own)
-    assert tenant.admitted_by() == own
     document = PolicyDocument(version=1, tenants=(tenant,))
+    said = statements_about(document, tenant, key=None, model=None, at=datetime.now(UTC))
+    assert view_of(said).admission == own
     assert decode_policy_document(encode_policy_document(document)) == document
 
 

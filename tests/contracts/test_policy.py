@@ -1,5 +1,7 @@
 """Policy documents: golden bytes, inheritance, and faults named by their path."""
 
+from datetime import UTC, datetime
+
 import msgspec
 import pytest
 
@@ -8,16 +10,22 @@ from contracts.names import quota_rule_name, tenant_id
 from contracts.policy import (
     TIERS,
     ApiKeyRecord,
+    OrganisationPolicy,
     PolicyDocument,
+    RetiringSecret,
     TenantPolicy,
+    Tier,
     decode_policy_document,
     encode_policy_document,
     hash_api_key,
 )
 from contracts.quota import ModelPrice, QuotaRule
+from contracts.terms import Terms
+from contracts.windows import Day, TimeWindow
 
 PEPPER = b"0123456789abcdef"
 KEY = ApiKeyRecord(key_id="k1", key_hash="ab", key_prefix="sk-pandal-Xy")
+NIGHT = {"opens": "22:00", "closes": "06:00", "days": (Day.FRIDAY,), "zone": "Europe/Berlin"}
 RULE = QuotaRule(key_id="k1", concurrent_requests=4, nano_usd_per_month=5 * 10**9)
 PRICE = ModelPrice(model="m", input_uncached=20, input_cache_read=5, output_text=60)
 ACME = TenantPolicy(
@@ -28,7 +36,7 @@ ACME = TenantPolicy(
     rules=(RULE,),
 )
 DOCUMENT = PolicyDocument(version=3, tenants=(ACME,), prices=(PRICE,))
-GOLDEN = b"""{
+YESTERDAY = b"""{
   "type": "policy.document.v1",
   "version": 3,
   "tenants": [
@@ -78,18 +86,58 @@ LIMITS_GOLDEN = (
     b'{"type":"limits.v1","tokens_per_minute":10000,"requests_per_minute":30,'
     b'"default_completion_tokens":256,"max_completion_tokens":1024}'
 )
+LATER = datetime(2026, 12, 24, 8, tzinfo=UTC)
+WHOLE = PolicyDocument(
+    version=4,
+    tiers=(Tier(name="trial", limits=TIERS["free"]),),
+    organisations=(
+        OrganisationPolicy(
+            organisation_id="acme-group",
+            rules=(QuotaRule(tokens_per_minute=9_000),),
+            terms=(Terms(model="m", max_prompt_tokens=100, window=TimeWindow(**NIGHT)),),
+        ),
+    ),
+    tenants=(
+        msgspec.structs.replace(
+            ACME,
+            organisation="acme-group",
+            tier="trial",
+            keys=(
+                ApiKeyRecord(
+                    key_id="k1",
+                    key_hash="ab",
+                    key_prefix="sk",
+                    expires_at=LATER,
+                    models=("m",),
+                    retiring=(RetiringSecret(key_hash="cd", key_prefix="sk", expires_at=LATER),),
+                ),
+            ),
+        ),
+    ),
+)
+GOLDEN = (
+    b'{"type":"policy.document.v1","version":4,"tiers":[{"type":"tier.v1","name":"trial",'
+    b'"limits":' + LIMITS_GOLDEN + b'}],"organisations":[{"type":"organisation.policy.v1",'
+    b'"organisation_id":"acme-group","rules":[{"type":"quota.rule.v1","tokens_per_minute":9000}],'
+    b'"terms":[{"type":"terms.v1","model":"m","window":{"type":"time.window.v1","opens":"22:00",'
+    b'"closes":"06:00","days":["fri"],"zone":"Europe/Berlin"},"max_prompt_tokens":100}]}],'
+    b'"tenants":[{"type":"tenant.policy.v1","tenant_id":"acme","tier":"trial",'
+    b'"organisation":"acme-group","tokens_per_minute":5000,"keys":[{"type":"api_key.v1",'
+    b'"key_id":"k1","key_hash":"ab","key_prefix":"sk","expires_at":"2026-12-24T08:00:00Z",'
+    b'"models":["m"],"retiring":[{"type":"api_key.retiring.v1","key_hash":"cd","key_prefix":"sk",'
+    b'"expires_at":"2026-12-24T08:00:00Z"}]}],"rules":[{"type":"quota.rule.v1","key_id":"k1",'
+    b'"concurrent_requests":4,"nano_usd_per_month":5000000000}]}]}'
+)
 
 
 def test_golden_bytes() -> None:
-    assert encode_policy_document(DOCUMENT) == GOLDEN
-    assert decode_policy_document(GOLDEN) == DOCUMENT
+    assert msgspec.json.format(encode_policy_document(WHOLE), indent=-1) == GOLDEN
+    assert decode_policy_document(GOLDEN) == WHOLE
     assert msgspec.json.encode(TIERS["free"]) == LIMITS_GOLDEN
 
 
-def test_a_tenants_own_limit_wins_over_its_tier() -> None:
-    limits = ACME.limits()
-    assert limits.tokens_per_minute == 5_000
-    assert limits.requests_per_minute == TIERS["standard"].requests_per_minute
+def test_yesterdays_documents_still_load() -> None:
+    assert decode_policy_document(YESTERDAY) == DOCUMENT
 
 
 @pytest.mark.parametrize(
@@ -107,7 +155,7 @@ def test_a_tenants_own_limit_wins_over_its_tier() -> None:
 )
 def test_a_fault_is_named_by_its_path(old: bytes, new: bytes, path: str) -> None:
     with pytest.raises(ContractError, match=r"policy document") as raised:
-        decode_policy_document(GOLDEN.replace(old, new))
+        decode_policy_document(YESTERDAY.replace(old, new))
     assert path in str(raised.value)
 
 
@@ -137,9 +185,56 @@ def test_the_tenants_rates_stand_in_one_place() -> None:
         decode_policy_document(encode_policy_document(document))
 
 
+@pytest.mark.parametrize(
+    ("tenant", "path"),
+    [
+        pytest.param({"organisation": "nobody"}, "$.tenants[0].organisation", id="organisation"),
+        pytest.param(
+            {"terms": (Terms(key_id="gone"),)}, "$.tenants[0].terms[0].key_id", id="no-such-key"
+        ),
+        pytest.param(
+            {"terms": (Terms(model="m"), Terms(model="m"))}, "$.tenants[0].terms[1]", id="twice"
+        ),
+        pytest.param(
+            {"rules": (QuotaRule(window=TimeWindow(opens="01:00", closes="02:00", zone="Moon")),)},
+            "$.tenants[0].rules[0].window.zone",
+            id="zone",
+        ),
+        pytest.param(
+            {
+                "terms": (
+                    Terms(window=TimeWindow(opens="22:00", closes="06:00")),
+                    Terms(window=TimeWindow(opens="05:00", closes="07:00", days=(Day.MONDAY,))),
+                )
+            },
+            "$.tenants[0].terms[1].window",
+            id="overlap",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_named_by_its_path(tenant: dict, path: str) -> None:
+    document = PolicyDocument(version=1, tenants=(msgspec.structs.replace(ACME, **tenant),))
+    with pytest.raises(ContractError) as raised:
+        decode_policy_document(encode_policy_document(document))
+    assert f"policy document: {path}: " in str(raised.value)
+
+
+def test_an_organisation_has_no_keys() -> None:
+    group = OrganisationPolicy(organisation_id="group", rules=(QuotaRule(key_id="k1"),))
+    with pytest.raises(ContractError, match=r"\$\.organisations\[0\]"):
+        decode_policy_document(
+            encode_policy_document(PolicyDocument(version=1, organisations=(group,)))
+        )
+
+
 def test_no_two_rules_share_a_name() -> None:
     some = [None, "", "a", "=", "1=", "a=b", "0", "b"]
-    names = [quota_rule_name(key, model) for key in some for model in some]
+    names = [
+        quota_rule_name(key, model, is_shadow=shadow)
+        for key in some
+        for model in some
+        for shadow in (False, True)
+    ]
     assert len(set(names)) == len(names)
     assert quota_rule_name(None, None) == ""
 
