@@ -72,7 +72,9 @@ def measured(
     """
     command = f"bench --url {url} --model {MODEL} --workload fixed --exact-lengths --out {path}"
     lengths = f"--prompt-tokens {options.prompt_tokens} --output-tokens {options.output_tokens}"
-    load = f"--concurrency {num_sequences} --requests {options.rounds * num_sequences} --seed {seed}"
+    load = (
+        f"--concurrency {num_sequences} --requests {options.rounds * num_sequences} --seed {seed}"
+    )
     subprocess.run(
         [sys.executable, "-m", "pandal", *command.split(), *lengths.split(), *load.split()],
         check=True,

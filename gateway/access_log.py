@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from contracts.usage import Outcome
+from gateway.admission.quota_plan import QuotaPlan, rule_in_words
 from gateway.admission.verdict import Budget
 from gateway.api.context import InferenceRequest, Operation
 from gateway.clock import Clock
@@ -63,6 +64,13 @@ class AccessLog:
         self._count(trace)
         if self._is_on:
             self._write(self._line(trace))
+
+    def note_shadows(self, plan: QuotaPlan, shadows: int) -> None:
+        """Rules in shadow would have refused an admitted request: ``shadows``, in bits."""
+        for position, rule in enumerate(plan.shadows):
+            if shadows >> position & 1:
+                words = ", ".join(part for part in (plan.tenant_id, rule_in_words(rule)) if part)
+                self._metrics.count_shadow_refusal(words)
 
     def _count(self, trace: Trace) -> None:
         metrics, usage = self._metrics, trace.usage

@@ -25,13 +25,17 @@ from gateway.clock import SYSTEM_CLOCK, Clock, IdMaker, RandomDigits
 from gateway.exact_counting import ExactCounting
 from gateway.experience import Experience
 from gateway.fleet import Fleet, ObserveTtft, RelayLimits
+from gateway.keys_used import KeysUsed
 from gateway.metering import EventSource
 from gateway.metrics import Metrics
 from gateway.outbox.kafka import KafkaShipper
 from gateway.outbox.spool import Spool
 from gateway.outbox.unshipped import unshipped
 from gateway.pipeline import Pipeline, Stages
-from gateway.policies import PolicyStore
+from gateway.policies import LivePolicies
+from gateway.policy_documents.file import FileDocuments
+from gateway.policy_documents.valkey import ValkeyDocuments
+from gateway.policy_watch import PolicyWatch
 from gateway.readiness import Readiness
 from gateway.resp_address import RespAddress
 from gateway.routing.filters.ready import Ready
@@ -50,6 +54,7 @@ from gateway.workers.place import Place
 from gateway.workers.siblings import Siblings
 
 _GATHER_S = 0.004  # of events nobody waits for: fewer, larger writes
+_FIRST_POLICY_S = 2.0  # for the store to tell it; then the gateway begins without
 _CLOSE_S = 5.0  # for the last settlements and events, after the last request
 
 
@@ -71,7 +76,9 @@ class Gateway:
 class _Parts:
     """What both planes share."""
 
-    policies: PolicyStore
+    policies: LivePolicies
+    policy_store: FileDocuments | ValkeyDocuments
+    policy_watch: PolicyWatch
     authenticator: Authenticator
     quota: QuotaStore
     costs: CostModel
@@ -105,6 +112,7 @@ async def create_app(
         *_shipping(settings, boot_id, parts.metrics, clock),
     ]
     async with _closing(parts.pool), _open(parts.spool), _background(loops):
+        await parts.policy_watch.start(_FIRST_POLICY_S)
         source = EventSource(settings.gateway_id, boot_id, clock)
         pipeline = Pipeline(
             Stages(
@@ -132,8 +140,15 @@ async def create_app(
 
 def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
     pepper = settings.key_pepper.get_secret_value().encode()
-    policies = PolicyStore(settings.policy_file, pepper)
-    policies.refresh()
+    policy_store = _policy_store(settings)
+    policies = LivePolicies(policy_store.where, pepper, clock.wall_s)
+    authenticator = Authenticator(policies, pepper, clock)
+    policy_watch = PolicyWatch(
+        policy_store,
+        policies,
+        interval_s=settings.policy_poll_interval_s,
+        last_good=None if settings.policy_url is None else settings.policy_file,
+    )
     address = RespAddress.parse(settings.quota_url.get_secret_value())
     name = f"{settings.gateway_id}/{boot_id}"
     quota = QuotaStore(address, settings.quota_call_deadline_s, greeting(name))
@@ -145,7 +160,9 @@ def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
     )
     return _Parts(
         policies=policies,
-        authenticator=Authenticator(policies, pepper),
+        policy_store=policy_store,
+        policy_watch=policy_watch,
+        authenticator=authenticator,
         quota=quota,
         costs=CostModel(settings.prompt_estimate_quantile),
         exact=ExactCounting(pool),
@@ -170,6 +187,13 @@ def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
     )
 
 
+def _policy_store(settings: Settings) -> FileDocuments | ValkeyDocuments:
+    if settings.policy_url is not None:
+        return ValkeyDocuments(RespAddress.parse(settings.policy_url.get_secret_value()))
+    assert settings.policy_file is not None, "settings want one of the two"
+    return FileDocuments(settings.policy_file)
+
+
 @asynccontextmanager
 async def _metrics(parts: _Parts, place: Place | None) -> AsyncGenerator[RenderMetrics]:
     """What ``/metrics`` says: of all workers, where there are several."""
@@ -180,6 +204,8 @@ async def _metrics(parts: _Parts, place: Place | None) -> AsyncGenerator[RenderM
             num_waiting=parts.turnstile.num_waiting,
             num_local_admissions=parts.limiter.num_local_admissions,
             is_quota_lost=not parts.limiter.is_reachable,
+            is_policy_refused=parts.policies.is_refused,
+            is_policy_lost=parts.policies.is_store_lost,
         )
 
     async def render_alone() -> str:
@@ -208,7 +234,9 @@ def _control_plane(
 
 def _watching(settings: Settings, parts: _Parts) -> list[Loop]:
     return [
-        partial(parts.policies.watch, settings.policy_poll_interval_s),
+        parts.policy_store.run,
+        parts.policy_watch.run,
+        KeysUsed(parts.authenticator.turn, parts.policy_store).run,
         parts.quota.run,
         parts.limiter.run,
         partial(parts.pool.watch, settings.poll_interval_s),

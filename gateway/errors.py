@@ -30,6 +30,36 @@ class InvalidApiKey(GatewayError):
     code = "invalid_api_key"
 
 
+class TooManyAttempts(GatewayError):
+    """With keys that are none."""
+
+    status = 429
+    type = "invalid_request_error"
+    code = "too_many_attempts"
+
+    def __init__(self, retry_after_ms: int) -> None:
+        super().__init__(
+            f"Too many wrong keys from this address; retry in {whole_seconds(retry_after_ms)} s."
+        )
+        self.retry_after_ms = retry_after_ms
+
+
+class NotAllowed(GatewayError):
+    """The key is good, but not for this."""
+
+    status = 403
+    type = "invalid_request_error"
+
+
+class EndpointNotAllowed(NotAllowed):
+    code = "endpoint_not_allowed"
+
+
+class ModelNotAllowed(NotAllowed):
+    code = "model_not_allowed"
+    param = "model"
+
+
 class InvalidRequest(GatewayError):
     """The body is not what the API takes; ``param`` names the field."""
 
@@ -115,6 +145,63 @@ class Unavailable(GatewayError):
 
 class PolicyUnavailable(Unavailable):
     code = "policy_unavailable"
+
+
+class PolicyStoreUnavailable(Unavailable):
+    code = "policy_store_unavailable"
+
+
+class PolicyAbsent(GatewayError):
+    """Nobody has written one yet."""
+
+    status = 404
+    code = "policy_absent"
+
+
+class UnknownPolicyVersion(GatewayError):
+    status = 404
+    code = "policy_version_unknown"
+
+
+class PolicyConflict(GatewayError):
+    """Somebody else was faster: read it again."""
+
+    status = 412
+    code = "policy_conflict"
+
+
+class PolicyRefused(GatewayError):
+    """It is no policy; the message names the path of the fault."""
+
+    status = 422
+    type = "invalid_request_error"
+    code = "policy_refused"
+
+
+class UnknownName(GatewayError):
+    """Of a tenant, or a key."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "unknown_name"
+
+
+class PreconditionRequired(GatewayError):
+    status = 428
+    type = "invalid_request_error"
+    code = "precondition_required"
+
+
+class AdminUnauthorized(GatewayError):
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_token"
+
+
+class RoleMissing(GatewayError):
+    status = 403
+    type = "invalid_request_error"
+    code = "role_missing"
 
 
 class QuotaUnavailable(Unavailable):

@@ -78,6 +78,11 @@ class Exchange:
                 return value
         return None
 
+    def peer(self) -> str:
+        """The address that it came from; "" of a Unix socket."""
+        name = self._transport.get_extra_info("peername")
+        return str(name[0]) if isinstance(name, tuple) else ""
+
     # Waiting
 
     def raise_if_interrupted(self) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from contracts import metrics as names
 
 Labels = tuple[tuple[str, str], ...]
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+_MAX_SHADOWS = 100  # rules on trial that are told apart
 
 
 class Histogram:
@@ -45,9 +47,17 @@ class Metrics:
         self.num_active = 0
         self.num_shipped = 0
         self._refusals: Counter[Labels] = Counter()
+        self._shadow_refusals: Counter[Labels] = Counter()
 
     def count_refusal(self, reason: str) -> None:
         self._refusals[(("reason", reason),)] += 1
+
+    def count_shadow_refusal(self, rule: str) -> None:
+        """``rule``: an operator's words, of which there are few; beyond a bound all are one."""
+        labels = (("rule", rule.translate(_ESCAPES)),)
+        if labels not in self._shadow_refusals and len(self._shadow_refusals) >= _MAX_SHADOWS:
+            labels = (("rule", "other"),)
+        self._shadow_refusals[labels] += 1
 
     def count_shipped(self, num_events: int) -> None:
         self.num_shipped += num_events
@@ -62,6 +72,8 @@ class Metrics:
         num_waiting: int,
         num_local_admissions: int,
         is_quota_lost: bool,
+        is_policy_refused: bool = False,
+        is_policy_lost: bool = False,
     ) -> str:
         requests: dict[Labels, int] = {
             (("endpoint", endpoint), ("status", str(status))): count
@@ -76,10 +88,13 @@ class Metrics:
             [
                 *_family(names.GATEWAY_REQUESTS, "counter", requests),
                 *_family(names.GATEWAY_REFUSALS, "counter", self._refusals),
+                *_family(names.GATEWAY_SHADOW_REFUSALS, "counter", self._shadow_refusals),
                 *_family(names.GATEWAY_TOKENS, "counter", tokens),
                 *_family(names.GATEWAY_ACTIVE_REQUESTS, "gauge", {(): self.num_active}),
                 *_family(names.GATEWAY_WAITING_REQUESTS, "gauge", {(): num_waiting}),
                 *_family(names.GATEWAY_QUOTA_LOST, "gauge", {(): int(is_quota_lost)}),
+                *_family(names.GATEWAY_POLICY_REFUSED, "gauge", {(): int(is_policy_refused)}),
+                *_family(names.GATEWAY_POLICY_LOST, "gauge", {(): int(is_policy_lost)}),
                 *_family(names.GATEWAY_QUOTA_LOCAL, "counter", {(): num_local_admissions}),
                 *_family(names.GATEWAY_SPOOLED_EVENTS, "counter", {(): num_spooled}),
                 *_family(names.GATEWAY_SHIPPED_EVENTS, "counter", {(): self.num_shipped}),

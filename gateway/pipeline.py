@@ -118,9 +118,10 @@ class Pipeline:
 
     async def _serve(self, exchange: Exchange, trace: Trace) -> None:
         stages = self._stages
-        trace.grant = grant = stages.authenticator.authenticate(exchange.header(b"authorization"))
+        authorization = exchange.header(b"authorization")
+        trace.grant = grant = stages.authenticator.authenticate(authorization, exchange.peer)
         request, exchange.body = stages.reader.read(exchange.operation, exchange.body, grant)
-        trace.request = request
+        trace.request, grant = request, grant.for_model(request.model)
         if grant.admission.counting is TokenCounting.EXACT:
             check_prompt_may_fit(request, grant)
             request = await stages.exact.counted(request, exchange.body, grant, exchange.watch)
@@ -165,6 +166,8 @@ class Pipeline:
         """Raises RateLimited, InsufficientQuota, QuotaUnavailable."""
         verdict = await self._stages.limiter.reserve(reservation)
         trace.budget = verdict.budget
+        if verdict.shadows:
+            self._stages.access_log.note_shadows(reservation.plan, verdict.shadows)
         if verdict.refusal is not None:
             raise refused(verdict.refusal, reservation)
 

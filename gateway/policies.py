@@ -1,111 +1,76 @@
-"""The policy file, as a snapshot in memory.
+"""The policy in force, as a snapshot: what applies to each key is worked out as it is adopted.
 
-The file is looked at every fraction of a second and read again when it changed.  A file that
-cannot be read or decoded leaves the last good snapshot in force: an operator's typing error must
-not lock every tenant out.
+A document that is no good leaves the last good one in force: an operator's typing error must not
+lock every tenant out.  Nor must a store that is away.  Both are told, in the log and the metrics.
 """
 
-import asyncio
-import hashlib
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
+from datetime import UTC, datetime
 
-from contracts.admission import AdmissionPolicy
 from contracts.errors import ContractError
-from contracts.policy import (
-    ApiKeyRecord,
-    Limits,
-    PolicyDocument,
-    TenantPolicy,
-    decode_policy_document,
-)
-from contracts.quota import ModelPrice
-from gateway.worker_thread import WorkerThread
+from contracts.policy import PolicyDocument, decode_policy_document
+from gateway.grants import Grant, PolicySnapshot, snapshot_of
+
+__all__ = ["Grant", "LivePolicies", "PolicySnapshot"]
 
 logger = logging.getLogger(__name__)
 
-_SALT_PERSON = b"pandal.salt"  # keeps salts apart from the key hashes made with the same pepper
 
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """What one API key stands for."""
-
-    tenant: TenantPolicy
-    key: ApiKeyRecord
-    limits: Limits
-    admission: AdmissionPolicy
-    salt: bytes  # [32] secret of the tenant: seeds cache salts and prefix affinity
-    prices: Mapping[str, ModelPrice] = field(default_factory=dict)  # by model, for budgets in money
-
-
-@dataclass(frozen=True, slots=True)
-class PolicySnapshot:
-    grants: Mapping[str, Grant]  # by key hash
-
-
-def snapshot_of(document: PolicyDocument, pepper: bytes) -> PolicySnapshot:
-    grants: dict[str, Grant] = {}
-    prices = {price.model: price for price in document.prices}
-    for tenant in document.tenants:
-        salt = hashlib.blake2b(
-            tenant.tenant_id.encode(), key=pepper, person=_SALT_PERSON, digest_size=32
-        ).digest()
-        limits, admission = tenant.limits(), tenant.admitted_by()
-        for key in tenant.keys:
-            grants[key.key_hash] = Grant(tenant, key, limits, admission, salt, prices)
-    return PolicySnapshot(grants)
-
-
-class PolicyStore:
+class LivePolicies:
     """``current`` is replaced, never changed, so that any thread may read it at any time.
 
-    ``None`` until a first good file was read.
+    ``None`` until a first good document was read.
     """
 
-    def __init__(self, path: Path, pepper: bytes) -> None:
-        self._path = path
+    def __init__(self, where: str, pepper: bytes, wall_s: Callable[[], float]) -> None:
+        self._where = where
         self._pepper = pepper
-        self._seen: tuple[int, int, int] | None = None  # modification time (ns), inode, bytes
+        self._wall_s = wall_s
+        self._document: PolicyDocument | None = None  # that the snapshot is of
         self._failure: str | None = None
         self.current: PolicySnapshot | None = None
+        self.is_refused = False  # the stored document is no good
+        self.is_store_lost = False
 
-    def refresh(self) -> None:
-        """Reads the file if it changed; never raises.  Before ``watch``, or from its thread."""
+    def adopt(self, payload: bytes) -> bool:
+        """Never raises; ``False`` if it is no good.  May take a second for ten thousand tenants."""
         try:
-            status = self._path.stat()
-            identity = (status.st_mtime_ns, status.st_ino, status.st_size)
-            if identity == self._seen:
-                return
-            document = decode_policy_document(self._path.read_bytes())
-        except OSError as exc:
-            self._refuse(f"{type(exc).__name__} {exc.errno}")
-            return
+            document = decode_policy_document(payload)
         except ContractError as exc:
-            self._seen = identity
-            self._refuse(str(exc))
-            return
-        self._seen, self._failure = identity, None
-        self.current = snapshot_of(document, self._pepper)
+            self.is_refused = True
+            self._tell("policy refused, keeping the last good one", str(exc))
+            return False
+        self._resolve(document)
+        self.is_refused, self._failure = False, None
         logger.info("policy loaded", extra={"version": document.version})
+        return True
 
-    async def watch(self, poll_interval_s: float) -> None:
-        """Runs until cancelled.  While the file system hangs, the last good snapshot stands."""
-        reader = WorkerThread("policy-reader")
-        try:
-            while True:
-                await asyncio.sleep(poll_interval_s)
-                await reader.call(self.refresh)
-        finally:
-            reader.stop()
+    def look_at_clock(self) -> None:
+        """What was worked out holds until a time that the snapshot tells."""
+        current, document = self.current, self._document
+        if current is not None and document is not None and self._now() >= current.valid_until:
+            self._resolve(document)
 
-    def _refuse(self, failure: str) -> None:
+    def store_lost(self, failure: str) -> None:
+        self.is_store_lost = True
+        self._tell("policy store lost, keeping the last good policy", failure)
+
+    def store_back(self) -> None:
+        if self.is_store_lost:
+            self.is_store_lost, self._failure = False, None
+            logger.info("policy store is back", extra={"path": self._where})
+
+    def _resolve(self, document: PolicyDocument) -> None:
+        self._document = document
+        self.current = snapshot_of(document, self._pepper, self._now())
+
+    def _tell(self, message: str, failure: str) -> None:
         if failure != self._failure:  # once per fault, not four times a second
-            fields = {"path": str(self._path), "error": failure}
             if self.current is None:
-                logger.error("not ready: waiting for a good policy file", extra=fields)
-            else:
-                logger.error("policy file refused, keeping the last good one", extra=fields)
+                message = "not ready: waiting for a good policy"
+            logger.error(message, extra={"path": self._where, "error": failure})
         self._failure = failure
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._wall_s(), UTC)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from gateway.admission.redis_limiter import RedisLimiter
 from gateway.outbox.spool import Spool
-from gateway.policies import PolicyStore
+from gateway.policies import LivePolicies
 from gateway.routing.pool import ReplicaPool
 
 
@@ -12,7 +12,7 @@ class Readiness:
     """Asked by probes; told when the drain begins."""
 
     def __init__(
-        self, policies: PolicyStore, pool: ReplicaPool, limiter: RedisLimiter, spool: Spool
+        self, policies: LivePolicies, pool: ReplicaPool, limiter: RedisLimiter, spool: Spool
     ) -> None:
         self._policies = policies
         self._pool = pool

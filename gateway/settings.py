@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from contracts import environment
@@ -36,7 +36,9 @@ class Settings(BaseSettings):
     workers: int = Field(default=1, ge=1, le=64)  # processes, of which each can use one core
     replicas: tuple[ReplicaAddress, ...] = ()  # none: every request is refused with 503
     model_aliases: dict[str, str] = {}  # name a client may use -> model a replica serves
-    policy_file: Path  # no default: nobody may call a gateway without a policy
+    policy_url: SecretStr | None = None  # as quota_url; None: the policy is in policy_file
+    # Nobody may call a gateway without a policy.  With a policy_url it is a copy to start from.
+    policy_file: Path | None = Field(default=None, validate_default=True)
     policy_poll_interval_s: float = Field(default=0.25, gt=0)  # a revoked key dies within 1 s
     key_pepper: SecretStr  # 16 to 64 bytes; keys the hashes of API keys and the tenants' salts
     quota_url: SecretStr  # unix:///path/quota.sock or redis://[user:password@]host:port[/db]
@@ -82,6 +84,20 @@ class Settings(BaseSettings):
     @classmethod
     def _quota_url_is_an_address(cls, value: SecretStr) -> SecretStr:
         RespAddress.parse(value.get_secret_value())
+        return value
+
+    @field_validator("policy_url")
+    @classmethod
+    def _policy_url_is_an_address(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            RespAddress.parse(value.get_secret_value())
+        return value
+
+    @field_validator("policy_file")
+    @classmethod
+    def _policy_is_somewhere(cls, value: Path | None, others: ValidationInfo) -> Path | None:
+        if value is None and others.data.get("policy_url") is None:
+            raise ValueError("expected a policy_file or a policy_url")
         return value
 
     @field_validator("replicas")

@@ -9,15 +9,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from pandal.bench.commands import bench_app
 from pandal.datadir import DataDir, data_dir_at
 from pandal.errors import PandalError
 from pandal.explain import explain
+from pandal.key_commands import keys_app
 from pandal.plan import DEFAULT_MODEL
 from pandal.planner.command import plan
+from pandal.policy_commands import policy_app
 from pandal.screen import Screen, SteadyConsole, say
 from pandal.settings import CommandSettings, unread_variables
 from pandal.simulation.command import simulate
@@ -33,8 +34,8 @@ app = typer.Typer(
 app.command()(plan)
 app.command()(simulate)
 app.command()(explain)
-keys_app = typer.Typer(no_args_is_help=True, help="API keys of tenants.")
 app.add_typer(keys_app, name="keys")
+app.add_typer(policy_app, name="policy")
 app.add_typer(bench_app, name="bench")
 
 DataDirOption = Annotated[
@@ -126,37 +127,6 @@ def up(
     from pandal.launch import start_up
 
     raise typer.Exit(start_up(options, Screen(SteadyConsole(), SteadyConsole(stderr=True))))
-
-
-@keys_app.command("create")
-def keys_create(
-    tenant: Annotated[str, typer.Option(help="a-z, 0-9, '-' and '_'.")],
-    tier: Annotated[str | None, typer.Option(help="free, standard or gold.")] = None,
-    tpm: Annotated[int | None, typer.Option(help="Tokens per minute, over the tier's.")] = None,
-    rpm: Annotated[int | None, typer.Option(help="Requests per minute, over the tier's.")] = None,
-    data_dir: DataDirOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Give a tenant another API key, and the tenant its tier and limits if named."""
-    from pandal.keys import create_key, parse_key_request
-    from pandal.readiness import wait_until_accepted
-
-    request = parse_key_request(
-        tenant=tenant, tier=tier, tokens_per_minute=tpm, requests_per_minute=rpm
-    )
-    directory = _data_dir(data_dir, CommandSettings())
-    directory.create()
-    created = create_key(directory, request)
-    note = wait_until_accepted(directory, created.api_key)
-    if as_json:
-        say(msgspec.json.encode(created).decode())
-    else:
-        say(
-            f"tenant  {created.tenant} ({created.tier}: {created.tokens_per_minute} tokens and "
-            f"{created.requests_per_minute} requests per minute)\nkey id  {created.key_id}\n"
-            f"key     {created.api_key}"
-        )
-    say(note, sys.stderr)
 
 
 @app.command("compile")

@@ -1,20 +1,14 @@
 """The secrets of a local fleet: the pepper of its key hashes, and the demo tenant's key."""
 
-import base64
 import os
-from collections.abc import Callable
 
 import msgspec
 
+from contracts.api_keys import RandomBytes, new_api_key, new_secret
 from contracts.errors import UNDECODABLE
 from pandal.datadir import DataDir
 from pandal.errors import StateUnreadable
 from pandal.private_file import replace_private
-
-RandomBytes = Callable[[int], bytes]
-
-_KEY_PREFIX = "sk-pandal-"
-_SECRET_BYTES = 32  # 43 url-safe characters
 
 
 class Credentials(
@@ -34,10 +28,6 @@ class Credentials(
 _decoder = msgspec.json.Decoder(Credentials)
 
 
-def new_api_key(random_bytes: RandomBytes = os.urandom) -> str:
-    return _KEY_PREFIX + _secret(random_bytes)
-
-
 def load_or_create_credentials(
     data_dir: DataDir, random_bytes: RandomBytes = os.urandom
 ) -> Credentials:
@@ -49,7 +39,7 @@ def load_or_create_credentials(
     if stored is not None:
         return stored
     credentials = Credentials(
-        key_pepper=_secret(random_bytes), demo_api_key=new_api_key(random_bytes)
+        key_pepper=new_secret(random_bytes), demo_api_key=new_api_key(random_bytes)
     )
     replace_private(data_dir.credentials, msgspec.json.encode(credentials))
     return credentials
@@ -64,7 +54,3 @@ def _read(data_dir: DataDir) -> Credentials | None:
         return _decoder.decode(payload)
     except UNDECODABLE as exc:
         raise StateUnreadable(f"{data_dir.credentials}: {exc}") from exc
-
-
-def _secret(random_bytes: RandomBytes) -> str:
-    return base64.urlsafe_b64encode(random_bytes(_SECRET_BYTES)).rstrip(b"=").decode()

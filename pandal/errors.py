@@ -35,3 +35,11 @@ class NothingMeasured(PandalError):
 
 class FleetFailed(PandalError):
     """The fleet could not be brought up, or did not do its work."""
+
+
+class EditConflict(PandalError):
+    """Somebody else has edited it meanwhile."""
+
+
+class Drifted(PandalError):
+    """What is in force is not what was expected; the message says what differs."""

@@ -1,15 +1,13 @@
-"""Tenants and their API keys in the policy file that gateways read.
-
-It is edited by one process at a time and replaced whole.
-"""
+"""Tenants and their API keys in the policy document that gateways read."""
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
+from contracts.api_keys import KeyOrder, RandomBytes, key_record, new_api_key
 from contracts.errors import ContractError
 from contracts.names import TenantId, tenant_id
 from contracts.policy import (
@@ -17,21 +15,20 @@ from contracts.policy import (
     ApiKeyRecord,
     PolicyDocument,
     TenantPolicy,
-    decode_policy_document,
-    encode_policy_document,
     hash_api_key,
 )
 from contracts.quota import MAX_LIMIT
-from pandal.credentials import Credentials, RandomBytes, load_or_create_credentials, new_api_key
+from contracts.resolution import statements_about, view_of
+from pandal.credentials import Credentials, load_or_create_credentials
 from pandal.datadir import DataDir
-from pandal.errors import BadOption, StateUnreadable
-from pandal.private_file import locked, replace_private
+from pandal.errors import BadOption
+from pandal.policy_access import Edit, LocalPolicies, edited
+from pandal.private_file import locked
 
 DEMO_TENANT = TenantId("demo")
 DEFAULT_TIER = "standard"
-_SHOWN_PREFIX_CHARS = 14  # "sk-pandal-" and four of the 43 secret characters
-_KEY_ID_BYTES = 6
-_EMPTY = PolicyDocument(version=0)
+
+_ANY = KeyOrder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +39,7 @@ class KeyRequest:
     tier: str | None = None
     tokens_per_minute: int | None = None
     requests_per_minute: int | None = None
+    order: KeyOrder = _ANY
 
 
 class CreatedKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +57,12 @@ class CreatedKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_key_request(
-    *, tenant: str, tier: str | None, tokens_per_minute: int | None, requests_per_minute: int | None
+    *,
+    tenant: str,
+    tier: str | None,
+    tokens_per_minute: int | None,
+    requests_per_minute: int | None,
+    order: KeyOrder | None = None,
 ) -> KeyRequest:
     """Raises BadOption."""
     try:
@@ -71,7 +74,7 @@ def parse_key_request(
     for option, limit in (("--tpm", tokens_per_minute), ("--rpm", requests_per_minute)):
         if limit is not None and not 1 <= limit <= MAX_LIMIT:
             raise BadOption(f"{option}: expected 1 to {MAX_LIMIT}, got {limit}")
-    return KeyRequest(name, tier, tokens_per_minute, requests_per_minute)
+    return KeyRequest(name, tier, tokens_per_minute, requests_per_minute, order or _ANY)
 
 
 def create_key(
@@ -81,10 +84,18 @@ def create_key(
     with locked(data_dir.credentials):
         credentials = load_or_create_credentials(data_dir, random_bytes)
     api_key = new_api_key(random_bytes)
-    record = _record(api_key, credentials.pepper_bytes, random_bytes)
-    after = edit_policies(data_dir.policies, lambda before: _with_key(before, request, record))
+    pepper, at = credentials.pepper_bytes, datetime.now(UTC)
+    record = key_record(api_key, pepper, request.order, random_bytes, at)
+    after = edit_policies(
+        data_dir.policies,
+        lambda before: _with_key(before, request, record),
+        action="key.create",
+        why=f"a key for {request.tenant}",
+    )
     policy = next(p for p in after.tenants if p.tenant_id == request.tenant)
-    limits = policy.limits()
+    limits = view_of(
+        statements_about(after, policy, key=None, model=None, at=datetime.now(UTC))
+    ).limits
     return CreatedKey(
         tenant=request.tenant,
         key_id=record.key_id,
@@ -103,39 +114,25 @@ def ensure_demo_key(data_dir: DataDir, random_bytes: RandomBytes = os.urandom) -
     key_hash = hash_api_key(api_key.encode(), pepper)
     known = {k.key_hash for p in read_policies(data_dir.policies).tenants for k in p.keys}
     if key_hash not in known:
-        record = _record(api_key, pepper, random_bytes)
+        record = key_record(api_key, pepper, _ANY, random_bytes, datetime.now(UTC))
         request = KeyRequest(DEMO_TENANT)
-        edit_policies(data_dir.policies, lambda before: _with_key(before, request, record))
+        edit_policies(
+            data_dir.policies,
+            lambda before: _with_key(before, request, record),
+            action="key.create",
+            why="the demo's",
+        )
     return credentials
 
 
 def read_policies(path: Path) -> PolicyDocument:
     """Raises StateUnreadable.  A file that does not exist yet is version 0."""
-    try:
-        return decode_policy_document(path.read_bytes())
-    except FileNotFoundError:
-        return _EMPTY
-    except ContractError as exc:
-        raise StateUnreadable(f"{path}: {exc}") from exc
+    return LocalPolicies(path).current().document
 
 
-def edit_policies(path: Path, edit: Callable[[PolicyDocument], PolicyDocument]) -> PolicyDocument:
+def edit_policies(path: Path, edit: Edit, *, action: str = "edit", why: str = "") -> PolicyDocument:
     """Applies ``edit`` to the current document; no edit of another process is lost."""
-    with locked(path):
-        before = read_policies(path)
-        after = msgspec.structs.replace(edit(before), version=before.version + 1)
-        payload = encode_policy_document(after)
-        decode_policy_document(payload)  # a document that gateways refuse is never written
-        replace_private(path, payload)
-        return after
-
-
-def _record(api_key: str, pepper: bytes, random_bytes: RandomBytes) -> ApiKeyRecord:
-    return ApiKeyRecord(
-        key_id="key-" + random_bytes(_KEY_ID_BYTES).hex(),
-        key_hash=hash_api_key(api_key.encode(), pepper),
-        key_prefix=api_key[:_SHOWN_PREFIX_CHARS],
-    )
+    return edited(LocalPolicies(path), edit, action=action, why=why)
 
 
 def _with_key(before: PolicyDocument, request: KeyRequest, record: ApiKeyRecord) -> PolicyDocument:

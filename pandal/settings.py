@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from pydantic import Field, SecretStr
+from pydantic import AliasChoices, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from contracts.environment import nearest_variable, unknown_variables
@@ -24,10 +24,17 @@ class CommandSettings(BaseSettings):
     kafka_bootstrap: str | None = None
     # The key that `pandal bench` sends where no file names one.
     bench_api_key: SecretStr | None = None
+    # The admin API of the gateways whose policies and keys are meant, and a token of its.
+    # None: those of the local fleet, in its data directory.
+    admin_url: str | None = None
+    admin_token: SecretStr | None = None
     # Where model files are kept.  None: the replica's own default.
     model_cache: Path | None = None
     # The XDG base directory; None: ~/.local/share, as its specification says.
     xdg_data_home: Path | None = Field(default=None, validation_alias="XDG_DATA_HOME")
+
+    # What `pandal policy edit` opens.
+    editor: str = Field(default="vi", validation_alias=AliasChoices("VISUAL", "EDITOR"))
 
     def default_data_dir(self) -> Path:
         """``$XDG_DATA_HOME/pandal``; a relative value is ignored, as the specification asks."""

@@ -10,6 +10,7 @@ from gateway.errors import InvalidRequest
 from gateway.policies import Grant
 
 _MAX_PLANS = 10_000  # a few MB: pairs of key and model that one gateway sees
+_MAX_SHADOWS = 32  # of one request: more than anybody reads
 _LIMITS = (  # in the order of reserve.lua
     "tokens_per_minute", "requests_per_minute", "concurrent_requests",
     "tokens_per_day", "tokens_per_month", "nano_usd_per_day", "nano_usd_per_month",
@@ -22,6 +23,7 @@ class QuotaPlan:
 
     tenant_id: TenantId
     rules: tuple[QuotaRule, ...]
+    shadows: tuple[QuotaRule, ...]  # that only count what they would refuse
     price: ModelPrice | None
     most_tokens: int  # that one request can ever be granted by rates
     most_budget_tokens: int | None  # and by budgets; None: there are none
@@ -70,9 +72,10 @@ class PlanBook:
 
 def quota_plan(grant: Grant, model: str) -> QuotaPlan:
     """Raises InvalidRequest for a model whose money budget cannot be counted."""
-    rules = _matching_rules(grant, model)
+    rules, shadows = _matching_rules(grant, model)
     has_money_budget = any(rule.has_money_budget for rule in rules)
-    price = grant.prices.get(model) if has_money_budget else None
+    counts_money = has_money_budget or any(rule.has_money_budget for rule in shadows)
+    price = grant.prices.get(model) if counts_money else None
     if has_money_budget and price is None:
         raise InvalidRequest(
             "A budget in money holds here, and the policy states no price for this model.",
@@ -81,10 +84,13 @@ def quota_plan(grant: Grant, model: str) -> QuotaPlan:
         )
     most_tokens = _least(rules, "tokens_per_minute")
     assert most_tokens is not None, "the tenant's own rule limits both rates"
-    arguments = [len(rules), *(part for rule in rules for part in _script_arguments(rule))]
+    all_rules = (*rules, *shadows)
+    parts = [part for rule in all_rules for part in _script_arguments(rule)]
+    arguments = [len(all_rules), len(shadows), *parts]
     return QuotaPlan(
         tenant_id=grant.tenant.tenant_id,
         rules=rules,
+        shadows=shadows,
         price=price,
         most_tokens=most_tokens,
         most_budget_tokens=_least(rules, "tokens_per_day", "tokens_per_month"),
@@ -117,14 +123,20 @@ def rule_in_words(rule: QuotaRule) -> str:
 def _script_arguments(rule: QuotaRule) -> tuple[str | int, ...]:
     limits: list[int | None] = [getattr(rule, name) for name in _LIMITS]
     none_is_zero = (0 if limit is None else limit for limit in limits)
-    return (quota_rule_name(rule.key_id, rule.model), *none_is_zero)
+    name = quota_rule_name(rule.key_id, rule.model, is_shadow=rule.is_shadow)
+    return (name, *none_is_zero)
 
 
-def _matching_rules(grant: Grant, model: str) -> tuple[QuotaRule, ...]:
-    matching = [rule for rule in grant.tenant.rules if rule.matches(grant.key.key_id, model)]
-    whole = next((r for r in matching if r.key_id is None and r.model is None), None)
-    others = [rule for rule in matching if rule is not whole]
-    return (_with_rates(grant, whole), *others)
+def _matching_rules(
+    grant: Grant, model: str
+) -> tuple[tuple[QuotaRule, ...], tuple[QuotaRule, ...]]:
+    """Those that refuse, and those in shadow."""
+    matching = [rule for rule in grant.rules if rule.matches(grant.key.key_id, model)]
+    enforced = [rule for rule in matching if not rule.is_shadow]
+    whole = next((r for r in enforced if r.key_id is None and r.model is None), None)
+    others = [rule for rule in enforced if rule is not whole]
+    shadows = [rule for rule in matching if rule.is_shadow]
+    return (_with_rates(grant, whole), *others), tuple(shadows[:_MAX_SHADOWS])
 
 
 def _with_rates(grant: Grant, rule: QuotaRule | None) -> QuotaRule:

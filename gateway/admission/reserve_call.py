@@ -10,7 +10,7 @@ from gateway.errors import QuotaUnavailable
 
 _NUM_OWN_ARGUMENTS: Final = 7  # beside the plan's
 _TO_DECIDE, _DECIDED = pack_arguments(0), pack_arguments(1)
-_NUM_REPLIED = 11
+_NUM_REPLIED = 12
 
 
 def num_arguments_of(reservation: Reservation) -> int:
@@ -35,7 +35,7 @@ def verdict_of(reply: object, plan: QuotaPlan) -> Verdict:
     """Raises QuotaUnavailable for what is no answer."""
     if not isinstance(reply, list) or len(reply) != _NUM_REPLIED or type(reply[0]) is not int:
         raise QuotaUnavailable("The quota store answered something else.")
-    kind, rule, retry_after_ms, allowed, remaining, *rates = reply
+    kind, rule, retry_after_ms, allowed, remaining, *rates, shadows = reply
     tokens_limit, tokens_remaining, tokens_reset_ms, *of_requests = rates
     requests_limit, requests_remaining, requests_reset_ms = of_requests
     budget = Budget(
@@ -48,7 +48,7 @@ def verdict_of(reply: object, plan: QuotaPlan) -> Verdict:
         retry_after_ms=None if kind == 0 else retry_after_ms,
     )
     if kind == 0:
-        return Verdict(budget, None)
+        return Verdict(budget, None, shadows)
     words = rule_in_words(plan.rules[rule - 1])
     refusal = Refusal(LIMIT_BY_NUMBER[kind], words, allowed, remaining, retry_after_ms)
     return Verdict(budget, refusal)

@@ -91,6 +91,7 @@ class Refusal(msgspec.Struct, frozen=True):
 class Verdict(msgspec.Struct, frozen=True):
     budget: Budget
     refusal: Refusal | None  # None: admitted
+    shadows: int = 0  # which of the plan's shadow rules would have refused, in bits
 
 
 def refused(refusal: Refusal, reservation: Reservation) -> RateLimited | InsufficientQuota:

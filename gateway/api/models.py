@@ -4,31 +4,38 @@ from fastapi import APIRouter, Request
 
 from gateway.api.schemas import ModelBody, ModelListBody
 from gateway.auth import Authenticator
+from gateway.policies import Grant
 from gateway.routing.pool import ReplicaPool
 
 
 def models_router(authenticator: Authenticator, pool: ReplicaPool) -> APIRouter:
     router = APIRouter()
 
-    def check_key(request: Request) -> None:
+    def models_of(request: Request) -> list[str]:
+        """Those that the caller's key is for."""
         authorization = request.headers.get("authorization")
-        authenticator.authenticate(
-            None if authorization is None else authorization.encode("latin-1")
+        grant = authenticator.authenticate(
+            None if authorization is None else authorization.encode("latin-1"),
+            lambda: "" if request.client is None else request.client.host,
         )
+        return [model for model in pool.served_models() if _may_use(grant, pool.resolve(model))]
 
     def body_of(model: str) -> ModelBody:
         return ModelBody(id=model, created=pool.created_unix_s(model))
 
     @router.get("/v1/models/{model:path}")
     async def retrieve_model(request: Request, model: str) -> ModelBody:
-        check_key(request)
-        if model not in pool.served_models():
+        if model not in models_of(request):
             raise pool.not_found(model)
         return body_of(model)
 
     @router.get("/v1/models")
     async def list_models(request: Request) -> ModelListBody:
-        check_key(request)
-        return ModelListBody(data=[body_of(model) for model in pool.served_models()])
+        return ModelListBody(data=[body_of(model) for model in models_of(request)])
 
     return router
+
+
+def _may_use(grant: Grant, model: str) -> bool:
+    scope = grant.for_model(model).scope
+    return scope is None or scope.has_model(model)

@@ -56,23 +56,29 @@ class RequestReader:
     ) -> tuple[InferenceRequest, bytes]:
         """The request, and the body that the replica gets.
 
-        Raises InvalidRequest, and whatever ``models.resolve`` raises.
+        Raises InvalidRequest, NotAllowed, and whatever ``models.resolve`` raises.
         """
         try:
             body = _decode(operation, raw_body)
-            request = self._request(operation, body, grant)
+            _check_members(body)
+            model = self.models.resolve(body.model)
+            grant = grant.for_model(model)
+            if grant.scope is not None:
+                grant.scope.check(operation, model)
+            request = self._request(operation, body, model, grant)
             priority = grant.admission.priority if self.models.takes_priority else 0
             return request, _for_replica(raw_body, body, request.model, grant, priority)
         except RecursionError as exc:  # which any of the decoders may find first
             raise InvalidRequest("The body is nested too deeply.") from exc
 
-    def _request(self, operation: Operation, body: Body, grant: Grant) -> InferenceRequest:
-        _check_members(body)
+    def _request(
+        self, operation: Operation, body: Body, model: str, grant: Grant
+    ) -> InferenceRequest:
         if isinstance(body, ChatCompletionBody):
             prompt, num_choices, affinity_key = _measure_chat(body, grant)
         else:
             prompt, num_choices, affinity_key = _measure_completion(body, grant)
-        model, options = self.models.resolve(body.model), body.stream_options
+        options = body.stream_options
         tenant, policy = grant.tenant.tenant_id, grant.admission
         bound = _completion_bound(body, grant.limits)
         reserved = self.costs.answer_tokens(tenant, policy, model, at_most=bound)

@@ -3,12 +3,15 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import msgspec
 
 from contracts.names import tenant_id
-from contracts.policy import ApiKeyRecord, TenantPolicy
+from contracts.policy import ApiKeyRecord, PolicyDocument, TenantPolicy
 from contracts.quota import ModelPrice, QuotaRule
 from gateway.admission.local_shares import LocalShares
 from gateway.admission.quota_plan import PlanBook, QuotaPlan
@@ -16,7 +19,7 @@ from gateway.admission.quota_scripts import greeting
 from gateway.admission.quota_store import QuotaStore
 from gateway.admission.redis_limiter import MAX_OPEN, RedisLimiter
 from gateway.admission.verdict import Reservation, Verdict
-from gateway.policies import Grant
+from gateway.grants import Grant, snapshot_of
 from gateway.resp_address import RespAddress
 from tests.gateway.processes import Valkey
 from tests.gateway.scene import until
@@ -44,8 +47,18 @@ class Terms:
         )
         key = ApiKeyRecord(key_id=key_id, key_hash=key_id, key_prefix="sk")
         prices = {price.model: price for price in self.prices}
-        grant = Grant(policy, key, policy.limits(), policy.admitted_by(), b"", prices)
+        grant = grant_of(policy, key, prices)
         return PlanBook().plan_for(grant, model)
+
+
+def grant_of(policy: TenantPolicy, key: ApiKeyRecord, prices: Mapping[str, ModelPrice]) -> Grant:
+    """As a gateway resolves it."""
+    document = PolicyDocument(
+        version=1,
+        tenants=(msgspec.structs.replace(policy, keys=(key,)),),
+        prices=tuple(prices.values()),
+    )
+    return snapshot_of(document, b"0123456789abcdef", datetime.now(UTC)).grants[key.key_hash]
 
 
 def reservation_of(

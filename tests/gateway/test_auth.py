@@ -1,7 +1,7 @@
 """Who gets in, and what the others are told."""
 
 import asyncio
-import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,10 +15,10 @@ from contracts.policy import (
     hash_api_key,
 )
 from gateway.auth import Authenticator
-from gateway.errors import InvalidApiKey, PolicyUnavailable
-from gateway.policies import PolicyStore
+from gateway.clock import SYSTEM_CLOCK, Clock
+from gateway.errors import InvalidApiKey, PolicyUnavailable, TooManyAttempts
+from gateway.policies import LivePolicies
 from tests.gateway.conftest import Tenant
-from tests.gateway.hanging_file import replace_by_pipe, wait_for_reader
 from tests.gateway.http_client import chat, get, post
 from tests.gateway.processes import Gateway, Policies
 from tests.support.waiting import eventually
@@ -26,13 +26,13 @@ from tests.support.waiting import eventually
 PEPPER = b"sixteen bytes ok"
 
 
-def write_policy(path: Path, *keys: str) -> None:
+def policy_of(*keys: str) -> bytes:
     records = tuple(
         ApiKeyRecord(key_id=f"id-{k}", key_hash=hash_api_key(k.encode(), PEPPER), key_prefix="sk")
         for k in keys
     )
     tenant = TenantPolicy(tenant_id="acme", tier="free", keys=records)
-    path.write_bytes(encode_policy_document(PolicyDocument(version=len(keys), tenants=(tenant,))))
+    return encode_policy_document(PolicyDocument(version=len(keys), tenants=(tenant,)))
 
 
 @pytest.mark.parametrize("key", [None, "sk-nobody"], ids=["missing", "unknown"])
@@ -76,10 +76,10 @@ async def test_a_gateway_without_a_policy_waits_and_says_for_which_file(
     path = tmp_path / "later.json"
     gateway = start_gateway(policy_file=path)
     (told,) = (line for line in gateway.log_lines() if "policy" in str(line["message"]))
-    assert told["message"] == "not ready: waiting for a good policy file"
+    assert told["message"] == "not ready: waiting for a good policy"
     assert told["path"] == str(path)
     assert (await get(gateway.port, "/ready")).document["reasons"][0] == "no policy is loaded"
-    write_policy(path, "sk-1")
+    path.write_bytes(policy_of("sk-1"))
     await asyncio.to_thread(
         eventually, lambda: gateway.log_lines()[-1]["message"] == "policy loaded", "the policy"
     )
@@ -90,7 +90,7 @@ async def test_a_broken_policy_file_keeps_the_last_good_one(
 ) -> None:
     def refusals() -> int:
         lines = tenant.gateway.log_lines()
-        return sum(line["message"].startswith("policy file refused") for line in lines)
+        return sum(line["message"].startswith("policy refused") for line in lines)
 
     before = refusals()
     good = policies.path.read_bytes()
@@ -100,54 +100,55 @@ async def test_a_broken_policy_file_keeps_the_last_good_one(
     policies.path.write_bytes(good)
 
 
-def test_without_any_policy_nobody_can_be_judged(tmp_path: Path) -> None:
-    store = PolicyStore(tmp_path / "missing.json", PEPPER)
-    store.refresh()
+def live(*keys: str) -> LivePolicies:
+    policies = LivePolicies("here", PEPPER, time.time)
+    if keys:
+        policies.adopt(policy_of(*keys))
+    return policies
+
+
+def test_without_any_policy_nobody_can_be_judged() -> None:
     with pytest.raises(PolicyUnavailable):
-        Authenticator(store, PEPPER).authenticate(b"Bearer sk-1")
+        Authenticator(live(), PEPPER, SYSTEM_CLOCK).authenticate(b"Bearer sk-1")
 
 
-def test_the_cache_forgets_with_the_policy(tmp_path: Path) -> None:
-    path = tmp_path / "policy.json"
-    write_policy(path, "sk-1", "sk-2")
-    store = PolicyStore(path, PEPPER)
-    store.refresh()
-    authenticator = Authenticator(store, PEPPER)
+def test_the_cache_forgets_with_the_policy() -> None:
+    policies = live("sk-1", "sk-2")
+    authenticator = Authenticator(policies, PEPPER, SYSTEM_CLOCK)
     assert authenticator.authenticate(b"Bearer sk-1").key.key_id == "id-sk-1"
     assert authenticator.authenticate(b"Bearer sk-1").key.key_id == "id-sk-1"
-    write_policy(path, "sk-2")
-    store.refresh()
+    policies.adopt(policy_of("sk-2"))
     with pytest.raises(InvalidApiKey):
         authenticator.authenticate(b"Bearer sk-1")
 
 
-def test_a_file_replaced_by_one_of_equal_size_and_time_is_seen(tmp_path: Path) -> None:
-    path, other = tmp_path / "policy.json", tmp_path / "other.json"
-    write_policy(path, "sk-1")
-    store = PolicyStore(path, PEPPER)
-    store.refresh()
-    write_policy(other, "sk-2")
-    os.utime(other, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
-    other.replace(path)
-    store.refresh()
-    assert Authenticator(store, PEPPER).authenticate(b"Bearer sk-2").key.key_id == "id-sk-2"
+def test_a_key_that_is_used_on_and_on_is_noted_in_every_turn() -> None:
+    authenticator = Authenticator(live("sk-1", "sk-2"), PEPPER, Clock(lambda: 7.0, lambda: 0.0))
+    for _ in range(3):
+        authenticator.authenticate(b"Bearer sk-1")
+        authenticator.authenticate(b"Bearer sk-1")
+        assert authenticator.turn() == {"id-sk-1": 7.0}
+    assert authenticator.turn() == {}
 
 
-async def test_a_file_that_hangs_holds_up_nobody_who_is_known(tmp_path: Path) -> None:
-    path, other = tmp_path / "policy.json", tmp_path / "other.json"
-    write_policy(path, "sk-1")
-    write_policy(other, "sk-2")
-    store = PolicyStore(path, PEPPER)
-    store.refresh()
-    before = store.current
-    replace_by_pipe(path)
-    watching = asyncio.create_task(store.watch(0.001))
-    pipe = await wait_for_reader(path)
-    assert store.current is before
-    os.write(pipe, other.read_bytes())
-    other.replace(path)  # what is read next hangs no more
-    os.close(pipe)
-    await asyncio.to_thread(eventually, lambda: store.current is not before, "the new policy")
-    assert Authenticator(store, PEPPER).authenticate(b"Bearer sk-2").key.key_id == "id-sk-2"
-    watching.cancel()
-    await asyncio.gather(watching, return_exceptions=True)
+def test_who_guesses_waits_and_who_is_known_does_not() -> None:
+    now_s = 0.0
+    authenticator = Authenticator(live("sk-1", "sk-2"), PEPPER, Clock(time.time, lambda: now_s))
+
+    def ask(key: str, peer: str = "10.0.0.1") -> str:
+        return authenticator.authenticate(f"Bearer {key}".encode(), lambda: peer).key.key_id
+
+    assert ask("sk-1") == "id-sk-1"
+    for number in range(300):
+        with pytest.raises(InvalidApiKey):
+            ask(f"sk-guess-{number}")
+    with pytest.raises(TooManyAttempts) as raised:
+        ask("sk-guess")
+    assert raised.value.retry_after_ms == 100
+    with pytest.raises(TooManyAttempts):
+        ask("sk-2")  # a good one cannot be told from a guess
+    assert ask("sk-1") == "id-sk-1"
+    assert ask("sk-2", peer="10.0.0.2") == "id-sk-2"
+    now_s = 0.1
+    with pytest.raises(InvalidApiKey):
+        ask("sk-guess")

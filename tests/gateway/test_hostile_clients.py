@@ -94,7 +94,7 @@ def resident_bytes(gateway: Gateway) -> int:
 
 
 @pytest.mark.parametrize(
-    "request_", [HEALTH, request_bytes(b"{}", "sk-nobody")], ids=["control-plane", "data-plane"]
+    "request_", [HEALTH, request_bytes(b"{}", None)], ids=["control-plane", "data-plane"]
 )
 async def test_a_client_that_only_asks_is_not_read_any_more(
     start_gateway: Callable[..., Gateway], request_: bytes
@@ -182,7 +182,7 @@ def test_a_nested_policy_leaves_the_last_good_one(
     path.write_text('{"type": "policy.document.v1", "version": 1}')
     gateway = start_gateway(policy_file=path)
     path.write_text('{"type": "policy.document.v1", "version": 2, "x": ' + "[" * 100_000)
-    refused = "policy file refused, keeping the last good one"
+    refused = "policy refused, keeping the last good one"
     eventually(lambda: any(line["message"] == refused for line in gateway.log_lines()), "refusal")
     assert gateway.process is not None
     assert gateway.process.poll() is None

@@ -1,17 +1,20 @@
--- ARGV: lease (ms), number of rules; for each rule its name, then its limits, 0 for none: tokens and
--- requests a minute, concurrent requests, tokens a day and a month, nano-dollars a day and a month;
+-- ARGV: lease (ms), number of rules, how many of them, the last, only count what they would refuse;
+-- for each rule its name, then its limits, 0 for none: tokens and requests a minute, concurrent requests, tokens a day and a month, nano-dollars a day and a month;
 -- then what is asked for: 1 if it was served already, tokens that rates are charged, tokens and
 -- nano-dollars that budgets are charged, reservation id, and a number that stays the same when the
 -- same is asked again.
 -- Returns {0 admitted | number of the limit that refuses, its rule from 1, ms until it would not,
 -- what it allows, what is left of it; for tokens and for requests a minute, of the rule with least
--- left: limit, left, ms until full}.  A refusal takes nothing but a turn.
+-- left: limit, left, ms until full; which of the last rules would refuse, in bits}.  A refusal takes
+-- nothing but a turn, and nothing is taken from a rule that would refuse.
 local LIMITS_PER_RULE = 8
 local TOKENS_A_MINUTE, REQUESTS_A_MINUTE, CONCURRENT = 1, 2, 3
 local TOKENS_A_DAY, TOKENS_A_MONTH, NANO_A_DAY, NANO_A_MONTH = 4, 5, 6, 7
 
-local lease_ms, num_rules = tonumber(ARGV[1]), tonumber(ARGV[2])
-local asked = 2 + num_rules * LIMITS_PER_RULE
+local FIRST = 4
+local lease_ms, num_rules, num_shadows = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local num_enforced = num_rules - num_shadows
+local asked = FIRST - 1 + num_rules * LIMITS_PER_RULE
 local is_forced, tokens, budget_tokens, nano, id, turn = ARGV[asked + 1] == '1',
   tonumber(ARGV[asked + 2]), tonumber(ARGV[asked + 3]), tonumber(ARGV[asked + 4]),
   ARGV[asked + 5], ARGV[asked + 6]
@@ -45,7 +48,7 @@ local function sweep()
   return first[2] or NOW_MS + lease_ms -- no lease ends before
 end
 
-bucket_of(ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]))
+bucket_of(ARGV[FIRST], tonumber(ARGV[FIRST + 1]), tonumber(ARGV[FIRST + 2]))
 if NOW_MS >= sweep_at_ms then
   redis.call('HSET', BUCKET, 'sweep_at_ms', sweep())
 end
@@ -57,7 +60,13 @@ if NOW_MS < turns_until_ms then
 end
 
 local refused_by, refusing_rule, wait_ms, allowed, left = 0, 0, 0, 0, 0
+local shadows, shadow_bit = 0, 0 -- the bit of the rule that is looked at; 0 of those that refuse
+local is_shadow_refusing = false
 local function refuse(limit, rule, needs_ms, limit_allows, limit_left)
+  if shadow_bit > 0 then
+    is_shadow_refusing = true
+    return
+  end
   local is_budget, was_budget = limit > CONCURRENT, refused_by > CONCURRENT
   if refused_by == 0 or is_budget == was_budget and needs_ms > wait_ms
     or is_budget and not was_budget then
@@ -100,7 +109,10 @@ end
 local record = {tokens, nano, NOW_MS, TODAY, 0, is_forced and 1 or 0, 0}
 local taken = {} -- the buckets to take from, once everything allows it
 for rule = 1, num_rules do
-  local position = 3 + (rule - 1) * LIMITS_PER_RULE
+  local position = FIRST + (rule - 1) * LIMITS_PER_RULE
+  if rule > num_enforced then
+    shadow_bit, is_shadow_refusing = 2 ^ (rule - num_enforced - 1), false
+  end
   local name, tpm, rpm = ARGV[position], tonumber(ARGV[position + 1]), tonumber(ARGV[position + 2])
   local max_running = tonumber(ARGV[position + 3])
   local budgeted = ARGV[position + 4] ~= '0' or ARGV[position + 5] ~= '0'
@@ -133,10 +145,14 @@ for rule = 1, num_rules do
   if budgeted then
     check_budgets(rule, name, position)
   end
-  local n = #record
-  record[n + 1], record[n + 2], record[n + 3] = name, tpm, rpm
-  record[n + 4], record[n + 5] = max_running > 0 and 1 or 0, budgeted and budget_tokens or -1
-  taken[rule] = bucket
+  if shadow_bit > 0 and is_shadow_refusing then
+    shadows = shadows + shadow_bit
+  else
+    local n = #record
+    record[n + 1], record[n + 2], record[n + 3] = name, tpm, rpm
+    record[n + 4], record[n + 5] = max_running > 0 and 1 or 0, budgeted and budget_tokens or -1
+    taken[#taken + 1] = bucket
+  end
 end
 record[MONTH] = month or 0
 
@@ -175,7 +191,7 @@ end
 save_buckets()
 
 if refused_by > 0 then
-  local name = ARGV[3 + (refusing_rule - 1) * LIMITS_PER_RULE]
+  local name = ARGV[FIRST + (refusing_rule - 1) * LIMITS_PER_RULE]
   local keeps_turn = my_turn and my_turn.name == name and my_turn.limit == refused_by
     and my_turn.due_ms > NOW_MS
   drop_turn, drop_lapsed_turns, turn_of, take_turn, ahead, jittered = line()
@@ -189,7 +205,8 @@ if refused_by > 0 then
 end
 
 local token_rule, request_rule -- those with least left
-for _, bucket in ipairs(taken) do
+for i = 1, num_enforced do
+  local bucket = taken[i]
   if bucket.tpm > 0 and (not token_rule or bucket.tokens < token_rule.tokens) then
     token_rule = bucket
   end
@@ -203,4 +220,5 @@ return {
   math.ceil((token_rule.tpm * UNIT - token_rule.tokens) / token_rule.tpm),
   request_rule.rpm, whole(request_rule.requests),
   math.ceil((request_rule.rpm * UNIT - request_rule.requests) / request_rule.rpm),
+  shadows,
 }

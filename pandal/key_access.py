@@ -1,0 +1,163 @@
+"""Keys as the command line manages them: in the local fleet's data, or over an admin API."""
+
+import urllib.parse
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+
+import msgspec
+
+from contracts.api_keys import (
+    KeyOrder,
+    RandomBytes,
+    is_in_force,
+    key_record,
+    new_api_key,
+    tenant_of,
+    with_revoked,
+    with_rotated,
+)
+from contracts.errors import ContractError
+from contracts.policy import ApiKeyRecord
+from gateway.policy_documents.policy_file import PolicyFile
+from pandal.admin_client import AdminClient
+from pandal.credentials import load_or_create_credentials
+from pandal.datadir import DataDir
+from pandal.errors import BadOption
+from pandal.policy_access import Edit, LocalPolicies, edited
+from pandal.private_file import locked
+
+
+class KeyNews(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be shown of a key at any time."""
+
+    key_id: str
+    key_prefix: str
+    name: str
+    is_in_force: bool
+    num_retiring: int = 0  # secrets from before a rotation that are still good
+    created_at: datetime | None = None
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+    last_used_at: datetime | None = None
+    models: tuple[str, ...] | None = None
+    endpoints: tuple[str, ...] | None = None
+
+
+class NewSecret(msgspec.Struct, frozen=True, kw_only=True):
+    """Shown once."""
+
+    key_id: str
+    api_key: str
+
+    def __repr__(self) -> str:
+        return f"NewSecret(key_id={self.key_id!r})"
+
+
+class KeyAccess(Protocol):
+    """Raises NotFound or BadOption for a tenant or key that is not there."""
+
+    def keys(self, tenant: str) -> Sequence[KeyNews]: ...
+
+    def rotate(self, tenant: str, key_id: str, overlap: timedelta) -> NewSecret: ...
+
+    def revoke(self, tenant: str, key_id: str) -> None: ...
+
+
+class LocalKeys:
+    """New keys are ``pandal.keys``'."""
+
+    def __init__(self, data_dir: DataDir, random_bytes: RandomBytes) -> None:
+        self._data_dir = data_dir
+        self._random_bytes = random_bytes
+        self._policies = LocalPolicies(data_dir.policies)
+
+    def keys(self, tenant: str) -> Sequence[KeyNews]:
+        try:
+            found = tenant_of(self._policies.current().document, tenant).keys
+        except ContractError as exc:
+            raise BadOption(str(exc)) from exc
+        now, used = datetime.now(UTC), PolicyFile(self._data_dir.policies).keys_used()
+        return [_news(key, now, used.get(key.key_id)) for key in found]
+
+    def rotate(self, tenant: str, key_id: str, overlap: timedelta) -> NewSecret:
+        with locked(self._data_dir.credentials):
+            credentials = load_or_create_credentials(self._data_dir, self._random_bytes)
+        api_key = new_api_key(self._random_bytes)
+        fresh = key_record(
+            api_key, credentials.pepper_bytes, KeyOrder(), self._random_bytes, datetime.now(UTC)
+        )
+        self._edit(
+            lambda before: with_rotated(before, tenant, key_id, fresh, overlap),
+            "key.rotate",
+            f"{key_id} of {tenant}",
+        )
+        return NewSecret(key_id=key_id, api_key=api_key)
+
+    def revoke(self, tenant: str, key_id: str) -> None:
+        self._edit(
+            lambda before: with_revoked(before, tenant, key_id, datetime.now(UTC)),
+            "key.revoke",
+            f"{key_id} of {tenant}",
+        )
+
+    def _edit(self, edit: Edit, action: str, why: str) -> None:
+        try:
+            edited(self._policies, edit, action=action, why=why)
+        except ContractError as exc:
+            raise BadOption(str(exc)) from exc
+
+
+class RemoteKeys:
+    def __init__(self, client: AdminClient) -> None:
+        self._client = client
+
+    def keys(self, tenant: str) -> Sequence[KeyNews]:
+        body, _ = self._client.call("GET", _path(tenant))
+        found: list[KeyNews] = msgspec.json.decode(body, type=_KeyList).keys
+        return found
+
+    def create(self, tenant: str, order: KeyOrder) -> NewSecret:
+        wanted: dict[str, Any] = {
+            "name": order.name,
+            "expires_at": order.expires_at,
+            "models": order.models,
+            "endpoints": order.endpoints,
+        }
+        return self._secret("POST", _path(tenant), wanted)
+
+    def rotate(self, tenant: str, key_id: str, overlap: timedelta) -> NewSecret:
+        wanted = {"overlap_s": int(overlap.total_seconds())}
+        return self._secret("POST", f"{_path(tenant, key_id)}/rotate", wanted)
+
+    def revoke(self, tenant: str, key_id: str) -> None:
+        self._client.call("DELETE", _path(tenant, key_id))
+
+    def _secret(self, method: str, path: str, wanted: object) -> NewSecret:
+        body, _ = self._client.call(method, path, msgspec.json.encode(wanted))
+        return msgspec.json.decode(body, type=NewSecret)
+
+
+class _KeyList(msgspec.Struct):
+    keys: list[KeyNews]
+
+
+def _path(tenant: str, key_id: str | None = None) -> str:
+    path = f"/tenants/{urllib.parse.quote(tenant, safe='')}/keys"
+    return path if key_id is None else f"{path}/{urllib.parse.quote(key_id, safe='')}"
+
+
+def _news(key: ApiKeyRecord, now: datetime, used_s: float | None) -> KeyNews:
+    return KeyNews(
+        key_id=key.key_id,
+        key_prefix=key.key_prefix,
+        name=key.name,
+        is_in_force=is_in_force(key, now),
+        num_retiring=sum(secret.expires_at > now for secret in key.retiring),
+        created_at=key.created_at,
+        expires_at=key.expires_at,
+        revoked_at=key.revoked_at,
+        last_used_at=None if used_s is None else datetime.fromtimestamp(used_s, UTC),
+        models=key.models,
+        endpoints=key.endpoints,
+    )

@@ -1,0 +1,163 @@
+"""``pandal keys``: keys are given out once, rotated, revoked, and listed without their secrets."""
+
+import os
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from contracts.api_keys import KeyOrder
+from pandal.admin_client import AdminClient
+from pandal.durations import parse_duration
+from pandal.errors import BadOption
+from pandal.key_access import KeyAccess, KeyNews, LocalKeys, NewSecret, RemoteKeys
+from pandal.policy_options import (
+    AdminOption,
+    DataDirOption,
+    JsonOption,
+    admin_client,
+    directory,
+)
+from pandal.screen import say
+
+keys_app = typer.Typer(no_args_is_help=True, help="API keys of tenants.")
+
+TenantOption = Annotated[str, typer.Option(help="a-z, 0-9, '-' and '_'.")]
+KeyArgument = Annotated[str, typer.Argument(metavar="KEY-ID", help="As 'pandal keys list' tells.")]
+
+
+@keys_app.command("create")
+def create(
+    tenant: TenantOption,
+    tier: Annotated[str | None, typer.Option(help="free, standard or gold.")] = None,
+    tpm: Annotated[int | None, typer.Option(help="Tokens per minute, over the tier's.")] = None,
+    rpm: Annotated[int | None, typer.Option(help="Requests per minute, over the tier's.")] = None,
+    name: Annotated[str, typer.Option(help="What people call the key.")] = "",
+    expires_in: Annotated[str | None, typer.Option(help="90d, 12h.", show_default="never")] = None,
+    models: Annotated[
+        list[str] | None, typer.Option("--only-model", help="It is for no other; repeatable.")
+    ] = None,
+    endpoints: Annotated[
+        list[str] | None,
+        typer.Option("--only-endpoint", help="chat.completions or completions; repeatable."),
+    ] = None,
+    data_dir: DataDirOption = None,
+    admin: AdminOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a tenant another API key, and the tenant its tier and limits if named."""
+    order = KeyOrder(name, _expiry(expires_in), models, endpoints)
+    client = admin_client(data_dir, admin)
+    if client is not None:
+        if (tier, tpm, rpm) != (None, None, None):
+            raise BadOption("--tier, --tpm, --rpm: with --admin, use 'pandal policy set'")
+        _show_secret(RemoteKeys(client).create(tenant, order), as_json)
+        return
+    from pandal.keys import create_key, parse_key_request
+    from pandal.readiness import wait_until_accepted
+
+    request = parse_key_request(
+        tenant=tenant, tier=tier, tokens_per_minute=tpm, requests_per_minute=rpm, order=order
+    )
+    local = directory(data_dir)
+    local.create()
+    created = create_key(local, request)
+    note = wait_until_accepted(local, created.api_key)
+    if as_json:
+        say(msgspec.json.encode(created).decode())
+    else:
+        say(
+            f"tenant  {created.tenant} ({created.tier}: {created.tokens_per_minute} tokens and "
+            f"{created.requests_per_minute} requests per minute)\nkey id  {created.key_id}\n"
+            f"key     {created.api_key}"
+        )
+    say(note, sys.stderr)
+
+
+@keys_app.command("list")
+def list_(
+    tenant: TenantOption,
+    data_dir: DataDirOption = None,
+    admin: AdminOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """A tenant's keys: what may be known of them, and never the keys themselves."""
+    found = _access(data_dir, admin).keys(tenant)
+    if as_json:
+        say(msgspec.json.encode(found).decode())
+        return
+    for key in found:
+        say("  ".join(_told(key)))
+
+
+@keys_app.command()
+def rotate(
+    key_id: KeyArgument,
+    tenant: TenantOption,
+    overlap: Annotated[str, typer.Option(help="How long the old secret stays good.")] = "24h",
+    data_dir: DataDirOption = None,
+    admin: AdminOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a key a new secret; its id, scopes and limits stay, and the old secret for a while."""
+    time = parse_duration(overlap, option="--overlap")
+    _show_secret(_access(data_dir, admin).rotate(tenant, key_id, time), as_json)
+
+
+@keys_app.command()
+def revoke(
+    key_id: KeyArgument,
+    tenant: TenantOption,
+    data_dir: DataDirOption = None,
+    admin: AdminOption = None,
+) -> None:
+    """End a key now, on every gateway; there is no way back."""
+    _access(data_dir, admin).revoke(tenant, key_id)
+    say(f"{key_id} is revoked")
+
+
+def _access(data_dir: Path | None, admin: str | None) -> KeyAccess:
+    client: AdminClient | None = admin_client(data_dir, admin)
+    return LocalKeys(directory(data_dir), os.urandom) if client is None else RemoteKeys(client)
+
+
+def _expiry(expires_in: str | None) -> datetime | None:
+    if expires_in is None:
+        return None
+    return datetime.now(UTC) + parse_duration(expires_in, option="--expires-in")
+
+
+def _show_secret(created: NewSecret, as_json: bool) -> None:
+    if as_json:
+        say(msgspec.json.encode(created).decode())
+    else:
+        say(f"key id  {created.key_id}\nkey     {created.api_key}")
+
+
+def _told(key: KeyNews) -> Iterator[str]:
+    yield f"{key.key_id}  {key.key_prefix}..."
+    yield _state(key)
+    if key.name:
+        yield key.name
+    if key.models is not None:
+        yield f"models {','.join(key.models)}"
+    if key.endpoints is not None:
+        yield f"endpoints {','.join(key.endpoints)}"
+    if key.num_retiring:
+        yield f"{key.num_retiring} older secret still good"
+    if key.created_at is not None:
+        yield f"created {key.created_at:%Y-%m-%d}"
+    if key.last_used_at is not None:
+        yield f"last used {key.last_used_at:%Y-%m-%d %H:%M}Z"
+
+
+def _state(key: KeyNews) -> str:
+    if key.revoked_at is not None and not key.is_in_force:
+        return f"revoked {key.revoked_at:%Y-%m-%d}"
+    if not key.is_in_force:
+        return "expired"
+    return "good" if key.expires_at is None else f"good until {key.expires_at:%Y-%m-%d %H:%M}Z"

@@ -1,0 +1,261 @@
+"""``pandal policy``: read, edit and explain quota policies, with their history."""
+
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from contracts.api_keys import key_of, tenant_of
+from contracts.errors import ContractError, Unknown
+from contracts.policy import ApiKeyRecord, PolicyDocument, TenantPolicy
+from contracts.policy_change import FieldChange, differences
+from contracts.policy_reasons import reasons
+from contracts.policy_rollback import rolled_back
+from pandal.errors import BadOption, Drifted, NotFound
+from pandal.policy_access import Edit, PolicyAccess, edited
+from pandal.policy_assignment import assigned
+from pandal.policy_options import (
+    AdminOption,
+    DataDirOption,
+    JsonOption,
+    WhyOption,
+    policy_access,
+)
+from pandal.policy_yaml import from_yaml, read_yaml, to_yaml
+from pandal.screen import say
+from pandal.settings import CommandSettings
+
+policy_app = typer.Typer(no_args_is_help=True, help="Quota policies: who may ask for how much.")
+
+
+@policy_app.command()
+def get(
+    tenant: Annotated[str | None, typer.Argument(help="Only this one.")] = None,
+    version: Annotated[int | None, typer.Option(help="As it was then.")] = None,
+    data_dir: DataDirOption = None,
+    admin: AdminOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the policy, or one tenant's part of it."""
+    access = policy_access(data_dir, admin)
+    document = access.current().document if version is None else access.version(version)
+    if tenant is not None:
+        found = _tenant(document, tenant)
+        document = PolicyDocument(version=document.version, tenants=(found,))
+    say(msgspec.json.encode(document).decode() if as_json else to_yaml(document).rstrip())
+
+
+@policy_app.command("set")
+def set_(
+    tenant: Annotated[str, typer.Argument()],
+    assignments: Annotated[list[str], typer.Argument(help="FIELD=VALUE; FIELD= unsets it.")],
+    key: Annotated[str | None, typer.Option(help="Of this key only.")] = None,
+    model: Annotated[str | None, typer.Option(help="Of requests to this model only.")] = None,
+    shadow: Annotated[
+        bool, typer.Option("--shadow", help="Count what it would refuse; refuse nothing.")
+    ] = False,
+    why: WhyOption = "",
+    data_dir: DataDirOption = None,
+    admin: AdminOption = None,
+) -> None:
+    """Change a tenant's limits and terms, as in: pandal policy set acme tokens_per_minute=20000."""
+    access = policy_access(data_dir, admin)
+
+    def edit(before: PolicyDocument) -> PolicyDocument:
+        own = _tenant(before, tenant)
+        changed = assigned(own, assignments, key=key, model=model, is_shadow=shadow)
+        tenants = tuple(changed if t is own else t for t in before.tenants)
+        return msgspec.structs.replace(before, tenants=tenants)
+
+    _edit(access, edit, action="set", why=why)
+
+
+@policy_app.command("edit")
+def edit_command(
+    why: WhyOption = "",
+    data_dir: DataDirOption = None,
+    admin: AdminOption = None,
+) -> None:
+    """Edit the policy in $VISUAL or $EDITOR; nothing is stored if it is no good."""
+    access = policy_access(data_dir, admin)
+    found = access.current()
+    text = _edited_by_hand(to_yaml(found.document))
+    after = from_yaml(text, "the policy")
+    told = differences(found.document, after)
+    if not told:
+        say("nothing changed")
+        return
+    try:
+        stored = access.replace(after, expected=found.etag, action="edit", why=why)
+    except ContractError as exc:
+        raise BadOption(str(exc)) from exc
+    _show(told)
+    say(f"version {stored.version}")
+
+
+@policy_app.command()
+def diff(
+    older: Annotated[int, typer.Argument(help="A version.")],
+    newer: Annotated[int | None, typer.Argument(help="Another.", show_default="current")] = None,
+    data_dir: DataDirOption = None,
+    admin: AdminOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What changed between two versions."""
+    access = policy_access(data_dir, admin)
+    after = access.current().document if newer is None else access.version(newer)
+    told = differences(access.version(older), after)
+    if as_json:
+        say(msgspec.json.encode(told).decode())
+    else:
+        _show(told)
+
+
+@policy_app.command()
+def history(
+    limit: Annotated[int, typer.Option(min=1, max=10_000)] = 20,
+    data_dir: DataDirOption = None,
+    admin: AdminOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Who changed what, when and why; newest first."""
+    entries = policy_access(data_dir, admin).history(limit)
+    if as_json:
+        say(msgspec.json.encode(entries).decode())
+        return
+    for entry in entries:
+        at = f"{entry.at:%Y-%m-%d %H:%M:%S}Z"
+        say(f"version {entry.version}  {at}  {entry.who}  {entry.action}  {entry.why}".rstrip())
+        _show(entry.changes, indent="  ")
+        if entry.num_changes > len(entry.changes):
+            say(f"  and {entry.num_changes - len(entry.changes)} more")
+
+
+@policy_app.command()
+def rollback(
+    version: Annotated[int, typer.Argument(help="That is to be in force again.")],
+    why: WhyOption = "",
+    data_dir: DataDirOption = None,
+    admin: AdminOption = None,
+) -> None:
+    """Put an older version in force again, as a new one; keys stay as they are."""
+    access = policy_access(data_dir, admin)
+    older = access.version(version)
+    why = f"back to version {version}{': ' if why else ''}{why}"
+    _edit(
+        access,
+        lambda before: rolled_back(before, older, datetime.now(UTC)),
+        action="rollback",
+        why=why,
+    )
+
+
+@policy_app.command()
+def export(data_dir: DataDirOption = None, admin: AdminOption = None) -> None:
+    """Print the policy as YAML, to be kept in a repository."""
+    say(to_yaml(policy_access(data_dir, admin).current().document).rstrip())
+
+
+@policy_app.command("import")
+def import_(
+    path: Annotated[Path, typer.Argument(help="YAML, as export prints it.")],
+    check: Annotated[
+        bool, typer.Option("--check", help="Store nothing; fail if it is not what is in force.")
+    ] = False,
+    why: WhyOption = "",
+    data_dir: DataDirOption = None,
+    admin: AdminOption = None,
+) -> None:
+    """Put the policy of a file in force."""
+    access = policy_access(data_dir, admin)
+    wanted = read_yaml(path)
+    told = differences(access.current().document, wanted)
+    if check:
+        _show(told)
+        if told:
+            raise Drifted(f"{access.where} differs from {path} in {len(told)} places")
+    elif told:
+        _edit(access, lambda _: wanted, action="import", why=why or f"from {path.name}")
+    else:
+        say("nothing changed")
+
+
+@policy_app.command()
+def explain(
+    tenant: Annotated[str, typer.Argument()],
+    model: Annotated[str | None, typer.Option(help="As replicas call it.")] = None,
+    key: Annotated[str | None, typer.Option(help="A key's id.")] = None,
+    at: Annotated[
+        datetime | None, typer.Option(help="UTC, for windows.", show_default="now")
+    ] = None,
+    data_dir: DataDirOption = None,
+    admin: AdminOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What applies to a tenant's requests, and whose word each value is."""
+    document = policy_access(data_dir, admin).current().document
+    policy = _tenant(document, tenant)
+    record = None if key is None else _key(policy, key)
+    moment = datetime.now(UTC) if at is None else at.replace(tzinfo=UTC)
+    found = list(reasons(document, policy, key=record, model=model, at=moment))
+    if as_json:
+        say(msgspec.json.encode(found).decode())
+    else:
+        for reason in found:
+            say(reason.words)
+
+
+def _edit(access: PolicyAccess, edit: Edit, *, action: str, why: str) -> None:
+    """Stores it and tells what it changed.  Raises BadOption for what is no policy."""
+    before = [access.current().document]
+
+    def noted(document: PolicyDocument) -> PolicyDocument:
+        before[0] = document
+        return edit(document)
+
+    try:
+        stored = edited(access, noted, action=action, why=why)
+    except ContractError as exc:
+        raise BadOption(str(exc)) from exc
+    _show(differences(before[0], stored))
+    say(f"version {stored.version}")
+
+
+def _show(changes: Iterable[FieldChange], indent: str = "") -> None:
+    for change in changes:
+        say(f"{indent}{change.words}")
+
+
+def _edited_by_hand(text: str) -> str:
+    """Raises BadOption if the editor fails."""
+    editor = CommandSettings().editor
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "policy.yaml"
+        path.write_text(text)
+        path.chmod(0o600)
+        code = subprocess.call([*shlex.split(editor), str(path)])
+        if code != 0:
+            raise BadOption(f"{editor} ended with {code}; nothing was stored")
+        return path.read_text()
+
+
+def _tenant(document: PolicyDocument, name: str) -> TenantPolicy:
+    """Raises NotFound."""
+    try:
+        return tenant_of(document, name)
+    except Unknown as exc:
+        raise NotFound(str(exc)) from exc
+
+
+def _key(tenant: TenantPolicy, key_id: str) -> ApiKeyRecord:
+    """Raises NotFound."""
+    try:
+        return key_of(tenant, key_id)
+    except Unknown as exc:
+        raise NotFound(str(exc)) from exc

@@ -1,0 +1,53 @@
+"""Options that the commands for policies and keys share: which policy they are about, and why."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pandal.admin_client import AdminClient
+from pandal.datadir import DataDir, data_dir_at
+from pandal.errors import BadOption
+from pandal.policy_access import LocalPolicies, PolicyAccess
+from pandal.settings import CommandSettings
+
+DataDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir", help="State of the local fleet.", show_default="~/.local/share/pandal"
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+WhyOption = Annotated[str, typer.Option("--why", help="For the audit log.")]
+
+
+AdminOption = Annotated[
+    str | None,
+    typer.Option(
+        "--admin",
+        help="URL of an admin API, with its token in PANDAL_ADMIN_TOKEN.",
+        show_default="PANDAL_ADMIN_URL, or else the local fleet's data",
+    ),
+]
+
+
+def policy_access(data_dir: Path | None, admin: str | None) -> PolicyAccess:
+    client = admin_client(data_dir, admin)
+    return LocalPolicies(directory(data_dir).policies) if client is None else client
+
+
+def admin_client(data_dir: Path | None, admin: str | None) -> AdminClient | None:
+    """``None``: the local fleet's data is meant.  Raises BadOption."""
+    settings = CommandSettings()
+    url = admin
+    if url is None and data_dir is None:
+        url = settings.admin_url
+    if url is None:
+        return None
+    if settings.admin_token is None:
+        raise BadOption("PANDAL_ADMIN_TOKEN: expected a token of the admin API")
+    return AdminClient(url, settings.admin_token.get_secret_value())
+
+
+def directory(option: Path | None) -> DataDir:
+    return data_dir_at(CommandSettings().default_data_dir() if option is None else option)

@@ -1,0 +1,166 @@
+"""``pandal policy`` and ``pandal keys`` on a local data directory."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from pandal.cli import app
+from pandal.datadir import DataDir
+from pandal.errors import BadOption, Drifted, NotFound
+from pandal.keys import KeyRequest, create_key
+
+
+def run(data_dir: DataDir, *arguments: str, **environment: str) -> Result:
+    arguments = (*arguments, "--data-dir", str(data_dir.root))
+    result = CliRunner().invoke(app, arguments, env=environment, catch_exceptions=True)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def lines(data_dir: DataDir, *arguments: str, **environment: str) -> list[str]:
+    result = run(data_dir, *arguments, **environment)
+    assert result.exit_code == 0, result.output
+    return result.stdout.splitlines()
+
+
+@pytest.fixture
+def acme(data_dir: DataDir) -> DataDir:
+    """With one key of a tenant."""
+    create_key(data_dir, KeyRequest("acme", tier="gold"))
+    return data_dir
+
+
+def key_id(data_dir: DataDir) -> str:
+    (key,) = json.loads(lines(data_dir, "keys", "list", "--tenant", "acme", "--json")[0])
+    return str(key["key_id"])
+
+
+def test_what_is_set_is_explained(acme: DataDir) -> None:
+    key = key_id(acme)
+    lines(acme, "policy", "set", "acme", "tokens_per_minute=20000", "--key", key, "--why", "noisy")
+    lines(acme, "policy", "set", "acme", "max_completion_tokens=9", "--model", "m")
+    told = lines(acme, "policy", "explain", "acme", "--model", "m", "--key", key)
+    assert told[0] == f"20,000 TPM because tier gold, narrowed by key {key}"
+    assert "max completion tokens 9 because tenant acme, model m" in told
+    assert "noisy" in "\n".join(lines(acme, "policy", "history"))
+
+
+def test_what_is_unset_is_the_tiers_again(acme: DataDir) -> None:
+    lines(acme, "policy", "set", "acme", "requests_per_minute=5", "concurrent_requests=2")
+    lines(acme, "policy", "set", "acme", "requests_per_minute=", "concurrent_requests=")
+    (tenant,) = yaml.safe_load("\n".join(lines(acme, "policy", "get", "acme")))["tenants"]
+    assert set(tenant) == {"tenant_id", "tier", "keys"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("acme", "tpm=5"), "tpm: expected one of tier"),
+        (("acme", "tokens_per_minute=0"), "tokens_per_minute"),
+        (("acme", "tokens_per_minute"), "FIELD=VALUE"),
+        (("acme", "tier=none"), r"\$\.tenants\[0\]\.tier"),
+        (("acme", "tier=free", "--model", "m"), "whole tenant"),
+    ],
+    ids=str,
+)
+def test_an_assignment_that_cannot_be_is_named(
+    acme: DataDir, arguments: tuple[str, ...], complaint: str
+) -> None:
+    with pytest.raises(BadOption, match=complaint):
+        run(acme, "policy", "set", *arguments)
+
+
+def test_history_diff_and_rollback(acme: DataDir) -> None:
+    lines(acme, "policy", "set", "acme", "tier=free", "--why", "did not pay")
+    assert lines(acme, "policy", "diff", "1") == ['tenants[acme].tier: "gold" -> "free"']
+    told = lines(acme, "policy", "rollback", "1", "--why", "paid")
+    assert told == ['tenants[acme].tier: "free" -> "gold"', "version 3"]
+    entries = json.loads(lines(acme, "policy", "history", "--json")[0])
+    assert [(e["action"], e["why"]) for e in entries][:2] == [
+        ("rollback", "back to version 1: paid"),
+        ("set", "did not pay"),
+    ]
+    with pytest.raises(NotFound):
+        run(acme, "policy", "rollback", "99")
+
+
+def test_going_back_brings_no_key_back(acme: DataDir) -> None:
+    key = key_id(acme)
+    lines(acme, "keys", "revoke", key, "--tenant", "acme")
+    create_key(acme, KeyRequest("acme"))
+    lines(acme, "policy", "rollback", "1")
+    states = [k["is_in_force"] for k in json.loads(lines(acme, *LIST)[0])]
+    assert states == [False, True]
+
+
+LIST = ("keys", "list", "--tenant", "acme", "--json")
+
+
+def test_a_repository_is_held_to_what_is_in_force(acme: DataDir, tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("\n".join(lines(acme, "policy", "export")))
+    assert lines(acme, "policy", "import", str(path), "--check") == []
+    lines(acme, "policy", "set", "acme", "tier=free")
+    with pytest.raises(Drifted, match="1 places"):
+        run(acme, "policy", "import", str(path), "--check")
+    assert lines(acme, "policy", "import", str(path)) == [
+        'tenants[acme].tier: "free" -> "gold"',
+        "version 3",
+    ]
+    assert lines(acme, "policy", "import", str(path)) == ["nothing changed"]
+
+
+def test_a_file_that_is_no_policy_is_named_by_the_path_of_its_fault(
+    acme: DataDir, tmp_path: Path
+) -> None:
+    path = tmp_path / "policy.yaml"
+    for text, complaint in (
+        ("tenants: [{tenant_id: a, tier: free, tpm: 3}]", r"\$\.tenants\[0\]\.tpm"),
+        ("tenants: [", "line 1"),
+        ("[]", "members"),
+    ):
+        path.write_text(text)
+        with pytest.raises(BadOption, match=complaint):
+            run(acme, "policy", "import", str(path))
+
+
+def test_an_editor_edits_it(acme: DataDir, tmp_path: Path) -> None:
+    editor = tmp_path / "editor.sh"
+    editor.write_text('#!/bin/sh\nsed -i s/gold/free/ "$1"\n')
+    editor.chmod(0o700)
+    told = lines(acme, "policy", "edit", VISUAL=str(editor))
+    assert told == ['tenants[acme].tier: "gold" -> "free"', "version 2"]
+    assert lines(acme, "policy", "edit", VISUAL="true") == ["nothing changed"]
+    with pytest.raises(BadOption, match="nothing was stored"):
+        run(acme, "policy", "edit", VISUAL="false")
+
+
+def test_a_key_is_rotated_and_revoked(acme: DataDir) -> None:
+    key = key_id(acme)
+    rotated = json.loads(lines(acme, "keys", "rotate", key, "--tenant", "acme", "--json")[0])
+    assert rotated["key_id"] == key
+    (told,) = lines(acme, "keys", "list", "--tenant", "acme")
+    assert rotated["api_key"][:14] in told
+    assert "1 older secret still good" in told
+    assert rotated["api_key"] not in acme.policies.read_text()
+    lines(acme, "keys", "revoke", key, "--tenant", "acme")
+    (told,) = lines(acme, "keys", "list", "--tenant", "acme")
+    assert "revoked" in told
+    with pytest.raises(BadOption, match="revoked or expired"):
+        run(acme, "keys", "rotate", key, "--tenant", "acme")
+    with pytest.raises(BadOption, match="no key"):
+        run(acme, "keys", "revoke", "key-none", "--tenant", "acme")
+
+
+def test_a_key_is_made_for_a_time_and_a_purpose(acme: DataDir) -> None:
+    options = ("--name", "ci", "--expires-in", "90d", "--only-model", "m")
+    lines(acme, "keys", "create", "--tenant", "acme", *options, "--json")
+    key = json.loads(lines(acme, *LIST)[0])[1]
+    assert (key["name"], key["models"], key["endpoints"]) == ("ci", ["m"], None)
+    assert key["expires_at"] is not None
+    with pytest.raises(BadOption, match="--expires-in"):
+        run(acme, "keys", "create", "--tenant", "acme", "--expires-in", "soon")
