@@ -37,11 +37,25 @@ class BlocksCleared(
     """All are gone."""
 
 
+class PromptStored(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="prompt.stored.v1"
+):
+    """A request's prompt is computed: whoever sent it learns what its text is in blocks."""
+
+    request_id: str
+    hash: str  # of its last whole block
+    num_tokens: Tokens  # of the whole prompt
+    block_size: Tokens
+
+
 class BlockSnapshot(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="blocks.snapshot.v1"
 ):
     seq: Sequence
     blocks: tuple[BlockStored, ...]
+
+
+Change = BlockStored | BlockRemoved | BlocksCleared | PromptStored
 
 
 class BlockChanges(
@@ -50,4 +64,4 @@ class BlockChanges(
     """What one step changed, in order."""
 
     seq: Sequence
-    changes: tuple[BlockStored | BlockRemoved | BlocksCleared, ...]
+    changes: tuple[Change, ...]

@@ -24,7 +24,7 @@ from gateway.auth import Authenticator
 from gateway.clock import SYSTEM_CLOCK, Clock, IdMaker, RandomDigits
 from gateway.exact_counting import ExactCounting
 from gateway.experience import Experience
-from gateway.fleet import Fleet, ObserveTtft, RelayLimits
+from gateway.fleet import Fleet, RelayLimits
 from gateway.keys_used import KeysUsed
 from gateway.metering import EventSource
 from gateway.metrics import Metrics
@@ -37,19 +37,13 @@ from gateway.policy_documents.file import FileDocuments
 from gateway.policy_documents.valkey import ValkeyDocuments
 from gateway.policy_watch import PolicyWatch
 from gateway.readiness import Readiness
+from gateway.replica_wiring import Replicas, wire_replicas
 from gateway.resp_address import RespAddress
-from gateway.routing.filters.ready import Ready
-from gateway.routing.filters.serves_model import ServesModel
-from gateway.routing.pickers.best_score import BestScore
 from gateway.routing.pool import ReplicaPool
-from gateway.routing.profile import RoutingProfile
-from gateway.routing.ring import PrefixRing
-from gateway.routing.scorers.prefix_affinity import PrefixAffinityScorer
 from gateway.settings import Settings
 from gateway.settlement import SettlementDesk
 from gateway.shared_turns import SharedTurns
 from gateway.turnstile import Turnstile
-from gateway.upstream.replica_client import ReplicaClient, Timeouts
 from gateway.workers.place import Place
 from gateway.workers.siblings import Siblings
 
@@ -84,7 +78,7 @@ class _Parts:
     costs: CostModel
     exact: ExactCounting
     limiter: RedisLimiter
-    pool: ReplicaPool
+    replicas: Replicas
     fleet: Fleet
     turnstile: Turnstile
     spool: Spool
@@ -106,19 +100,21 @@ async def create_app(
     ids = IdMaker(clock, RandomDigits())
     boot_id = ids.boot_id()
     parts = _parts(settings, boot_id, clock)
-    readiness = Readiness(parts.policies, parts.pool, parts.limiter, parts.spool)
+    readiness = Readiness(parts.policies, parts.replicas.pool, parts.limiter, parts.spool)
     loops = [
         *_watching(settings, parts),
         *_shipping(settings, boot_id, parts.metrics, clock),
     ]
-    async with _closing(parts.pool), _open(parts.spool), _background(loops):
+    async with _closing(parts.replicas.pool), _open(parts.spool), _background(loops):
         await parts.policy_watch.start(_FIRST_POLICY_S)
         source = EventSource(settings.gateway_id, boot_id, clock)
         pipeline = Pipeline(
             Stages(
                 authenticator=parts.authenticator,
                 plans=PlanBook(),
-                reader=RequestReader(parts.pool, parts.costs),
+                reader=RequestReader(
+                    parts.replicas.pool, parts.costs, traces_text=parts.replicas.follows_blocks
+                ),
                 exact=parts.exact,
                 limiter=parts.limiter,
                 fleet=parts.fleet,
@@ -152,9 +148,17 @@ def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
     address = RespAddress.parse(settings.quota_url.get_secret_value())
     name = f"{settings.gateway_id}/{boot_id}"
     quota = QuotaStore(address, settings.quota_call_deadline_s, greeting(name))
-    metrics, pool = Metrics(), _open_pool(settings, clock)
+    metrics, replicas = Metrics(), wire_replicas(settings, clock)
     turnstile: Turnstile  # which looks who may go whenever the fleet before it gets on
-    fleet = _fleet(settings, pool, clock, metrics.observe_predicted_ttft, lambda: turnstile.look())
+    limits = _limits(settings)
+    fleet = Fleet(
+        replicas.pool,
+        replicas.router,
+        limits,
+        clock,
+        metrics.observe_predicted_ttft,
+        lambda: turnstile.look(),
+    )
     turnstile = Turnstile(
         fleet, clock, max_waiting=settings.max_waiting, ageing_s=settings.batch_ageing_s
     )
@@ -165,7 +169,7 @@ def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
         authenticator=authenticator,
         quota=quota,
         costs=CostModel(settings.prompt_estimate_quantile),
-        exact=ExactCounting(pool),
+        exact=ExactCounting(replicas.pool),
         limiter=RedisLimiter(
             quota,
             LocalShares(settings.quota_share_lease_s),
@@ -173,7 +177,7 @@ def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
             lease_s=settings.quota_lease_s,
             monotonic_s=clock.monotonic_s,
         ),
-        pool=pool,
+        replicas=replicas,
         fleet=fleet,
         turnstile=turnstile,
         spool=Spool(
@@ -226,7 +230,7 @@ def _control_plane(
     make_request_id: Callable[[], str],
 ) -> FastAPI:
     routers = [
-        models_router(parts.authenticator, parts.pool),
+        models_router(parts.authenticator, parts.replicas.pool),
         health_router(readiness.reasons_not_ready, render_metrics),
     ]
     return control_plane(routers, make_request_id)
@@ -239,41 +243,18 @@ def _watching(settings: Settings, parts: _Parts) -> list[Loop]:
         KeysUsed(parts.authenticator.turn, parts.policy_store).run,
         parts.quota.run,
         parts.limiter.run,
-        partial(parts.pool.watch, settings.poll_interval_s),
+        *parts.replicas.loops,
         parts.exact.run,
         SharedTurns(parts.quota, lambda: parts.turnstile.queues).run,
     ]
 
 
-def _open_pool(settings: Settings, clock: Clock) -> ReplicaPool:
-    timeouts = Timeouts(
-        connect_s=settings.connect_timeout_s,
-        head_s=settings.head_timeout_s,
-        idle_s=settings.idle_timeout_s,
-        keep_alive_s=settings.upstream_keep_alive_s,
-    )
-    clients = [ReplicaClient(replica.name, replica.url, timeouts) for replica in settings.replicas]
-    return ReplicaPool(clients, settings.model_aliases, settings.poll_timeout_s, clock)
-
-
-def _fleet(
-    settings: Settings,
-    pool: ReplicaPool,
-    clock: Clock,
-    observe_ttft: ObserveTtft,
-    on_progress: Callable[[], None],
-) -> Fleet:
-    profile = RoutingProfile(
-        filters=[ServesModel(), Ready()],
-        scorers=[(PrefixAffinityScorer(PrefixRing()), 1.0)],
-        picker=BestScore(),
-    )
-    limits = RelayLimits(
+def _limits(settings: Settings) -> RelayLimits:
+    return RelayLimits(
         max_answer_bytes=settings.max_answer_bytes,
         max_event_bytes=settings.max_event_bytes,
         abort_timeout_s=settings.abort_timeout_s,
     )
-    return Fleet(pool, profile, limits, clock, observe_ttft, on_progress)
 
 
 def _desk(settings: Settings, parts: _Parts, source: EventSource) -> SettlementDesk:

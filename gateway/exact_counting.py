@@ -25,7 +25,8 @@ from gateway.completion import Completion
 from gateway.errors import TokenizerUnavailable, UpstreamError
 from gateway.policies import Grant
 from gateway.prompt import CountedPrompt, TemplateForm
-from gateway.routing.pool import Replica, ReplicaPool
+from gateway.routing.pool import ReplicaPool
+from gateway.routing.replica import Replica
 
 logger = logging.getLogger(__name__)
 

@@ -22,6 +22,8 @@ class Experience:
     def note(
         self, context: RequestContext, replica: str | None, usage: Usage, outcome: Outcome
     ) -> None:
+        if replica is not None:
+            self.fleet.ended(replica, outcome)
         if outcome is not Outcome.COMPLETED or usage.source is not UsageSource.ENGINE:
             return
         request, tenant = context.request, context.grant.tenant.tenant_id

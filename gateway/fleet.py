@@ -3,15 +3,19 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from contracts.usage import Outcome
 from gateway.api.context import InferenceRequest
 from gateway.clock import Clock
 from gateway.errors import NoReplicaAvailable
 from gateway.metering import Usage
+from gateway.routing.decision import Decision, Reason
 from gateway.routing.endpoint import Endpoint, RoutingRequest
-from gateway.routing.pool import Replica, ReplicaPool
+from gateway.routing.pool import ReplicaPool
 from gateway.routing.prefix_memory import PrefixMemory
-from gateway.routing.profile import RoutingProfile
-from gateway.routing.ttft_forecast import Forecast, Visit
+from gateway.routing.replica import Replica
+from gateway.routing.router import Router
+from gateway.routing.stay import Stay
+from gateway.routing.ttft_forecast import Forecast
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class Fleet:
     def __init__(
         self,
         pool: ReplicaPool,
-        profile: RoutingProfile,
+        router: Router,
         limits: RelayLimits,
         clock: Clock,
         observe_ttft: ObserveTtft,
@@ -41,16 +45,14 @@ class Fleet:
         self.limits = limits
         self.clock = clock
         self._on_progress = on_progress
+        self._router = router
         self._is_forecasting = False  # until somebody asks: it costs some microseconds a request
-        self._profile = profile
         self._observe_ttft = observe_ttft
         self._prefixes = PrefixMemory()
-        self._candidates: dict[str, list[Endpoint]] = {}  # by model, as of that version
-        self._version = pool.version
 
     def require_candidate(self, request: InferenceRequest) -> None:
         """Raises NoReplicaAvailable."""
-        if not self._candidates_for(request.model):
+        if not self._router.candidates(request.model).endpoints:
             raise NoReplicaAvailable(f"No replica that serves '{request.model}' is ready.")
 
     def choose(
@@ -58,19 +60,34 @@ class Fleet:
     ) -> Replica:
         """One that has not been ``tried`` for this request; if it can be, one expected to give the
         first token within ``target_ms``.  Raises NoReplicaAvailable."""
-        endpoints = self._candidates_for(request.model)
-        if tried:
-            endpoints = [endpoint for endpoint in endpoints if endpoint.name not in tried]
-        if not endpoints:
-            raise NoReplicaAvailable("No replica can take this request now.")
-        if len(endpoints) == 1:
-            return self.pool[endpoints[0].name]  # nothing to choose
-        wanted = RoutingRequest(request.model, request.affinity_key)
-        best = self.pool[self._profile.best(wanted, endpoints).name]
-        if target_ms is None or self._excess_s(best, request, target_ms / 1e3) <= 0.0:
-            return best
-        replicas = [self.pool[endpoint.name] for endpoint in endpoints]
-        return min(replicas, key=lambda other: self._excess_s(other, request, target_ms / 1e3))
+        return self.pool[self.decide(request, tried, target_ms).endpoint.name]
+
+    def decide(
+        self, request: InferenceRequest, tried: Collection[str], target_ms: int | None = None
+    ) -> Decision:
+        """As ``choose``, with what it was made of."""
+        wanted = RoutingRequest(
+            request.model,
+            request.affinity,
+            request.estimated_prompt_tokens,
+            request.estimated_tokens,
+            () if request.text is None else request.text.chain,
+        )
+        decision = self._router.decide(wanted, tried)
+        if target_ms is None or self._excess_of(decision.endpoint, request, target_ms) <= 0.0:
+            return decision
+        endpoints = [
+            e for e in self._router.candidates(request.model).endpoints if e.name not in tried
+        ]
+        excesses_s = [self._excess_of(endpoint, request, target_ms) for endpoint in endpoints]
+        best = endpoints[excesses_s.index(min(excesses_s))]
+        if best is decision.endpoint:
+            return decision
+        places = range(len(endpoints))
+        return Decision(best, Reason.LATE, decision.home, endpoints, places, excesses_s)
+
+    def _excess_of(self, endpoint: Endpoint, request: InferenceRequest, target_ms: int) -> float:
+        return self._excess_s(self.pool[endpoint.name], request, target_ms / 1e3)
 
     # When
 
@@ -88,34 +105,45 @@ class Fleet:
         excess_s = [self._excess_s(replica, request, target_s) for replica in replicas]
         return max(0.0, min(excess_s, default=0.0)) + prompt_tokens / self._tokens_per_s(replicas)
 
-    def begin(self, replica: Replica, request: InferenceRequest, now_s: float) -> Visit | None:
-        replica.begin()
-        if not self._is_forecasting:
-            return None
-        num_tokens = self._num_tokens(replica, request)
-        return replica.forecast.send(num_tokens, now_s, tells_first_token=request.is_stream)
+    def begin(
+        self, replica: Replica, request: InferenceRequest, now_s: float, request_id: str = ""
+    ) -> Stay:
+        """``request_id``: the replica's."""
+        if request.text is not None:
+            self._router.expect(request_id, request.text)
+        visit = None
+        if self._is_forecasting:
+            num_tokens = self._num_tokens(replica, request)
+            visit = replica.forecast.send(num_tokens, now_s, tells_first_token=request.is_stream)
+        return Stay(replica, request.estimated_prompt_tokens, request.estimated_tokens, visit)
 
-    def first_token(self, replica: Replica, visit: Visit | None, now_s: float) -> None:
-        if visit is None:
+    def first_token(self, stay: Stay, now_s: float) -> None:
+        stay.first_token()
+        if stay.visit is None:
             return
-        outcome = replica.forecast.first_token(visit, now_s)
+        outcome = stay.replica.forecast.first_token(stay.visit, now_s)
         if outcome is not None:
             self._observe_ttft(outcome.predicted_s, outcome.actual_s)
         self._on_progress()
 
-    def end(self, replica: Replica, visit: Visit | None) -> None:
-        replica.end()
-        if visit is None:
+    def end(self, stay: Stay) -> None:
+        stay.end()
+        if stay.visit is None:
             return
-        replica.forecast.end(visit)
+        stay.replica.forecast.end(stay.visit)
         self._on_progress()
+
+    def ended(self, replica: str, outcome: Outcome) -> None:
+        """Whether it did its part is remembered against it, or for it."""
+        if outcome is Outcome.COMPLETED or outcome is Outcome.UPSTREAM_FAILED:
+            self.pool.note(replica, is_failure=outcome is Outcome.UPSTREAM_FAILED)
 
     def processed(self, request: InferenceRequest, replica: str, usage: Usage) -> None:
         """What the replica has probably cached from now on."""
         if not self._is_forecasting:
             return
         self._prefixes.processed(
-            request.affinity_key,
+            request.affinity.conversation,
             replica,
             prompt=usage.prompt_tokens,
             cached=usage.cached_prompt_tokens,
@@ -124,7 +152,9 @@ class Fleet:
 
     def _num_tokens(self, replica: Replica, request: InferenceRequest) -> float:
         num_tokens = request.estimated_prompt_tokens
-        cached = self._prefixes.cached_tokens(request.affinity_key, replica.name, num_tokens)
+        cached = self._prefixes.cached_tokens(
+            request.affinity.conversation, replica.name, num_tokens
+        )
         return max(1.0, num_tokens - cached)
 
     def _forecast(self, replica: Replica, request: InferenceRequest) -> Forecast | None:
@@ -143,16 +173,4 @@ class Fleet:
         return known if known > 0.0 else float("inf")
 
     def _replicas_for(self, model: str) -> list[Replica]:
-        return [self.pool[endpoint.name] for endpoint in self._candidates_for(model)]
-
-    def _candidates_for(self, model: str) -> list[Endpoint]:
-        """Filtered once for each change of the pool: what filters look at changes no faster."""
-        if self._version != self.pool.version:
-            self._candidates.clear()
-            self._version = self.pool.version
-        candidates = self._candidates.get(model)
-        if candidates is None:
-            wanted = RoutingRequest(model, b"")
-            candidates = list(self._profile.candidates(wanted, self.pool.endpoints()))
-            self._candidates[model] = candidates
-        return candidates
+        return [self.pool[endpoint.name] for endpoint in self._router.candidates(model).endpoints]

@@ -13,6 +13,7 @@ import logging
 from dataclasses import dataclass
 
 from contracts.admission import TokenCounting
+from contracts.names import HEADER_SESSION_ID
 from contracts.usage import Outcome
 from gateway.access_log import AccessLog, Trace
 from gateway.admission.quota_plan import PlanBook, QuotaPlan
@@ -44,6 +45,8 @@ from gateway.settlement import Settlement, SettlementDesk
 from gateway.turnstile import Turnstile
 
 logger = logging.getLogger(__name__)
+
+_SESSION = HEADER_SESSION_ID.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,10 @@ class Pipeline:
         stages = self._stages
         authorization = exchange.header(b"authorization")
         trace.grant = grant = stages.authenticator.authenticate(authorization, exchange.peer)
-        request, exchange.body = stages.reader.read(exchange.operation, exchange.body, grant)
+        session = exchange.header(_SESSION)
+        request, exchange.body = stages.reader.read(
+            exchange.operation, exchange.body, grant, session
+        )
         trace.request, grant = request, grant.for_model(request.model)
         if grant.admission.counting is TokenCounting.EXACT:
             check_prompt_may_fit(request, grant)

@@ -1,4 +1,7 @@
-"""A prompt as admission sees it: how large it is, and what it is written in."""
+"""A prompt as admission sees it: how large it is, and what it is written in; and as routing does:
+what it begins with."""
+
+from collections.abc import Sequence
 
 import msgspec
 
@@ -26,3 +29,18 @@ class CountedPrompt(msgspec.Struct, frozen=True):
     num_tokens: int
     num_parts: int
     form: TemplateForm
+
+
+class Affinity(msgspec.Struct, frozen=True):
+    """Which requests should meet the same prefix cache.  Both begin with the tenant's secret."""
+
+    key: bytes  # what many may share: leading blocks, or the client's own choice
+    conversation: bytes  # what tells one conversation from others of that key
+    is_clients: bool = False  # the client has chosen it
+
+
+class PromptText(msgspec.Struct, frozen=True):
+    """See ``routing.text_chain``."""
+
+    chain: Sequence[int]
+    num_bytes: int

@@ -21,8 +21,8 @@ from gateway.errors import NoReplicaAvailable, UpstreamError, UpstreamUnreachabl
 from gateway.exchange import Exchange
 from gateway.fleet import Fleet
 from gateway.metering import NOTHING_USED, Meter, Usage, reported_usage
-from gateway.routing.pool import Replica
-from gateway.routing.ttft_forecast import Visit
+from gateway.routing.replica import Replica
+from gateway.routing.stay import Stay
 from gateway.upstream.replica_client import read_body
 from gateway.upstream.response import UpstreamResponse
 
@@ -69,7 +69,7 @@ class _Attempt(msgspec.Struct, frozen=True):
     request_id: str
     response: UpstreamResponse
     began_monotonic_s: float
-    visit: Visit | None
+    stay: Stay
 
 
 class Relay:
@@ -147,7 +147,7 @@ class Relay:
         """Gives the connection back after a whole answer, and up after any other; idempotent."""
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
-            self._fleet.end(attempt.replica, attempt.visit)
+            self._fleet.end(attempt.stay)
             if self._is_answered:
                 attempt.response.discard()
             else:
@@ -173,7 +173,7 @@ class Relay:
                 self._note_retry_after(attempt.response)
                 attempt.response.discard()
             tried.add(attempt.replica.name)
-            self._fleet.end(attempt.replica, attempt.visit)
+            self._fleet.end(attempt.stay)
             self._attempt = self._meter.replica = None
 
     def _try_next(self, tried: set[str]) -> _Attempt:
@@ -190,9 +190,9 @@ class Relay:
         response = replica.client.post(
             request.operation.path.encode(), self._request_headers(request_id), self._exchange.body
         )
-        visit = self._fleet.begin(replica, request, began_s)
+        stay = self._fleet.begin(replica, request, began_s, request_id)
         self._meter.replica = replica.name
-        self._attempt = _Attempt(replica, request_id, response, began_s, visit)
+        self._attempt = _Attempt(replica, request_id, response, began_s, stay)
         return self._attempt
 
     def _is_turned_away(self, attempt: _Attempt) -> bool:
@@ -301,9 +301,8 @@ class Relay:
     def _note_first_token(self) -> None:
         now_s = self._fleet.clock.monotonic_s()
         self._meter.first_byte_monotonic_s = now_s
-        attempt = self._attempt
-        if attempt is not None and attempt.visit is not None:
-            self._fleet.first_token(attempt.replica, attempt.visit, now_s)
+        if self._attempt is not None:
+            self._fleet.first_token(self._attempt.stay, now_s)
 
     # Stopping
 

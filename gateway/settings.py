@@ -35,7 +35,20 @@ class Settings(BaseSettings):
     port: int = Field(default=8080, ge=0, le=65_535)  # 0: any free port, told in the log
     workers: int = Field(default=1, ge=1, le=64)  # processes, of which each can use one core
     replicas: tuple[ReplicaAddress, ...] = ()  # none: every request is refused with 503
+    replica_file: Path | None = None  # more of them, spelled alike; read again when it changes
+    replica_dns: str | None = Field(default=None, pattern=r"^[^/:]+:\d+$")  # host:port, all of its
+    replica_services: tuple[str, ...] = ()  # Kubernetes services, by their EndpointSlices
+    replica_port_name: str = "http"  # of those that have several ports
+    kubernetes_namespace: str = "default"  # of the services
+    kubernetes_url: str = Field(default="https://kubernetes.default.svc", pattern=r"^https://")
+    kubernetes_credentials: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # a pod's
     model_aliases: dict[str, str] = {}  # name a client may use -> model a replica serves
+    routing: Literal["prefix", "exact"] = "prefix"  # exact: by the replicas' own block events
+    routing_index_blocks: int = Field(default=1_000_000, ge=1)  # of exact routing; 170 bytes each
+    routing_load_factor: float = Field(default=1.25, ge=1)  # of the mean load; more moves prefixes
+    routing_free_tokens: int = Field(default=4_096, ge=0)  # a few requests: with fewer none queues
+    routing_least_prefix_tokens: int = Field(default=64, ge=0)  # shorter prompts are soon computed
+    routing_slow_start_s: float = Field(default=30.0, gt=0)  # a cache is warm after some requests
     policy_url: SecretStr | None = None  # as quota_url; None: the policy is in policy_file
     # Nobody may call a gateway without a policy.  With a policy_url it is a copy to start from.
     policy_file: Path | None = Field(default=None, validate_default=True)

@@ -1,14 +1,19 @@
-"""Which requests should meet the same prefix cache: a key that a conversation keeps as it grows.
+"""Which requests should meet the same prefix cache: those that begin alike.
 
-For a chat it is the messages up to the first of the user's, for a completion the beginning of the
-prompt.  So the turns of one conversation share a key, and two users of one system prompt do not.
+A chat begins with its tools and the messages before the first of the user's, where these are long
+enough to be worth it; else, and to tell its turns from other conversations, with that message, too.
+A plain completion begins with its prompt.  Both keep their key as they grow.  A client that knows
+better names a key.
 """
 
 import msgspec
 
 from contracts.errors import UNDECODABLE
+from gateway.prompt import Affinity
 
-_MAX_BYTES = 4_096  # what differs beyond it hardly matters to a prefix cache
+_MAX_LEADING_BYTES = 4_096  # what differs beyond it hardly matters to a prefix cache
+_MIN_LEADING_BYTES = 1_024  # some 200 tokens; fewer are soon computed anywhere
+_MAX_QUESTION_BYTES = 1_024
 _COMPLETION_BYTES = 1_024
 _USER_FIRST = b'{"role": "user"', b'{"role":"user"'  # as clients write it
 
@@ -21,32 +26,37 @@ _messages_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _role_decoder = msgspec.json.Decoder(_Role)
 
 
-def prompt_affinity_key(tenant_salt: bytes, prompt: bytes, prompt_cache_key: str | None) -> bytes:
+def clients_affinity(tenant_salt: bytes, key: bytes) -> Affinity:
+    """By a key of the client's choice."""
+    salted = tenant_salt + b"k" + key
+    return Affinity(salted, salted, is_clients=True)
+
+
+def prompt_affinity(tenant_salt: bytes, prompt: bytes) -> Affinity:
     """Starts with the tenant's secret: no tenant can aim at another's replica."""
-    if prompt_cache_key is not None:
-        return tenant_salt + b"k" + prompt_cache_key.encode()
-    return tenant_salt + b"p" + prompt[:_COMPLETION_BYTES]
+    key = tenant_salt + b"p" + prompt[:_COMPLETION_BYTES]
+    return Affinity(key, key)
 
 
-def chat_affinity_key(tenant_salt: bytes, messages: bytes, prompt_cache_key: str | None) -> bytes:
-    """As ``prompt_affinity_key``."""
-    if prompt_cache_key is not None:
-        return tenant_salt + b"k" + prompt_cache_key.encode()
-    return tenant_salt + b"m" + _opening(messages)
+def chat_affinity(tenant_salt: bytes, messages: bytes, tools: bytes) -> Affinity:
+    """As ``prompt_affinity``."""
+    leading, question = _opening(messages)
+    shared = (tools + leading)[:_MAX_LEADING_BYTES]
+    conversation = tenant_salt + b"m" + shared + b"\n" + question[:_MAX_QUESTION_BYTES]
+    if len(shared) < _MIN_LEADING_BYTES:
+        return Affinity(conversation, conversation)
+    return Affinity(tenant_salt + b"l" + shared, conversation)
 
 
-def _opening(messages: bytes) -> bytes:
-    """The raw messages up to the first of the user's; all of them if none is."""
-    window = messages[:_MAX_BYTES]
-    if b"}" not in window:  # of a long prompt: its first message goes on beyond it
-        return window
-    opening: list[bytes] = []
+def _opening(messages: bytes) -> tuple[bytes, bytes]:
+    """The raw messages before the first of the user's, and that one."""
+    leading: list[bytes] = []
     for message in _messages_decoder.decode(messages):
         raw = bytes(message)
-        opening.append(raw)
         if raw.startswith(_USER_FIRST) or _is_users(raw):
-            break
-    return b"\n".join(opening)[:_MAX_BYTES]
+            return b"\n".join(leading), raw
+        leading.append(raw)
+    return b"\n".join(leading), b""
 
 
 def _is_users(message: bytes) -> bool:

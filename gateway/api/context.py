@@ -6,7 +6,7 @@ from datetime import datetime
 import msgspec
 
 from gateway.policies import Grant
-from gateway.prompt import CountedPrompt, Prompt
+from gateway.prompt import Affinity, CountedPrompt, Prompt, PromptText
 
 
 class Operation(enum.StrEnum):
@@ -34,7 +34,8 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     estimated_prompt_tokens: int
     max_completion_tokens: int  # over all choices: the most the replica may generate
     reserved_completion_tokens: int  # what is more than this becomes debt
-    affinity_key: bytes
+    affinity: Affinity
+    text: PromptText | None = None  # where routing looks at it
     counted: CountedPrompt | None = None  # where the policy wants it, and it could be had
 
     @property

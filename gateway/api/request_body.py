@@ -14,12 +14,13 @@ from contracts.policy import Limits
 from contracts.replica_api import CACHE_SALT_FIELD, GATEWAY_OWNED_FIELDS, PRIORITY_FIELD
 from gateway.admission.cost import CostModel
 from gateway.admission.estimate import completion_prompt, num_prompts, text_prompt
-from gateway.api.affinity import chat_affinity_key, prompt_affinity_key
+from gateway.api.affinity import chat_affinity, clients_affinity, prompt_affinity
 from gateway.api.context import InferenceRequest, Operation
 from gateway.api.schemas import ABSENT, ChatCompletionBody, CompletionBody, StreamOptions
 from gateway.errors import InvalidRequest
 from gateway.policies import Grant
-from gateway.prompt import Prompt
+from gateway.prompt import Affinity, Prompt, PromptText
+from gateway.routing.text_chain import prompt_text
 
 _FIELD_IN_FAULT = re.compile(r"`\$\.(\w+)|required field `(\w+)`")
 
@@ -50,12 +51,14 @@ class Models(Protocol):
 class RequestReader:
     models: Models
     costs: CostModel
+    traces_text: bool = False  # routing looks at it
 
     def read(
-        self, operation: Operation, raw_body: bytes, grant: Grant
+        self, operation: Operation, raw_body: bytes, grant: Grant, session: bytes | None = None
     ) -> tuple[InferenceRequest, bytes]:
         """The request, and the body that the replica gets.
 
+        ``session``: of the client's, whose requests should meet the same cache.
         Raises InvalidRequest, NotAllowed, and whatever ``models.resolve`` raises.
         """
         try:
@@ -65,19 +68,20 @@ class RequestReader:
             grant = grant.for_model(model)
             if grant.scope is not None:
                 grant.scope.check(operation, model)
-            request = self._request(operation, body, model, grant)
+            affinity = _affinity_of(body, grant.salt, session)
+            request = self._request(operation, body, model, grant, affinity)
             priority = grant.admission.priority if self.models.takes_priority else 0
             return request, _for_replica(raw_body, body, request.model, grant, priority)
         except RecursionError as exc:  # which any of the decoders may find first
             raise InvalidRequest("The body is nested too deeply.") from exc
 
     def _request(
-        self, operation: Operation, body: Body, model: str, grant: Grant
+        self, operation: Operation, body: Body, model: str, grant: Grant, affinity: Affinity
     ) -> InferenceRequest:
         if isinstance(body, ChatCompletionBody):
-            prompt, num_choices, affinity_key = _measure_chat(body, grant)
+            prompt, num_choices = _measure_chat(body)
         else:
-            prompt, num_choices, affinity_key = _measure_completion(body, grant)
+            prompt, num_choices = _measure_completion(body)
         options = body.stream_options
         tenant, policy = grant.tenant.tenant_id, grant.admission
         bound = _completion_bound(body, grant.limits)
@@ -93,7 +97,8 @@ class RequestReader:
             estimated_prompt_tokens=self.costs.prompt_tokens(model, prompt),
             max_completion_tokens=bound * num_choices,
             reserved_completion_tokens=reserved * num_choices,
-            affinity_key=affinity_key,
+            affinity=affinity,
+            text=_text_of(body, grant.salt, model) if self.traces_text else None,
         )
 
 
@@ -118,26 +123,43 @@ def _check_members(body: Body) -> None:
         raise InvalidRequest(f"{name} is not for clients to set.", param=name)
 
 
-def _measure_chat(body: ChatCompletionBody, grant: Grant) -> tuple[Prompt, int, bytes]:
-    """The prompt, with tools, which the chat template writes into it; choices; affinity key."""
+def _measure_chat(body: ChatCompletionBody) -> tuple[Prompt, int]:
+    """The prompt, with tools, which the chat template writes into it, and its choices."""
     messages = bytes(body.messages)
     if not messages.startswith(b"["):
         raise InvalidRequest("Expected 'messages' to be an array.", param="messages")
     measured = text_prompt(messages, len(bytes(body.tools)))
-    num_choices = 1 if body.n is None else body.n
-    return measured, num_choices, chat_affinity_key(grant.salt, messages, body.prompt_cache_key)
+    return measured, 1 if body.n is None else body.n
 
 
-def _measure_completion(body: CompletionBody, grant: Grant) -> tuple[Prompt, int, bytes]:
-    """The prompt, completions the replica will generate, affinity key."""
+def _measure_completion(body: CompletionBody) -> tuple[Prompt, int]:
+    """The prompt, and how many completions the replica will generate."""
     prompt = bytes(body.prompt)
     if not prompt.startswith((b'"', b"[")):
         raise InvalidRequest("Expected 'prompt' to be a string or an array.", param="prompt")
     num_choices = max(
         1 if body.n is None else body.n, 1 if body.best_of is None else body.best_of
     ) * num_prompts(prompt)
-    key = prompt_affinity_key(grant.salt, prompt, body.prompt_cache_key)
-    return completion_prompt(prompt), num_choices, key
+    return completion_prompt(prompt), num_choices
+
+
+def _affinity_of(body: Body, tenant_salt: bytes, session: bytes | None) -> Affinity:
+    if body.prompt_cache_key is not None:
+        return clients_affinity(tenant_salt, body.prompt_cache_key.encode())
+    if session is not None:
+        return clients_affinity(tenant_salt, session)
+    if isinstance(body, ChatCompletionBody):
+        return chat_affinity(tenant_salt, bytes(body.messages), bytes(body.tools))
+    return prompt_affinity(tenant_salt, bytes(body.prompt))
+
+
+def _text_of(body: Body, tenant_salt: bytes, model: str) -> PromptText:
+    """Without its last sign, which is another once the conversation has gone on."""
+    own_salt = b"" if body.cache_salt is UNSET else repr(body.cache_salt).encode()
+    seed = b"%b%b\0%b" % (tenant_salt, model.encode(), own_salt)
+    if isinstance(body, ChatCompletionBody):
+        return prompt_text(seed, bytes(body.tools) + bytes(body.messages)[:-1])
+    return prompt_text(seed, bytes(body.prompt)[:-1])
 
 
 def check_prompt_fits(request: InferenceRequest, grant: Grant) -> None:

@@ -1,77 +1,56 @@
-"""What each configured replica is up to: asked about once a second, and told by failed requests."""
+"""The replicas: asked about once a second, told of by failed requests, joining and leaving."""
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Annotated
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
-import msgspec
-
-from contracts.errors import UNDECODABLE
-from contracts.load import LOAD_PATH, ReplicaLoad
 from gateway.clock import Clock
-from gateway.errors import ModelNotFound, NoReplicaAvailable, UpstreamError
+from gateway.errors import ModelNotFound, NoReplicaAvailable
+from gateway.routing.ejection import eject
 from gateway.routing.endpoint import Endpoint
-from gateway.routing.ttft_forecast import TtftForecast
+from gateway.routing.inspection import FAILURES, Inspector, ServedModel
+from gateway.routing.others_load import neutral_tokens
+from gateway.routing.replica import Replica
+from gateway.routing.ring import PrefixRing
 from gateway.upstream.replica_client import ReplicaClient
 
 logger = logging.getLogger(__name__)
 
-
-class _ServedModel(msgspec.Struct):
-    id: Annotated[str, msgspec.Meta(min_length=1)]
-    created: object = None  # Unix time in seconds, where a server keeps to the API
+_TICK_S: Final = 1.0
 
 
-class _ModelList(msgspec.Struct):
-    data: list[_ServedModel]
-
-
-class Replica:
-    """One configured replica: its client and what is known of it."""
-
-    def __init__(self, client: ReplicaClient) -> None:
-        self.client = client
-        self.name = client.name
-        self.models: frozenset[str] | None = None  # None: it has never told
-        self.endpoint = Endpoint(client.name, is_ready=False, models=frozenset())
-        self.forecast = TtftForecast()
-        self.knows_load = True  # until it says otherwise
-        self.has_reported = False  # it is one of our own make
-
-    @property
-    def is_ready(self) -> bool:
-        return self.endpoint.is_ready
-
-    def begin(self) -> None:
-        """One more request is open on it."""
-        self.endpoint.num_in_flight += 1
-
-    def end(self) -> None:
-        self.endpoint.num_in_flight -= 1
-
-    def set_ready(self, is_ready: bool) -> None:
-        """With the models that it serves."""
-        self.endpoint.is_ready = is_ready
-        self.endpoint.models = frozenset[str]() if self.models is None else self.models
+@dataclass(frozen=True, slots=True)
+class PoolTimings:
+    poll_interval_s: float
+    poll_timeout_s: float
+    slow_start_s: float  # until one that joins has its full share
 
 
 class ReplicaPool:
     def __init__(
         self,
-        clients: Sequence[ReplicaClient],
+        clients: Iterable[ReplicaClient],
         aliases: Mapping[str, str],
-        poll_timeout_s: float,
+        timings: PoolTimings,
         clock: Clock,
     ) -> None:
         self._replicas = {client.name: Replica(client) for client in clients}
+        self._leaving: list[Replica] = []  # with requests that still run
         self._aliases = aliases
-        self._poll_timeout_s = poll_timeout_s
+        self._timings = timings
+        self._inspector = Inspector(timings.poll_timeout_s)
         self._clock = clock
+        self._began_s = clock.monotonic_s()
+        self._polls: dict[str, asyncio.Task[None]] = {}
+        self._group: asyncio.TaskGroup | None = None  # while it watches
         self._known_models = frozenset[str]()  # ready or not
         self._created_unix_s: dict[str, int] = {}
+        self.ring = PrefixRing(self._replicas)  # ready or not: those that come back keep their keys
+        self.is_blind = True  # nobody knows what other gateways send
         self.takes_priority = False  # all replicas do
-        self.version = 0  # rises with each change of what a replica serves, or of its readiness
+        self.version = 0  # rises with each change of who there is, serves what, and is ready
 
     def __getitem__(self, name: str) -> Replica:
         return self._replicas[name]
@@ -82,6 +61,11 @@ class ReplicaPool:
 
     def endpoints(self) -> list[Endpoint]:
         return [replica.endpoint for replica in self._replicas.values()]
+
+    def replicas(self) -> list[Replica]:
+        return list(self._replicas.values())
+
+    # Models
 
     def served_models(self) -> list[str]:
         """Every name a client may use now: models with their aliases."""
@@ -113,80 +97,154 @@ class ReplicaPool:
         replicas = self._replicas.values()
         return [r for r in replicas if r.is_ready and model in r.endpoint.models]
 
+    # Joining and leaving
+
+    def join(self, client: ReplicaClient) -> None:
+        """Gets work once it is ready.  One of that name leaves: it is another now."""
+        self.leave(client.name)
+        self._replicas[client.name] = Replica(client)
+        self._changed_members()
+        if self._group is not None:
+            self._start_poll(self._group, self._replicas[client.name])
+
+    def leave(self, name: str) -> None:
+        """Gets no more work; what runs there goes on.  No matter if there is none."""
+        replica = self._replicas.pop(name, None)
+        if replica is None:
+            return
+        self._leaving.append(replica)
+        poll = self._polls.pop(name, None)
+        if poll is not None:
+            poll.cancel()
+        self._changed_members()
+
     def mark_unreachable(self, name: str) -> None:
         """Until the next poll finds it well."""
-        self._set_ready(self._replicas[name], is_ready=False)
+        replica = self._replicas.get(name)
+        if replica is not None:
+            replica.record.note(is_failure=True)
+            self._set_ready(replica, is_ready=False)
 
-    async def watch(self, interval_s: float) -> None:
-        """Runs until cancelled.  A replica that answers slowly does not delay the others' turn."""
+    def note(self, name: str, *, is_failure: bool) -> None:
+        """How a request there has ended."""
+        replica = self._replicas.get(name)
+        if replica is not None:
+            replica.record.note(is_failure=is_failure)
+
+    # Watching
+
+    async def watch(self, on_tick: Callable[[], None]) -> None:
+        """Runs until cancelled.  A replica that answers slowly does not delay the others' turn.
+
+        ``on_tick``: about once a second, when loads are up to date.
+        """
         async with asyncio.TaskGroup() as group:
-            for replica in self._replicas.values():
-                group.create_task(self._watch_one(replica, interval_s))
+            self._group = group
+            try:
+                for replica in self._replicas.values():
+                    self._start_poll(group, replica)
+                while True:
+                    await asyncio.sleep(_TICK_S)
+                    await self._tick()
+                    on_tick()
+            finally:
+                self._group = None
 
     async def close(self) -> None:
-        for replica in self._replicas.values():
+        for replica in (*self._replicas.values(), *self._leaving):
             await replica.client.close()
 
-    async def _watch_one(self, replica: Replica, interval_s: float) -> None:
+    def refresh(self) -> None:
+        """What changes with time alone."""
+        now_s = self._clock.monotonic_s()
+        replicas = self._replicas.values()
+        neutral = neutral_tokens((replica.others for replica in replicas), now_s)
+        self.is_blind = neutral is None
+        for replica in replicas:
+            tokens = 0 if neutral is None else replica.others.tokens(now_s, neutral)
+            replica.set_others_tokens(tokens)
+            replica.warm_up(now_s, self._timings.slow_start_s)
+        self._set_ejected(eject({replica.name: replica.record for replica in replicas}, now_s))
+
+    async def _tick(self) -> None:
+        self.refresh()
+        for replica in [r for r in self._leaving if r.num_in_flight == 0]:
+            self._leaving.remove(replica)
+            await replica.client.close()
+
+    def _set_ejected(self, names: frozenset[str]) -> None:
+        for replica in self._replicas.values():
+            is_ejected = replica.name in names
+            if is_ejected != replica.endpoint.is_ejected:
+                replica.endpoint.is_ejected = is_ejected
+                self.version += 1
+                logger.warning(
+                    "replica ejected" if is_ejected else "replica no longer ejected",
+                    extra={"replica": replica.name},
+                )
+
+    def _start_poll(self, group: asyncio.TaskGroup, replica: Replica) -> None:
+        self._polls[replica.name] = group.create_task(self._watch_one(replica))
+
+    async def _watch_one(self, replica: Replica) -> None:
         while True:
             await self._poll(replica)
-            await asyncio.sleep(interval_s)
+            await asyncio.sleep(self._timings.poll_interval_s)
 
     async def _poll(self, replica: Replica) -> None:
+        inspector, client = self._inspector, replica.client
         try:
-            is_ready = await self._ask_ready(replica)
+            is_ready = await inspector.is_ready(client)
             if is_ready or replica.models is None:
-                await self._ask_models(replica)
+                self._note_models(replica, await inspector.models(client))
             self._set_ready(replica, is_ready=is_ready and bool(replica.models))
             if is_ready and replica.knows_load:
                 await self._ask_load(replica)
-        except (UpstreamError, *UNDECODABLE):
+        except FAILURES:
             self._set_ready(replica, is_ready=False)
             replica.knows_load = True  # another may come back in its place
+            replica.others.forget()
 
-    async def _ask_ready(self, replica: Replica) -> bool:
-        answer = await replica.client.fetch("/ready", self._poll_timeout_s)
-        if answer.status == 404:  # vLLM, SGLang and others know only /health
-            answer = await replica.client.fetch("/health", self._poll_timeout_s)
-        return answer.status == 200
-
-    async def _ask_models(self, replica: Replica) -> None:
-        answer = await replica.client.fetch("/v1/models", self._poll_timeout_s)
-        if answer.status == 200:
-            listed = msgspec.json.decode(answer.body, type=_ModelList)
-            replica.models = frozenset(model.id for model in listed.data)
-            for model in listed.data:
-                self._note_created(model)
-
-    def _note_created(self, model: _ServedModel) -> None:
-        told = model.created
-        if isinstance(told, int) and told > 0:
-            self._created_unix_s[model.id] = min(told, self._created_unix_s.get(model.id, told))
+    def _note_models(self, replica: Replica, listed: Sequence[ServedModel] | None) -> None:
+        if listed is None:
+            return
+        replica.models = frozenset(model.id for model in listed)
+        for model in listed:
+            told = model.created
+            if isinstance(told, int) and told > 0:
+                earliest = min(told, self._created_unix_s.get(model.id, told))
+                self._created_unix_s[model.id] = earliest
 
     async def _ask_load(self, replica: Replica) -> None:
-        """Raises UpstreamError.  A replica of another make has no report: it is asked once."""
-        answer = await replica.client.fetch(LOAD_PATH, self._poll_timeout_s)
-        replica.knows_load = answer.status != 404
-        replica.has_reported = answer.status == 200
+        """Raises UpstreamError."""
+        answer = await self._inspector.load(replica.client)
+        replica.knows_load = answer.is_known
+        replica.has_reported = answer.load is not None
         known = [r for r in self._replicas.values() if r.models is not None]
         self.takes_priority = all(r.has_reported for r in known)
-        if answer.status == 200:
-            try:
-                load = msgspec.json.decode(answer.body, type=ReplicaLoad)
-            except UNDECODABLE:
-                replica.knows_load = False
-            else:
-                replica.forecast.report(load, self._clock.monotonic_s())
+        if answer.load is not None:
+            replica.report(answer.load, self._clock.monotonic_s())
+            if answer.load.is_draining:
+                self._set_ready(replica, is_ready=False)
 
     def _set_ready(self, replica: Replica, *, is_ready: bool) -> None:
         was_ready, known_models = replica.is_ready, replica.endpoint.models
-        replica.set_ready(is_ready)
+        now_s = self._clock.monotonic_s()
+        has_begun = now_s - self._began_s > self._timings.slow_start_s
+        replica.set_ready(is_ready, now_s, is_join=has_begun)
         if (is_ready, replica.endpoint.models) != (was_ready, known_models):
-            self.version += 1
-            known = [r.models for r in self._replicas.values() if r.models is not None]
-            self._known_models = frozenset[str]().union(*known)
+            self._changed_models()
         if is_ready != was_ready:
             logger.info(
                 "replica ready" if is_ready else "replica not ready",
                 extra={"replica": replica.name},
             )
+
+    def _changed_members(self) -> None:
+        self.ring.set_members(self._replicas)
+        self._changed_models()
+
+    def _changed_models(self) -> None:
+        self.version += 1
+        known = [r.models for r in self._replicas.values() if r.models is not None]
+        self._known_models = frozenset[str]().union(*known)

@@ -1,60 +1,57 @@
-"""Consistent hashing: which endpoint a key lives on, and how little moves when one leaves."""
+"""Consistent hashing: which member a key lives on, and how little moves when one leaves.
+
+A member's points depend on its name alone, so every gateway builds the same ring, and a member that
+comes back under its name finds its keys again.
+"""
 
 import hashlib
 from bisect import bisect
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 from uhashring import HashRing
 
-_VIRTUAL_NODES = 160  # per endpoint: shares within about a tenth of each other
-_MAX_RINGS = 64  # sets of candidates seen at once; each takes milliseconds to build
+_VIRTUAL_NODES: Final = 160  # per member: shares within about a tenth of each other
+_POINT_BYTES: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class _Ring:
-    """The points of a hash ring in order, looked up without the library's own detours."""
-
-    points: list[int]
-    names: list[str]  # of each point
-    orders: dict[int, tuple[str, ...]] = field(default_factory=dict)  # by where one begins
-
-    def order(self, key: bytes) -> tuple[str, ...]:
-        digest = hashlib.blake2b(key, digest_size=8).digest()  # as _hash
-        index = bisect(self.points, int.from_bytes(digest, "big")) % len(self.points)
-        order = self.orders.get(index)
-        if order is None:
-            order = tuple(dict.fromkeys(self.names[index:] + self.names[:index]))
-            self.orders[index] = order
-        return order
+def ring_point(key: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(key, digest_size=_POINT_BYTES).digest(), "big")
 
 
 class PrefixRing:
-    """A ring over exactly the given names, so that removing one moves its keys and no others."""
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._points_of: dict[str, list[int]] = {}  # each hashed once
+        self._points: list[int] = []
+        self._names: list[str] = []  # of each point
+        self.set_members(names)
 
-    def __init__(self) -> None:
-        self._rings: dict[tuple[str, ...], _Ring] = {}
+    def set_members(self, names: Iterable[str]) -> None:
+        """The keys of those that stay do not move, but to one that joins."""
+        self._points_of = {n: self._points_of.get(n) or _points(n) for n in sorted(names)}
+        placed = sorted((point, n) for n, points in self._points_of.items() for point in points)
+        self._points = [point for point, _ in placed]
+        self._names = [name for _, name in placed]
 
-    def home(self, key: bytes, names: Iterable[str]) -> str:
-        """The name on which ``key`` lives.  ``names`` holds at least one."""
-        return self.successors(key, names)[0]
+    def home(self, point: int) -> str:
+        """Of at least one member."""
+        return self._names[bisect(self._points, point) % len(self._points)]
 
-    def successors(self, key: bytes, names: Iterable[str]) -> Sequence[str]:
-        """All names, from ``key``'s home on around the ring."""
-        return self._ring(tuple(names)).order(key)
-
-    def _ring(self, names: tuple[str, ...]) -> _Ring:
-        ring = self._rings.get(names)
-        if ring is None:
-            if len(self._rings) >= _MAX_RINGS:
-                self._rings.clear()
-            hashed = HashRing(sorted(names), vnodes=_VIRTUAL_NODES, hash_fn=_hash)
-            points = hashed.get_points()
-            ring = _Ring([int(point) for point, _ in points], [str(name) for _, name in points])
-            self._rings[names] = ring
-        return ring
+    def walk(self, point: int) -> Iterator[str]:
+        """Every member once, from home on around the ring."""
+        start = bisect(self._points, point)
+        seen: set[str] = set()
+        for index in range(start - len(self._names), start):  # from the end for those before 0
+            name = self._names[index]
+            if name not in seen:
+                seen.add(name)
+                yield name
 
 
-def _hash(key: str | bytes) -> int:
-    encoded = key if isinstance(key, bytes) else key.encode()
-    return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "big")
+def _points(name: str) -> list[int]:
+    ring = HashRing([name], vnodes=_VIRTUAL_NODES, hash_fn=_hash)
+    return [int(point) for point, _ in ring.get_points()]
+
+
+def _hash(key: str) -> int:
+    return ring_point(key.encode())

@@ -9,7 +9,13 @@ from typing import Final
 import msgspec
 
 from contracts import blocks as contract
-from replica.engine.messages import BlockChange, BlockRemoved, BlocksCleared, BlockStored
+from replica.engine.messages import (
+    BlockChange,
+    BlockRemoved,
+    BlocksCleared,
+    BlockStored,
+    PromptComputed,
+)
 
 _MAX_PENDING: Final = 1_000  # steps: a reader that far behind had better begin anew
 
@@ -42,10 +48,23 @@ class BlockMirror:
         """Of one step.  Nothing: nobody hears of it."""
         if not changes:
             return
-        self._seq += 1
-        told = tuple(self._take(change) for change in changes)
+        self._tell(tuple(self._take(change) for change in changes))
+
+    def prompt_stored(self, prompt: PromptComputed, request_id: str) -> None:
+        """Its blocks have been applied.  A snapshot does not hold it."""
         if self._subscriptions:
-            payload = msgspec.json.encode(contract.BlockChanges(seq=self._seq, changes=told))
+            stored = contract.PromptStored(
+                request_id=request_id,
+                hash=prompt.digest.hex(),
+                num_tokens=prompt.num_tokens,
+                block_size=prompt.block_size,
+            )
+            self._tell((stored,))
+
+    def _tell(self, changes: tuple[contract.Change, ...]) -> None:
+        self._seq += 1
+        if self._subscriptions:
+            payload = msgspec.json.encode(contract.BlockChanges(seq=self._seq, changes=changes))
             self._subscriptions = {s for s in self._subscriptions if s.put(payload)}
 
     @contextmanager

@@ -309,6 +309,9 @@ class Engine:
         self._watchdog.feed()
         self.stats = report.stats
         self.block_mirror.apply(report.block_changes)
+        for prompt in report.prompts:
+            request = self._by_sequence[prompt.sequence_id].request
+            self.block_mirror.prompt_stored(prompt, request.request_id)
         if report.num_batched_tokens:
             self.telemetry.iteration_tokens.observe(report.num_batched_tokens)
         for preempted in report.preempted:

@@ -24,6 +24,7 @@ from replica.engine.messages import (
     EngineConfig,
     EngineStats,
     FinishReason,
+    PromptComputed,
     StepReport,
     Submit,
     ToEngine,
@@ -80,6 +81,7 @@ class EngineLoop:
         self._meter = StepMeter()
         self._audit = IdleAudit(scheduler.check_invariants)
         self._num_arrivals = 0
+        self._prompts: list[PromptComputed] = []
         self._deadlines: list[tuple[float, int]] = []  # a heap; the finished ones stay in it
 
     def run(self, channel: Channel) -> None:
@@ -116,6 +118,7 @@ class EngineLoop:
             num_batched_tokens=num_batched_tokens,
             block_changes=block_changes,
             preempted=self._scheduler.take_preempted(),
+            prompts=self._take_prompts(),
         )
 
     def _launch(self, now_s: float) -> bool:
@@ -225,6 +228,8 @@ class EngineLoop:
             return []
         live = self._live[sequence.sequence_id]
         queue_s = None if live.has_reported else launched_at_s - live.submitted_at_s
+        if not live.has_reported:
+            self._note_prompt(sequence)
         live.has_reported = True
         if not token.is_finite:
             return [self._final(sequence, text="", token_id=None, queue_s=queue_s)]
@@ -240,6 +245,17 @@ class EngineLoop:
                 queue_s=queue_s,
             )
         ]
+
+    def _note_prompt(self, sequence: EngineSequence) -> None:
+        size = self._scheduler.block_size
+        num_tokens = sequence.num_prompt_tokens + sequence.num_resumed_tokens
+        if self._scheduler.is_prefix_caching and sequence.is_prompt_counted and num_tokens >= size:
+            digest = sequence.block_prefix(num_tokens // size - 1, size).digest
+            self._prompts.append(PromptComputed(sequence.sequence_id, digest, num_tokens, size))
+
+    def _take_prompts(self) -> list[PromptComputed]:
+        prompts, self._prompts = self._prompts, []
+        return prompts
 
     def _detokenize(self, sequence: EngineSequence, detokenizer: Detokenizer, token_id: int) -> str:
         """May finish the sequence at a stop string, also one that its last token completed."""

@@ -214,6 +214,15 @@ class Preempted(msgspec.Struct, frozen=True, array_like=True):
     num_blocks: int
 
 
+class PromptComputed(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence has its first token; its prompt holds at least one whole block."""
+
+    sequence_id: int
+    digest: bytes  # of the last whole one
+    num_tokens: int
+    block_size: int
+
+
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="step"):
     """Sent after every step and every abort.  ``stats`` already count what ``deltas`` report."""
 
@@ -222,6 +231,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
     num_batched_tokens: int
     block_changes: list[BlockChange]  # of the prefix cache, in order
     preempted: list[Preempted]  # before anything in ``deltas``
+    prompts: list[PromptComputed] = []  # their blocks are among the changes, or were before
 
 
 ToEngine = EngineConfig | Submit | Abort | ClearCache

@@ -68,6 +68,10 @@ class Scheduler:
         return self._limits.block_size
 
     @property
+    def is_prefix_caching(self) -> bool:
+        return self._limits.is_prefix_caching
+
+    @property
     def has_work(self) -> bool:
         return bool(self._by_id)
 

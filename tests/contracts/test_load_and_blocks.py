@@ -9,6 +9,7 @@ from contracts.blocks import (
     BlocksCleared,
     BlockSnapshot,
     BlockStored,
+    PromptStored,
 )
 from contracts.load import ReplicaLoad
 from contracts.tokenizer import TokenizerFile
@@ -49,6 +50,14 @@ def test_golden_blocks() -> None:
     assert msgspec.json.encode(changes) == (
         b'{"type":"blocks.changes.v1","seq":5,"changes":[{"type":"block.removed.v1","hash":"ab"},'
         b'{"type":"blocks.cleared.v1"}]}'
+    )
+
+
+def test_golden_prompt() -> None:
+    prompt = PromptStored(request_id="r-0", hash="ab", num_tokens=40, block_size=16)
+    assert msgspec.json.encode(BlockChanges(seq=6, changes=(prompt,))) == (
+        b'{"type":"blocks.changes.v1","seq":6,"changes":[{"type":"prompt.stored.v1",'
+        b'"request_id":"r-0","hash":"ab","num_tokens":40,"block_size":16}]}'
     )
 
 

@@ -1,6 +1,8 @@
 """Replicas that were never asked for anything: a fleet for decisions alone."""
 
 from collections.abc import Callable
+from random import Random
+from typing import Any
 
 from contracts.admission import AdmissionPolicy
 from contracts.load import ReplicaLoad
@@ -11,16 +13,15 @@ from gateway.api.context import InferenceRequest, Operation, RequestContext
 from gateway.clock import SYSTEM_CLOCK, Clock
 from gateway.fleet import Fleet, RelayLimits
 from gateway.policies import Grant
-from gateway.routing.filters.ready import Ready
-from gateway.routing.filters.serves_model import ServesModel
-from gateway.routing.pickers.best_score import BestScore
-from gateway.routing.pool import ReplicaPool
+from gateway.prompt import Affinity
+from gateway.routing.hot_prefixes import HotPrefixes
+from gateway.routing.pool import PoolTimings, ReplicaPool
+from gateway.routing.prefix_index import PrefixIndex
 from gateway.routing.profile import RoutingProfile
-from gateway.routing.ring import PrefixRing
-from gateway.routing.scorers.prefix_affinity import PrefixAffinityScorer
+from gateway.routing.profiles import RoutingOptions, routing_profile
+from gateway.routing.router import Router
 from gateway.upstream.replica_client import ReplicaClient, Timeouts
 
-RING = PrefixRing()
 LOAD = ReplicaLoad(
     model="m",
     is_ready=True,
@@ -35,7 +36,13 @@ LOAD = ReplicaLoad(
     prefill_tokens_per_s=1_000.0,
     decode_tokens_per_s=0.0,
 )
-PROFILE = RoutingProfile([ServesModel(), Ready()], [(PrefixAffinityScorer(RING), 1.0)], BestScore())
+
+
+def profile_of(
+    random: Callable[[], float], index: PrefixIndex | None = None, **options: Any
+) -> tuple[RoutingProfile, HotPrefixes]:
+    hot = HotPrefixes()
+    return routing_profile(RoutingOptions(**options), hot, random, index), hot
 
 
 def fleet_of(
@@ -44,12 +51,13 @@ def fleet_of(
     """Its replicas are ready and serve ``m``, as if they had told so; nobody asks them."""
     timeouts = Timeouts(connect_s=1.0, head_s=1.0, idle_s=1.0, keep_alive_s=1.0)
     clients = [ReplicaClient(name, "http://127.0.0.1:1", timeouts) for name in names]
-    pool = ReplicaPool(clients, {}, poll_timeout_s=1.0, clock=clock)
+    pool = ReplicaPool(clients, {}, PoolTimings(1.0, 1.0, 30.0), clock)
     for name in names:
         pool[name].models = frozenset({"m"})
         pool[name].set_ready(is_ready=True)
     limits = RelayLimits(1, 1, 1.0)
-    return Fleet(pool, PROFILE, limits, clock, lambda predicted, actual: None, on_progress)
+    router = Router(pool, *profile_of(Random(1).random, free_tokens=4_096))
+    return Fleet(pool, router, limits, clock, lambda predicted, actual: None, on_progress)
 
 
 def inference_request(
@@ -66,7 +74,7 @@ def inference_request(
         estimated_prompt_tokens=prompt_tokens,
         max_completion_tokens=reserved_tokens,
         reserved_completion_tokens=reserved_tokens,
-        affinity_key=b"k",
+        affinity=Affinity(b"k", b"k"),
     )
 
 

@@ -137,6 +137,7 @@ class Gateway:
             "GATEWAY_QUOTA_CALL_DEADLINE_S": "1",  # this machine may be busy with other tests
             "GATEWAY_SPOOL_DIR": str(self.spool_dir),
             "GATEWAY_POLL_INTERVAL_S": "0.1",
+            "GATEWAY_ROUTING_LEAST_PREFIX_TOKENS": "0",  # so that short prompts have a home, too
             "GATEWAY_CONNECT_TIMEOUT_S": "1",
             **settings,
         }

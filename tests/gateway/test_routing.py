@@ -1,28 +1,56 @@
 """Filter, score, pick; and a ring on which little moves."""
 
-import json
+from collections import Counter
+from collections.abc import Iterable
+from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.api.affinity import chat_affinity_key, prompt_affinity_key
 from gateway.clock import SYSTEM_CLOCK
 from gateway.errors import NoReplicaAvailable
+from gateway.prompt import Affinity
+from gateway.routing.candidates import Candidates
+from gateway.routing.decision import Decision, Reason
 from gateway.routing.endpoint import Endpoint, RoutingRequest
-from gateway.routing.pickers.best_score import BestScore
-from gateway.routing.profile import RoutingProfile
-from tests.gateway.fleets import LOAD, PROFILE, RING, fleet_of, inference_request
+from gateway.routing.hot_prefixes import HotPrefixes
+from gateway.routing.ring import PrefixRing, ring_point
+from tests.gateway.fleets import LOAD, fleet_of, inference_request, profile_of
 
 KEYS = [b"key-%d" % n for n in range(400)]
 
 
-def endpoint(name: str, *, is_ready: bool = True, model: str = "m") -> Endpoint:
-    return Endpoint(name, is_ready, frozenset({model}))
+def endpoint(name: str, *, is_ready: bool = True, model: str = "m", load: int = 0) -> Endpoint:
+    return Endpoint(name, is_ready, frozenset({model}), load)
 
 
-def route(request: RoutingRequest, endpoints: list[Endpoint]) -> str:
-    return PROFILE.best(request, PROFILE.candidates(request, endpoints)).name
+def request_of(key: bytes, *, num_tokens: int = 1, prompt_tokens: int = 100) -> RoutingRequest:
+    return RoutingRequest("m", Affinity(key, key), prompt_tokens, num_tokens)
+
+
+class Scene:
+    """Some endpoints, and a profile to choose among them."""
+
+    def __init__(self, names: Iterable[str], **settings: Any) -> None:
+        self.ring = PrefixRing(names)
+        self.endpoints = {name: endpoint(name) for name in names}
+        self.profile, self.hot = profile_of(Random(7).random, **settings)
+
+    def decide(self, key: bytes, **request: Any) -> Decision:
+        group = Candidates(list(self.endpoints.values()), self.ring)
+        return self.profile.decide(request_of(key, **request), group)
+
+    def route(self, key: bytes, **request: Any) -> str:
+        return self.decide(key, **request).endpoint.name
+
+    def order(self, key: bytes) -> list[str]:
+        return list(self.ring.walk(ring_point(key)))
+
+    def load(self, **tokens: int) -> None:
+        for name, one in self.endpoints.items():
+            one.load_tokens = tokens.get(name, 0)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +62,8 @@ def route(request: RoutingRequest, endpoints: list[Endpoint]) -> str:
     ],
 )
 def test_without_a_candidate_there_is_no_route(endpoints: list[Endpoint]) -> None:
-    assert PROFILE.candidates(RoutingRequest("m", b"key"), endpoints) == []
+    profile, _ = profile_of(Random(1).random)
+    assert profile.candidates(request_of(b"key"), endpoints) == []
 
 
 async def test_a_tried_replica_is_not_tried_again() -> None:
@@ -74,11 +103,8 @@ async def test_a_model_that_no_replica_serves_has_no_candidate() -> None:
 
 
 def test_the_order_of_endpoints_does_not_matter() -> None:
-    endpoints = [endpoint(name) for name in "abcde"]
-    for key in KEYS[:50]:
-        request = RoutingRequest("m", key)
-        forward, backward = (route(request, e) for e in (endpoints, endpoints[::-1]))
-        assert forward == backward
+    forward, backward = Scene("abcde"), Scene("edcba")
+    assert all(forward.route(key) == backward.route(key) for key in KEYS[:50])
 
 
 @given(
@@ -88,120 +114,192 @@ def test_the_order_of_endpoints_does_not_matter() -> None:
 @settings(deadline=None)  # the machine may be busy
 def test_removing_one_moves_only_its_keys(names: set[str], draw: st.DataObject) -> None:
     removed = draw.draw(st.sampled_from(sorted(names)))
-    for key in KEYS[:60]:
-        before, after = RING.home(key, names), RING.home(key, names - {removed})
-        assert after == before or before == removed
+    before, after = PrefixRing(names), PrefixRing(names)
+    after.set_members(names - {removed})
+    for point in map(ring_point, KEYS[:60]):
+        assert after.home(point) == before.home(point) or before.home(point) == removed
 
 
-def test_successors_begin_at_home_and_name_everyone_once() -> None:
-    names = {"a", "b", "c", "d"}
-    for key in KEYS[:50]:
-        order = list(RING.successors(key, names))
-        assert order[0] == RING.home(key, names)
-        assert sorted(order) == sorted(names)
-        assert order[1] == RING.home(key, names - {order[0]})
+def test_the_ring_names_everyone_once_beginning_at_home() -> None:
+    ring, fewer = PrefixRing("abcd"), PrefixRing("abcd")
+    for point in map(ring_point, KEYS[:50]):
+        order = list(ring.walk(point))
+        assert order[0] == ring.home(point)
+        assert sorted(order) == list("abcd")
+        fewer.set_members(set("abcd") - {order[0]})
+        assert order[1:] == list(fewer.walk(point))
 
 
-def test_a_home_with_more_than_its_share_passes_work_on() -> None:
-    key = KEYS[0]
-    first, second, *_ = RING.successors(key, "abcd")
-
-    def chosen(**in_flight: int) -> str:
-        endpoints = [
-            Endpoint(n, True, frozenset({"m"}), num_in_flight=in_flight.get(n, 0)) for n in "abcd"
-        ]
-        return route(RoutingRequest("m", key), endpoints)
-
-    assert chosen(**{first: 7}) == first, "below eight nothing queues"
-    assert chosen(**{first: 8}) == second
-    assert chosen(**dict.fromkeys("abcd", 100)) == first, "evenly loaded: affinity decides"
-    assert chosen(**{n: 200 if n in (first, second) else 0 for n in "abcd"}) not in (first, second)
+@pytest.mark.parametrize("num", [4, 16, 64])
+def test_one_that_joins_takes_its_share_and_one_that_leaves_spreads_it(num: int) -> None:
+    names = [f"replica-{n}" for n in range(num)]
+    few, many = PrefixRing(names[:-1]), PrefixRing(names)
+    points = [ring_point(b"%d" % n) for n in range(10_000)]
+    moved = [point for point in points if few.home(point) != many.home(point)]
+    assert len(moved) / len(points) <= 1 / num + 0.05
+    assert {many.home(point) for point in moved} == {names[-1]}, "to the one that has joined"
+    heirs = Counter(few.home(point) for point in moved)
+    assert len(heirs) > (num - 1) / 2
+    assert max(heirs.values()) < len(moved) * (0.6 if num == 4 else 0.3)
 
 
 def test_shares_are_fair() -> None:
     names = [f"replica-{n}" for n in range(8)]
-    homes = [RING.home(b"%d" % n, names) for n in range(8_000)]
-    shares = sorted(homes.count(name) for name in names)
-    assert shares[0] > 700
-    assert shares[-1] < 1_300
+    ring = PrefixRing(names)
+    homes = Counter(ring.home(ring_point(b"%d" % n)) for n in range(8_000))
+    assert min(homes[name] for name in names) > 700
+    assert max(homes[name] for name in names) < 1_300
 
 
-def test_a_score_out_of_range_is_a_defect() -> None:
-    class Boastful:
-        name = "boastful"
-
-        def score(self, request: RoutingRequest, endpoints: object) -> list[float]:
-            return [2.0]
-
-    with pytest.raises(ValueError, match="boastful"):
-        RoutingProfile([], [(Boastful(), 1.0)], BestScore()).best(
-            RoutingRequest("m", b""), [endpoint("a")]
-        )
-
-
-def chat_key(*messages: dict[str, str], salt: bytes = b"s" * 32) -> bytes:
-    return chat_affinity_key(salt, json.dumps(messages).encode(), None)
+def test_a_home_with_more_than_its_share_gets_an_heir() -> None:
+    scene, key = Scene("abcd", free_tokens=100), KEYS[0]
+    first, second, third, _ = scene.order(key)
+    scene.load(**{first: 99})
+    assert scene.decide(key).reason is Reason.HOME, "below that nothing queues"
+    scene.load(**{first: 100})
+    decision = scene.decide(key)
+    assert (decision.endpoint.name, decision.reason, decision.home) == (second, Reason.GROWN, first)
+    scene.load(**dict.fromkeys("abcd", 1_000))
+    assert {scene.route(key) for _ in range(8)} == {scene.route(key)}, "evenly loaded: its own"
+    scene.load(**{first: 1_000, second: 1_000})
+    decision = scene.decide(key)
+    assert (decision.endpoint.name, decision.reason) == (third, Reason.GROWN)
 
 
-SYSTEM = {"role": "system", "content": "be brief"}
-HELLO = {"role": "user", "content": "hello"}
+def test_the_bound_is_in_tokens_and_its_factor_can_be_set() -> None:
+    key = KEYS[0]
+    for factor, expected in ((1.25, 1), (2.5, 0)):
+        scene = Scene("abcd", load_factor=factor)
+        order = scene.order(key)
+        scene.load(**{order[0]: 5_000, **dict.fromkeys(order[1:], 2_000)})
+        assert scene.route(key, num_tokens=100) == order[expected]
 
 
-def test_a_conversation_keeps_its_key_as_it_grows() -> None:
-    answer = {"role": "assistant", "content": "hi"}
-    assert chat_key(SYSTEM, HELLO) == chat_key(SYSTEM, HELLO, answer, HELLO)
+def test_with_the_heir_busy_too_it_goes_to_whoever_has_least() -> None:
+    scene, key = Scene("abcd"), KEYS[0]
+    first, second, third, fourth = scene.order(key)
+    scene.load(**{first: 900, second: 900, third: 20, fourth: 10})
+    decision = scene.decide(key)
+    assert (decision.endpoint.name, decision.reason) == (fourth, Reason.SPILL)
+    assert decision.home == first
+    assert list(decision.costs) == [scene.endpoints[name].load_tokens for name in "abcd"]
 
 
-plain_values = st.one_of(st.text(max_size=40), st.none(), st.integers())
-any_values = st.one_of(plain_values, st.lists(st.dictionaries(st.text(max_size=3), plain_values)))
-messages = st.fixed_dictionaries(
-    {"role": st.sampled_from(["system", "assistant", "tool"]), "content": any_values},
-    optional={"name": plain_values, "tool_calls": any_values},
-)
+def test_a_hot_prefix_gets_as_many_owners_as_it_needs_and_loses_them_again() -> None:
+    scene, key = Scene([f"r{n}" for n in range(8)]), b"hot"
+    for number in range(400):  # of which 32 are under way at a time
+        chosen = scene.decide(key, num_tokens=100).endpoint
+        chosen.add_load(100)
+        if number >= 32:
+            max(scene.endpoints.values(), key=lambda e: e.load_tokens).add_load(-100)
+    point = ring_point(key)
+    assert scene.hot.num_owners(point) >= 6, "it is all the traffic there is"
+    assert scene.hot.num_owners(ring_point(b"cold")) == 1
+    scene.load()
+    for _ in range(200):
+        scene.hot.tick()
+    assert scene.hot.num_owners(point) == 1
+    assert scene.route(key) == scene.order(key)[0], "home again"
 
 
-@given(
-    before=st.lists(messages, max_size=3),
-    first=st.fixed_dictionaries({"content": any_values, "role": st.just("user")}),
-    after=st.lists(messages, max_size=3),
-    separators=st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", " :\t")]),
-)
-@settings(deadline=None)
-def test_any_conversation_keeps_its_key_from_its_first_question_on(
-    before: list[object], first: object, after: list[object], separators: tuple[str, str]
-) -> None:
-    short, long = ([*before, first, *rest] for rest in ([], after))
-    keys = {
-        chat_affinity_key(b"s", json.dumps(m, separators=separators).encode(), None)
-        for m in (short, long)
-    }
-    assert len(keys) == 1
+def test_a_spilt_prefix_comes_home_when_home_has_room() -> None:
+    scene, key = Scene("abc"), KEYS[1]
+    home, *_ = scene.order(key)
+    scene.load(**{home: 9_000})
+    assert scene.route(key) != home
+    for _ in range(30):
+        scene.hot.tick()
+    scene.load()
+    assert scene.route(key) == home
 
 
-@pytest.mark.parametrize("size", range(4_040, 4_110))
-def test_long_openings_count_as_far_as_they_are_looked_at(size: int) -> None:
-    def key(*messages: dict[str, str]) -> bytes:
-        return chat_affinity_key(b"s", json.dumps(messages).encode(), None)
-
-    long = {"role": "user", "content": "x" * size}
-    assert key(long) == key(long, HELLO, HELLO)
-    assert len(key(long)) <= 4_098
+def test_hot_prefixes_are_bounded() -> None:
+    hot = HotPrefixes()
+    for point in range(10_000):
+        hot.grow(point, 2)
+    assert sum(hot.num_owners(point) == 2 for point in range(10_000)) == 4_096
+    assert hot.num_owners(9_999) == 2
 
 
-def test_users_of_one_system_prompt_have_keys_of_their_own() -> None:
-    assert chat_key(SYSTEM, HELLO) != chat_key(SYSTEM, {"role": "user", "content": "bye"})
+def test_conversations_of_a_hot_prefix_keep_to_one_owner_each() -> None:
+    scene = Scene("abcdef", free_tokens=1_000)
+    scene.hot.grow(ring_point(b"hot"), 3)
+    owners = set(scene.order(b"hot")[:3])
+    group = Candidates(list(scene.endpoints.values()), scene.ring)
+    seen: dict[bytes, set[str]] = {}
+    for key in KEYS[:60] * 2:
+        request = RoutingRequest("m", Affinity(b"hot", key), 100, 100)
+        seen.setdefault(key, set()).add(scene.profile.decide(request, group).endpoint.name)
+    assert all(len(names) == 1 for names in seen.values())
+    assert set().union(*seen.values()) == owners
 
 
-def test_keys_of_two_tenants_never_meet() -> None:
-    assert chat_key(HELLO) != chat_key(HELLO, salt=b"t" * 32)
-    assert prompt_affinity_key(b"s", b'"x"', "k") != prompt_affinity_key(b"t", b'"x"', "k")
+def test_a_short_prompt_goes_where_least_is_to_do_unless_its_client_knows_better() -> None:
+    scene, key = Scene("abc", least_prefix_tokens=64), KEYS[0]
+    home, other, *_ = scene.order(key)
+    scene.load(**{name: 0 if name == other else 50 for name in "abc"})
+    short = scene.decide(key, prompt_tokens=63)
+    assert (short.endpoint.name, short.reason) == (other, Reason.NO_PREFIX)
+    own = RoutingRequest("m", Affinity(key, key, is_clients=True), 63, 10)
+    scene.load()
+    group = Candidates(list(scene.endpoints.values()), scene.ring)
+    assert scene.profile.decide(own, group).endpoint.name == home
 
 
-def test_a_cache_key_of_the_clients_own_decides() -> None:
-    a, b = (prompt_affinity_key(b"s", prompt, "mine") for prompt in (b'"x"', b'"y"'))
-    assert a == b
-    assert a != prompt_affinity_key(b"s", b'"x"', None)
+def test_equals_are_chosen_among_by_chance() -> None:
+    scene = Scene("abcd", least_prefix_tokens=64)
+    chosen = Counter(scene.route(b"k", prompt_tokens=1) for _ in range(400))
+    assert min(chosen[name] for name in "abcd") > 60
 
 
-def test_messages_that_are_no_messages_have_a_key_too() -> None:
-    assert chat_affinity_key(b"s", b'[1, "x", {}]', None)
+def test_blind_gateways_do_not_run_after_one_another() -> None:
+    """Sixteen that know only of their own requests: two drawn by chance are enough."""
+    names = [f"r{n}" for n in range(16)]
+    true_load: Counter[str] = Counter()
+    for number in range(16):
+        scene = Scene(names, least_prefix_tokens=64)
+        scene.profile, _ = profile_of(Random(number).random, least_prefix_tokens=64)
+        group = Candidates(list(scene.endpoints.values()), scene.ring, is_blind=True)
+        for _ in range(16):
+            chosen = scene.profile.decide(request_of(b"k", prompt_tokens=1), group).endpoint
+            chosen.add_load(100)
+            true_load[chosen.name] += 1
+    assert max(true_load.values()) <= 2 * 16
+
+
+def test_one_that_joins_takes_its_keys_over_by_and_by_each_from_where_it_lived() -> None:
+    names = [f"r{n}" for n in range(8)]
+    before, scene = PrefixRing(names[:-1]), Scene(names, free_tokens=1_000)
+    joiner = scene.endpoints[names[-1]]
+    points = {key: ring_point(key) for key in KEYS}
+    moving = [key for key in KEYS if scene.ring.home(points[key]) == joiner.name]
+    shares = []
+    for joiner.warmth in (0.0, 0.5, 1.0):
+        homes = {key: scene.route(key) for key in KEYS}
+        assert all(homes[key] in (before.home(point), joiner.name) for key, point in points.items())
+        shares.append(sum(homes[key] == joiner.name for key in moving) / len(moving))
+    assert shares[0] == 0.0
+    assert 0.25 < shares[1] < 0.75
+    assert shares[2] == 1.0
+
+
+def test_one_that_joins_is_not_everybodys_least_busy() -> None:
+    scene = Scene("abcd", least_prefix_tokens=64)
+    scene.load(a=1_000, b=1_000, c=1_000)
+    scene.endpoints["d"].warmth = 0.0
+    chosen = []
+    for _ in range(10):
+        chosen.append(scene.decide(b"k", prompt_tokens=1).endpoint)
+        chosen[-1].add_load(200)
+    assert 1 <= sum(one.name == "d" for one in chosen) < 10
+
+
+def test_the_sum_of_a_group_follows_its_endpoints() -> None:
+    endpoints = [endpoint(name) for name in "abc"]
+    group = Candidates(endpoints, PrefixRing("abc"))
+    group.follow()
+    endpoints[0].add_load(70)
+    endpoints[2].add_load(30)
+    endpoints[0].add_load(-20)
+    assert group.load.tokens == 80
+    assert group.without({"a"}).load.tokens == 30

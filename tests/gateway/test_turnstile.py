@@ -8,7 +8,7 @@ from gateway.api.context import RequestContext
 from gateway.clock import Clock
 from gateway.errors import Overloaded
 from gateway.metering import Meter
-from gateway.routing.ttft_forecast import Visit
+from gateway.routing.stay import Stay
 from gateway.turnstile import Turnstile
 from tests.gateway.fleets import LOAD, context_of, fleet_of, inference_request
 
@@ -25,13 +25,14 @@ class Gate:
         self.turnstile = Turnstile(self.fleet, clock, max_waiting=max_waiting, ageing_s=30.0)
         self.fleet.pool["a"].forecast.report(LOAD, self.now_s)
 
-    def is_busy_with(self, num_tokens: int) -> Visit:
-        forecast = self.fleet.pool["a"].forecast
-        return forecast.send(float(num_tokens), self.now_s, tells_first_token=True)
+    def is_busy_with(self, num_tokens: int) -> Stay:
+        replica = self.fleet.pool["a"]
+        visit = replica.forecast.send(float(num_tokens), self.now_s, tells_first_token=True)
+        return Stay(replica, num_tokens, num_tokens, visit)
 
-    def is_done_with(self, visit: Visit) -> None:
+    def is_done_with(self, stay: Stay) -> None:
         self.now_s += 0.1
-        self.fleet.end(self.fleet.pool["a"], visit)
+        self.fleet.end(stay)
 
     def counter(self, tenant: str) -> int:
         """What the tenant has been charged that other gateways would be told."""
@@ -70,11 +71,11 @@ async def test_who_went_is_charged_what_it_used() -> None:
 
 async def test_whose_turn_came_is_charged_what_it_used() -> None:
     gate = Gate()
-    visit = gate.is_busy_with(100)
+    stay = gate.is_busy_with(100)
     context, meter = ask("waiter"), Meter()
     assert gate.turnstile.enter(context, meter) is not None
     assert (meter.charged_tokens, gate.counter("waiter")) == (0, 0)
-    gate.is_done_with(visit)
+    gate.is_done_with(stay)
     assert (meter.charged_tokens, gate.counter("waiter")) == (1_000, 1_000)
     gate.turnstile.settle(context, meter, 0)
     assert gate.counter("waiter") == 0
@@ -111,10 +112,10 @@ async def test_whoever_a_full_queue_drops_is_told_its_own_wait() -> None:
 async def test_progress_looks_at_who_is_next_and_not_at_everybody() -> None:
     """The deadline has passed, but a replica is free: it goes."""
     gate = Gate()
-    visit = gate.is_busy_with(100)
+    stay = gate.is_busy_with(100)
     turn = gate.turnstile.enter(ask("late"), Meter())
     assert turn is not None
     gate.now_s += 20.0
-    gate.is_done_with(visit)
+    gate.is_done_with(stay)
     assert turn.holder.called.is_done
     assert turn.holder.called.exception() is None

@@ -1,0 +1,1 @@
+"""Which replicas there are: told by settings, a file, DNS or Kubernetes."""

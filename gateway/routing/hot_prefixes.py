@@ -1,0 +1,44 @@
+"""Prefixes that one replica cannot serve alone: how many owners each has now.
+
+One more whenever all of them have more than their share, one less after a calm while.  All others
+have one owner and take no room.
+"""
+
+from collections import OrderedDict
+from typing import Final
+
+_MAX_PREFIXES: Final = 4_096  # the one that was pressed longest ago is forgotten
+_CALM_TICKS: Final = 10  # without pressure before an owner is let go
+
+
+class HotPrefixes:
+    def __init__(self) -> None:
+        self._owners: dict[int, int] = {}  # by the key's point on the ring; two or more
+        self._calm: OrderedDict[int, int] = OrderedDict()  # ticks since it was pressed
+
+    def num_owners(self, point: int) -> int:
+        return self._owners.get(point, 1)
+
+    def grow(self, point: int, num_owners: int) -> None:
+        """It was pressed, and has so many owners from now on."""
+        self._owners[point] = num_owners
+        self.press(point)
+        if len(self._owners) > _MAX_PREFIXES:
+            oldest, _ = self._calm.popitem(last=False)
+            del self._owners[oldest]
+
+    def press(self, point: int) -> None:
+        """Those that it has are wanted."""
+        if point in self._owners:
+            self._calm[point] = 0
+            self._calm.move_to_end(point)
+
+    def tick(self) -> None:
+        """About once a second."""
+        for point in list(self._calm):
+            self._calm[point] += 1
+            if self._calm[point] >= _CALM_TICKS:
+                self._calm[point] = 0
+                self._owners[point] -= 1
+                if self._owners[point] == 1:
+                    del self._owners[point], self._calm[point]

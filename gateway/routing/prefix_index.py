@@ -1,0 +1,93 @@
+"""What replicas have cached, and what the texts of prompts have to do with it."""
+
+from collections import OrderedDict
+from typing import Final
+
+from contracts.blocks import (
+    BlockChanges,
+    BlockRemoved,
+    BlocksCleared,
+    BlockSnapshot,
+    BlockStored,
+    PromptStored,
+)
+from gateway.prompt import PromptText
+from gateway.routing.block_index import Bit, BlockIndex, block_key
+from gateway.routing.prompt_anchors import PromptAnchors
+
+_MAX_EXPECTED: Final = 8_192  # requests whose prompts are being computed
+_SWEPT_BLOCKS: Final = 20_000  # a tick: some ten milliseconds of every second
+
+
+class SequenceGap(Exception):
+    """Something of the stream is missing: only a snapshot helps."""
+
+
+class PrefixIndex:
+    def __init__(self, max_blocks: int) -> None:
+        self.blocks = BlockIndex(max_blocks)
+        self.anchors = PromptAnchors(self.blocks)
+        self._expected: OrderedDict[str, PromptText] = OrderedDict()  # by request id
+
+    def expect(self, request_id: str, text: PromptText) -> None:
+        """A request is on its way whose text this is."""
+        self._expected[request_id] = text
+        if len(self._expected) > _MAX_EXPECTED:
+            self._expected.popitem(last=False)
+
+    def tick(self) -> None:
+        """About once a second."""
+        self.blocks.sweep(_SWEPT_BLOCKS)
+
+    def follower(self) -> "BlockFollower":
+        return BlockFollower(self)
+
+    def prompt_stored(self, prompt: PromptStored) -> None:
+        """Of another gateway's request nothing is learned: its text is not known here."""
+        text = self._expected.pop(prompt.request_id, None)
+        if text is not None:
+            last, size = block_key(prompt.hash), prompt.block_size
+            self.anchors.learn(text, prompt.num_tokens, last, size)
+
+
+class BlockFollower:
+    """One replica's stream of events, from its snapshot to its end.  Close it when it is over."""
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self._index = index
+        self._blocks = index.blocks
+        self._seq: int | None = None  # None: before the snapshot
+        self.bit: Bit = self._blocks.enter()
+
+    def close(self) -> None:
+        self._blocks.retire(self.bit)
+
+    def take(self, message: BlockSnapshot | BlockChanges) -> None:
+        """Raises SequenceGap."""
+        if isinstance(message, BlockSnapshot):
+            self._clear()
+            self._seq = message.seq
+            for block in message.blocks:
+                self._store(block)
+            return
+        if self._seq is None or message.seq != self._seq + 1:
+            raise SequenceGap(f"expected {self._seq} + 1, got {message.seq}")
+        self._seq = message.seq
+        for change in message.changes:
+            match change:
+                case BlockStored():
+                    self._store(change)
+                case BlockRemoved(hash=hash_):
+                    self._blocks.remove(self.bit, block_key(hash_))
+                case BlocksCleared():
+                    self._clear()
+                case PromptStored():
+                    self._index.prompt_stored(change)
+
+    def _store(self, block: BlockStored) -> None:
+        self._blocks.store(self.bit, block_key(block.hash), block_key(block.parent_hash))
+
+    def _clear(self) -> None:
+        """The blocks that were there are no longer its; whoever asks for its bit asks anew."""
+        self._blocks.retire(self.bit)
+        self.bit = self._blocks.enter()

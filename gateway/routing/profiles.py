@@ -1,0 +1,42 @@
+"""The profiles that an operator may choose among."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.routing.filters.ready import Ready
+from gateway.routing.filters.serves_model import ServesModel
+from gateway.routing.hot_prefixes import HotPrefixes
+from gateway.routing.pickers.least_cost import LeastCost
+from gateway.routing.prefix_index import PrefixIndex
+from gateway.routing.profile import RoutingProfile, Scorer
+from gateway.routing.scorers.exact_prefix import ExactPrefix
+from gateway.routing.scorers.least_tokens import LeastTokens
+from gateway.routing.scorers.prefix_owners import PrefixOwners
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingOptions:
+    load_factor: float = 1.25  # see ``PrefixOwners``
+    free_tokens: int = 0
+    least_prefix_tokens: int = 0
+
+
+def routing_profile(
+    options: RoutingOptions,
+    hot: HotPrefixes,
+    random: Callable[[], float],
+    index: PrefixIndex | None = None,
+) -> RoutingProfile:
+    """By where prefixes live; with an ``index``, by what replicas have really cached."""
+    scorer: Scorer
+    scorer = owners = PrefixOwners(
+        hot,
+        LeastTokens(random),
+        load_factor=options.load_factor,
+        free_tokens=options.free_tokens,
+        least_prefix_tokens=options.least_prefix_tokens,
+    )
+    if index is not None:
+        least = options.least_prefix_tokens
+        scorer = ExactPrefix(index.anchors, owners, least_prefix_tokens=least)
+    return RoutingProfile([ServesModel(), Ready()], scorer, LeastCost(random))

@@ -1,0 +1,68 @@
+"""Where in the engine's chain of blocks the beginnings of texts end.
+
+A replica tells which block a request's prompt ended with, and how many tokens it had.  So the
+gateway, which has no tokenizer, learns for each boundary of that prompt's text the block that ends
+there: by the share of the bytes, rounded down.  Of the next prompt that begins alike it then knows
+who holds how many of its tokens, to within a boundary.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+from gateway.prompt import PromptText
+from gateway.routing.block_index import BlockIndex
+from gateway.routing.text_chain import BOUNDARIES_BYTES
+
+_MAX_ANCHORS: Final = 131_072  # some 30 MB; the longest unheard of is forgotten
+
+Anchor = tuple[int, int]  # a block's key, and the tokens up to its end
+
+
+class PromptAnchors:
+    def __init__(self, blocks: BlockIndex) -> None:
+        self._blocks = blocks
+        self._anchors: OrderedDict[int, Anchor] = OrderedDict()  # by link of a text's chain
+
+    def learn(self, text: PromptText, num_tokens: int, last_block: int, block_size: int) -> None:
+        """``last_block``: of the prompt's whole blocks."""
+        key: int | None = last_block
+        depth = num_tokens // block_size
+        for place in range(len(text.chain) - 1, -1, -1):
+            tokens = num_tokens * BOUNDARIES_BYTES[place] // text.num_bytes
+            wanted = min(depth, tokens // block_size)
+            if wanted == 0:
+                return
+            while depth > wanted:
+                key = None if key is None else self._blocks.parent(key)
+                depth -= 1
+            if key is None or self._put(text.chain[place], (key, depth * block_size)):
+                return
+
+    def find(self, chain: Sequence[int], wanted: int) -> list[tuple[int, int]]:
+        """Who holds how many tokens: bits and a number, the largest first; each of the bits that
+        are ``wanted`` at most once."""
+        found: list[tuple[int, int]] = []
+        get, holders = self._anchors.get, self._blocks.holders
+        for link in reversed(chain):
+            anchor = get(link)
+            if anchor is None:
+                continue
+            bits = holders(anchor[0]) & wanted
+            if bits:
+                found.append((bits, anchor[1]))
+                wanted &= ~bits
+                if not wanted:
+                    break
+        return found
+
+    def _put(self, link: int, anchor: Anchor) -> bool:
+        """Whether it was known before."""
+        if self._anchors.get(link) == anchor:
+            self._anchors.move_to_end(link)
+            return True
+        self._anchors[link] = anchor
+        self._anchors.move_to_end(link)
+        if len(self._anchors) > _MAX_ANCHORS:
+            self._anchors.popitem(last=False)
+        return False

@@ -1,0 +1,70 @@
+"""One replica: its client and what is known of it."""
+
+from typing import Final
+
+from contracts.load import ReplicaLoad
+from gateway.routing.ejection import Record
+from gateway.routing.endpoint import Endpoint
+from gateway.routing.others_load import OthersLoad
+from gateway.routing.ttft_forecast import TtftForecast
+from gateway.upstream.replica_client import ReplicaClient
+
+_BLIP_S: Final = 3.0  # away for no longer: it has not been restarted, and its cache is warm
+
+
+class Replica:
+    def __init__(self, client: ReplicaClient) -> None:
+        self.client = client
+        self.name = client.name
+        self.models: frozenset[str] | None = None  # None: it has never told
+        self.endpoint = Endpoint(client.name, is_ready=False, models=frozenset())
+        self.forecast = TtftForecast()
+        self.others = OthersLoad()
+        self.record = Record()
+        self.num_in_flight = 0  # requests this gateway has open on it
+        self.knows_load = True  # until it says otherwise
+        self.has_reported = False  # it is one of our own make
+        self._others_tokens = 0  # of its endpoint's load
+        self._warm_since_s: float | None = None  # None: it is warm
+        self._away_since_s = float("-inf")
+
+    @property
+    def is_ready(self) -> bool:
+        return self.endpoint.is_ready
+
+    def begin(self, num_tokens: int) -> None:
+        """One more request is open on it, of so many tokens."""
+        self.num_in_flight += 1
+        self.endpoint.add_load(num_tokens)
+
+    def end(self, num_tokens: int) -> None:
+        """One that still counts as so many."""
+        self.num_in_flight -= 1
+        self.endpoint.add_load(-num_tokens)
+
+    def report(self, load: ReplicaLoad, now_s: float) -> None:
+        self.forecast.report(load, now_s)
+        self.others.report(load, self.num_in_flight, now_s)
+
+    def set_others_tokens(self, num_tokens: int) -> None:
+        self.endpoint.add_load(num_tokens - self._others_tokens)
+        self._others_tokens = num_tokens
+
+    def set_ready(self, is_ready: bool, now_s: float = 0.0, *, is_join: bool = False) -> None:
+        """With the models that it serves.  ``is_join``: its cache is cold if it has been away."""
+        endpoint = self.endpoint
+        if is_ready and not endpoint.is_ready and is_join and now_s - self._away_since_s > _BLIP_S:
+            self._warm_since_s = now_s
+            endpoint.warmth = 0.0
+        if endpoint.is_ready and not is_ready:
+            self._away_since_s = now_s
+        endpoint.is_ready = is_ready
+        endpoint.models = frozenset[str]() if self.models is None else self.models
+
+    def warm_up(self, now_s: float, slow_start_s: float) -> None:
+        if self._warm_since_s is None:
+            return
+        age_s = now_s - self._warm_since_s
+        self.endpoint.warmth = 1.0 if age_s >= slow_start_s else age_s / slow_start_s
+        if self.endpoint.warmth == 1.0:
+            self._warm_since_s = None

@@ -1,0 +1,75 @@
+"""Candidates, decisions, and what changes about them with time."""
+
+from collections.abc import Collection
+
+from gateway.errors import NoReplicaAvailable
+from gateway.prompt import PromptText
+from gateway.routing.candidates import Candidates
+from gateway.routing.decision import Decision, Reason
+from gateway.routing.endpoint import NO_AFFINITY, RoutingRequest
+from gateway.routing.hot_prefixes import HotPrefixes
+from gateway.routing.pool import ReplicaPool
+from gateway.routing.prefix_index import PrefixIndex
+from gateway.routing.profile import RoutingProfile
+
+
+class Router:
+    def __init__(
+        self,
+        pool: ReplicaPool,
+        profile: RoutingProfile,
+        hot: HotPrefixes,
+        index: PrefixIndex | None = None,
+    ) -> None:
+        """``index``: which wants to know what is on its way."""
+        self._pool = pool
+        self._profile = profile
+        self._hot = hot
+        self._index = index
+        self._candidates: dict[str, Candidates] = {}  # by model, as of that version
+        self._version = pool.version
+
+    def decide(self, request: RoutingRequest, tried: Collection[str] = ()) -> Decision:
+        """Of those that have not been ``tried``.  Raises NoReplicaAvailable."""
+        group = self.candidates(request.model)
+        if tried:
+            group = group.without(tried)
+        endpoints = group.endpoints
+        if not endpoints:
+            raise NoReplicaAvailable("No replica can take this request now.")
+        if len(endpoints) == 1:
+            return Decision(endpoints[0], Reason.ONLY, None, endpoints, (0,), (0,))
+        return self._profile.decide(request, group)
+
+    def candidates(self, model: str) -> Candidates:
+        """Filtered once for each change of the pool: what filters look at changes no faster."""
+        if self._version != self._pool.version:
+            self._forget_candidates()
+        candidates = self._candidates.get(model)
+        if candidates is None:
+            wanted = RoutingRequest(model, NO_AFFINITY)
+            kept = self._profile.candidates(wanted, self._pool.endpoints())
+            healthy = [endpoint for endpoint in kept if not endpoint.is_ejected]
+            candidates = Candidates(healthy or kept, self._pool.ring)  # never all of them
+            candidates.is_blind = self._pool.is_blind
+            candidates.follow()
+            self._candidates[model] = candidates
+        return candidates
+
+    def expect(self, request_id: str, text: PromptText) -> None:
+        """The request is on its way to a replica, which will tell what its prompt is in blocks."""
+        if self._index is not None:
+            self._index.expect(request_id, text)
+
+    def tick(self) -> None:
+        """About once a second."""
+        self._hot.tick()
+        for candidates in self._candidates.values():
+            candidates.is_blind = self._pool.is_blind
+            candidates.look()
+
+    def _forget_candidates(self) -> None:
+        self._candidates.clear()
+        self._version = self._pool.version
+        for endpoint in self._pool.endpoints():
+            endpoint.sums.clear()

@@ -1,0 +1,26 @@
+"""One request at one replica, from when it is sent until it ends: what it adds to its load."""
+
+from gateway.routing.replica import Replica
+from gateway.routing.ttft_forecast import Visit
+
+
+class Stay:
+    __slots__ = ("num_tokens", "prompt_tokens", "replica", "visit")
+
+    def __init__(
+        self, replica: Replica, prompt_tokens: int, num_tokens: int, visit: Visit | None
+    ) -> None:
+        self.replica = replica
+        self.prompt_tokens = prompt_tokens  # that are still to be prefilled
+        self.num_tokens = num_tokens  # that count as its load now, those included
+        self.visit = visit  # None: nobody asks for forecasts
+        replica.begin(num_tokens)
+
+    def first_token(self) -> None:
+        """Its prompt is through."""
+        self.replica.endpoint.add_load(-self.prompt_tokens)
+        self.num_tokens -= self.prompt_tokens
+        self.prompt_tokens = 0
+
+    def end(self) -> None:
+        self.replica.end(self.num_tokens)

@@ -1,0 +1,181 @@
+"""What routing knows of replicas: their load, their health, and how long they have been there."""
+
+import pytest
+from msgspec.structs import replace
+
+from contracts.usage import Outcome
+from gateway.clock import Clock
+from gateway.routing.ejection import Record, eject
+from gateway.routing.others_load import OthersLoad, neutral_tokens
+from gateway.routing.stay import Stay
+from gateway.upstream.replica_client import ReplicaClient, Timeouts
+from tests.gateway.fleets import LOAD, fleet_of, inference_request
+
+BUSY = replace(LOAD, num_running=8, queued_prompt_tokens=3_000, expected_output_tokens=1_000)
+
+
+def test_of_a_report_only_the_others_share_counts() -> None:
+    others = OthersLoad()
+    for num_own, expected in ((0, 4_000), (6, 1_000), (8, 0), (12, 0)):
+        others.report(BUSY, num_own, now_s=0.0)
+        assert others.tokens(0.0, neutral_tokens=0.0) == expected
+
+
+def test_an_old_report_fades_to_what_the_others_have() -> None:
+    """Not to nothing: whose reports end would be everybody's least busy (llm-d-router#2408)."""
+    stale, fresh = OthersLoad(), OthersLoad()
+    stale.report(BUSY, 0, now_s=0.0)
+    fresh.report(replace(BUSY, queued_prompt_tokens=1_000), 0, now_s=20.0)
+    neutral = neutral_tokens([stale, fresh], now_s=20.0)
+    assert neutral == 2_000.0
+    seen = [stale.tokens(now_s, neutral) for now_s in (0.0, 3.0, 6.5, 10.0, 20.0)]
+    assert seen == [4_000, 4_000, 3_000, 2_000, 2_000]
+    assert neutral_tokens([stale], now_s=20.0) is None
+
+
+class Moment:
+    """A clock that stands still until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.clock = Clock(lambda: self.now_s, lambda: self.now_s)
+
+
+async def test_a_prompt_counts_until_the_first_token_and_the_answer_until_its_end() -> None:
+    fleet = fleet_of("a", "b")
+    endpoint = fleet.pool["a"].endpoint
+    request = inference_request("m", prompt_tokens=700, reserved_tokens=50)
+    fleet.require_candidate(request)
+    stay = fleet.begin(fleet.pool["a"], request, 0.0)
+    assert endpoint.load_tokens == 750
+    fleet.first_token(stay, 0.1)
+    assert endpoint.load_tokens == 50
+    fleet.end(stay)
+    assert endpoint.load_tokens == 0
+    fleet.end(fleet.begin(fleet.pool["a"], request, 0.0))
+    assert endpoint.load_tokens == 0, "also where no token came"
+
+
+async def test_own_and_others_requests_add_up_and_reports_fade() -> None:
+    moment = Moment()
+    pool = fleet_of("a", "b", clock=moment.clock).pool
+    pool.refresh()
+    assert pool.is_blind
+    Stay(pool["a"], 100, 300, None)
+    pool["a"].report(replace(BUSY, num_running=4), moment.now_s)  # three of four are others'
+    pool["b"].report(LOAD, moment.now_s)
+    pool.refresh()
+    assert not pool.is_blind
+    loads = [endpoint.load_tokens for endpoint in pool.endpoints()]
+    assert loads == [300 + 3_000, 0]
+    moment.now_s += 60.0
+    pool["b"].report(LOAD, moment.now_s)
+    pool.refresh()
+    assert [endpoint.load_tokens for endpoint in pool.endpoints()] == [300, 0]
+
+
+def records(**outcomes: tuple[int, int]) -> dict[str, Record]:
+    """Of successes and failures, by name."""
+    made = {}
+    for name, (num_good, num_bad) in outcomes.items():
+        made[name] = Record()
+        for is_failure in [False] * num_good + [True] * num_bad:
+            made[name].note(is_failure=is_failure)
+    return made
+
+
+def test_who_fails_much_more_often_than_the_others_is_ejected_for_a_while() -> None:
+    seen = records(a=(100, 0), b=(2, 20), c=(100, 1))
+    assert eject(seen, 0.0) == {"b"}
+    assert eject(seen, 9.0) == {"b"}
+    assert eject(seen, 11.0) == set()
+    for _ in range(20):
+        seen["b"].note(is_failure=True)
+    assert eject(seen, 12.0) == {"b"}
+    assert eject(seen, 30.0) == {"b"}, "twice as long the second time"
+    assert eject(seen, 33.0) == set()
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "ejected"),
+    [
+        pytest.param({"a": (0, 50), "b": (0, 50), "c": (0, 50)}, 0, id="everybody-fails"),
+        pytest.param({"a": (50, 0), "b": (0, 4)}, 0, id="too-few-to-tell"),
+        pytest.param({"a": (0, 90)}, 0, id="the-only-one"),
+        pytest.param({"a": (0, 90), "b": (90, 0)}, 1, id="one-of-two"),
+        pytest.param(
+            {"a": (0, 90), "b": (0, 90), "c": (90, 0), "d": (90, 0)}, 2, id="half-of-them"
+        ),
+        pytest.param({"a": (80, 15), "b": (90, 0)}, 0, id="now-and-then"),
+    ],
+)
+def test_never_the_whole_pool_and_never_for_what_all_do(
+    outcomes: dict[str, tuple[int, int]], ejected: int
+) -> None:
+    assert len(eject(records(**outcomes), 0.0)) == ejected
+
+
+@pytest.mark.parametrize("failing", ["a", "c"])
+async def test_an_ejected_replica_gets_nothing_unless_nobody_else_serves_the_model(
+    failing: str,
+) -> None:
+    fleet, request = fleet_of("a", "b", "c"), inference_request("m")
+    fleet.pool["c"].models = frozenset({"rare"})
+    fleet.pool["c"].set_ready(is_ready=True)
+    for name in failing:
+        for _ in range(10):
+            fleet.ended(name, Outcome.UPSTREAM_FAILED)
+    for _ in range(40):
+        fleet.ended("b", Outcome.COMPLETED)
+        fleet.ended("b", Outcome.CLIENT_DISCONNECTED)
+    fleet.pool.refresh()
+    ejected = {e.name for e in fleet.pool.endpoints() if e.is_ejected}
+    assert len(ejected) == 1
+    assert fleet.choose(request, ()).name == (
+        "b" if "a" in ejected else fleet.choose(request, ()).name
+    )
+    fleet.require_candidate(inference_request("rare"))
+    assert fleet.choose(inference_request("rare"), ()).name == "c"
+
+
+def client(name: str) -> ReplicaClient:
+    timeouts = Timeouts(connect_s=1.0, head_s=1.0, idle_s=1.0, keep_alive_s=1.0)
+    return ReplicaClient(name, "http://127.0.0.1:1", timeouts)
+
+
+async def test_one_that_joins_warms_up_and_one_that_was_there_from_the_beginning_is_warm() -> None:
+    moment = Moment()
+    pool = fleet_of("a", "b", clock=moment.clock).pool
+    moment.now_s += 60.0
+    pool.join(client("c"))
+    replica = pool["c"]
+    replica.models = frozenset({"m"})
+    replica.set_ready(True, moment.now_s, is_join=True)
+    seen = []
+    for _ in range(4):
+        pool.refresh()
+        seen.append(replica.endpoint.warmth)
+        moment.now_s += 15.0
+    assert seen == [0.0, 0.5, 1.0, 1.0]
+    assert pool["a"].endpoint.warmth == 1.0
+    replica.set_ready(False, moment.now_s)
+    replica.set_ready(True, moment.now_s + 1.0, is_join=True)
+    assert replica.endpoint.warmth == 1.0, "a moment's absence is no restart"
+    replica.set_ready(False, moment.now_s)
+    replica.set_ready(True, moment.now_s + 30.0, is_join=True)
+    assert replica.endpoint.warmth == 0.0
+
+
+async def test_one_that_leaves_gets_nothing_more_and_what_runs_there_goes_on() -> None:
+    fleet, request = fleet_of("a", "b"), inference_request("m")
+    replica = fleet.pool["a"]
+    stay = fleet.begin(replica, request, 0.0)
+    fleet.pool.leave("a")
+    assert {fleet.choose(request, ()).name for _ in range(20)} == {"b"}
+    fleet.ended("a", Outcome.UPSTREAM_FAILED)
+    fleet.end(stay)
+    assert replica.num_in_flight == 0
+    fleet.pool.leave("a")
+    fleet.pool.join(client("a"))
+    assert fleet.pool["a"] is not replica
+    assert not fleet.pool["a"].is_ready, "until it says so"
