@@ -68,15 +68,14 @@ class RequestReader:
             grant = grant.for_model(model)
             if grant.scope is not None:
                 grant.scope.check(operation, model)
-            affinity = _affinity_of(body, grant.salt, session)
-            request = self._request(operation, body, model, grant, affinity)
+            request = self._request(operation, body, model, grant, session)
             priority = grant.admission.priority if self.models.takes_priority else 0
             return request, _for_replica(raw_body, body, request.model, grant, priority)
         except RecursionError as exc:  # which any of the decoders may find first
             raise InvalidRequest("The body is nested too deeply.") from exc
 
     def _request(
-        self, operation: Operation, body: Body, model: str, grant: Grant, affinity: Affinity
+        self, operation: Operation, body: Body, model: str, grant: Grant, session: bytes | None
     ) -> InferenceRequest:
         if isinstance(body, ChatCompletionBody):
             prompt, num_choices = _measure_chat(body)
@@ -97,7 +96,7 @@ class RequestReader:
             estimated_prompt_tokens=self.costs.prompt_tokens(model, prompt),
             max_completion_tokens=bound * num_choices,
             reserved_completion_tokens=reserved * num_choices,
-            affinity=affinity,
+            affinity=_affinity_of(body, grant.salt, session),
             text=_text_of(body, grant.salt, model) if self.traces_text else None,
         )
 

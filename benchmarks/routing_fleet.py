@@ -1,0 +1,163 @@
+"""Replicas of a simulated fleet: real block caches, batched steps, on a virtual clock.
+
+A step's time is a line through the measured steps of the CPU engine (``benchmarks/RESULTS.md``,
+int8, 135 million parameters): 124 tokens/s alone, 387 with sixteen, 800 a second of prompts.
+"""
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+BLOCK_TOKENS = 64
+STEP_S, PREFILL_S, DECODE_S = 0.0055, 0.00125, 0.0023  # each step; each token of a prompt; each row
+STEP_TOKENS = 256
+MAX_RUNNING = 32
+
+
+class Clock:
+    """Events in order of time; those of one time in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._num = 0
+
+    def at(self, time_s: float, call: Callable[[], None]) -> None:
+        self._num += 1
+        heapq.heappush(self._events, (time_s, self._num, call))
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> None:
+        self.at(self.now_s + delay_s, call)
+
+    def run(self) -> None:
+        while self._events:
+            self.now_s, _, call = heapq.heappop(self._events)
+            call()
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request at one replica."""
+
+    blocks: Sequence[int]  # keys of its prompt's whole blocks, chained
+    prompt_tokens: int
+    output_tokens: int
+    on_first: Callable[["Job"], None]
+    on_end: Callable[["Job"], None]
+    cached_tokens: int = 0
+    num_left: int = 0  # tokens of its prompt
+    num_generated: int = 0
+    is_begun: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class BlockCache:
+    """Least recently used goes first; a block's parent is never older than it."""
+
+    capacity: int
+    on_stored: Callable[[int, int], None]  # key, parent
+    on_removed: Callable[[int], None]
+    _held: OrderedDict[int, None] = field(default_factory=OrderedDict)
+
+    def num_cached(self, blocks: Sequence[int]) -> int:
+        held = self._held
+        low, high = 0, len(blocks)
+        while low < high:  # whoever holds a block holds all before it
+            middle = (low + high) // 2
+            if blocks[middle] in held:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def store(self, blocks: Sequence[int]) -> None:
+        parent = 0
+        for key in blocks:
+            if key not in self._held:
+                self._held[key] = None
+                self.on_stored(key, parent)
+            parent = key
+        for key in reversed(blocks):
+            self._held.move_to_end(key)
+        while len(self._held) > self.capacity:
+            self.on_removed(self._held.popitem(last=False)[0])
+
+
+class SimulatedReplica:
+    def __init__(self, name: str, clock: Clock, cache: BlockCache) -> None:
+        self.name = name
+        self.cache = cache
+        self.is_dead = False
+        self._clock = clock
+        self._waiting: deque[Job] = deque()
+        self._running: list[Job] = []
+        self._is_stepping = False
+
+    def submit(self, job: Job) -> None:
+        self._waiting.append(job)
+        if not self._is_stepping:
+            self._is_stepping = True
+            self._clock.after(0.0, self._step)
+
+    def die(self) -> list[Job]:
+        """Those that it leaves behind."""
+        self.is_dead = True
+        return [*self._running, *self._waiting]
+
+    def load(self) -> tuple[int, int, int, int]:
+        """Running, waiting, queued prompt tokens, tokens still to be generated."""
+        prompts = sum(job.num_left if job.is_begun else job.prompt_tokens for job in self._jobs())
+        outputs = sum(job.output_tokens - job.num_generated for job in self._jobs())
+        return len(self._running), len(self._waiting), prompts, outputs
+
+    @property
+    def outstanding_tokens(self) -> int:
+        _, _, prompts, outputs = self.load()
+        return prompts + outputs
+
+    def _jobs(self) -> list[Job]:
+        return [*self._running, *self._waiting]
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < MAX_RUNNING:
+            job = self._waiting.popleft()
+            cached = self.cache.num_cached(job.blocks) * BLOCK_TOKENS
+            job.cached_tokens = min(cached, job.prompt_tokens - 1)
+            job.num_left = job.prompt_tokens - job.cached_tokens
+            job.is_begun = True
+            self._running.append(job)
+
+    def _step(self) -> None:
+        if self.is_dead:
+            return
+        self._admit()
+        if not self._running:
+            self._is_stepping = False
+            return
+        decoding = [job for job in self._running if job.num_left == 0]
+        room, prefilled = STEP_TOKENS - len(decoding), 0
+        through: list[Job] = []
+        for job in self._running:
+            if job.num_left and room > 0:
+                taken = min(room, job.num_left)
+                job.num_left -= taken
+                room -= taken
+                prefilled += taken
+                if job.num_left == 0:
+                    through.append(job)
+        duration_s = STEP_S + PREFILL_S * prefilled + DECODE_S * len(decoding)
+        self._clock.after(duration_s, lambda: self._retire(through, decoding))
+
+    def _retire(self, through: list[Job], decoding: list[Job]) -> None:
+        if self.is_dead:
+            return
+        for job in through:
+            self.cache.store(job.blocks)
+            job.on_first(job)
+        for job in (*through, *decoding):
+            job.num_generated += 1
+            if job.num_generated >= job.output_tokens:
+                self._running.remove(job)
+                job.on_end(job)
+        self._step()
