@@ -18,7 +18,7 @@ from contracts.names import TenantId
 from contracts.policy_faults import check_document
 from contracts.quota import Limit, ModelPrice, QuotaRule
 from contracts.terms import Models, Terms
-from contracts.usage import UtcDatetime
+from contracts.usage import OutputCharge, UtcDatetime
 
 _HASH_BYTES = 32
 
@@ -128,6 +128,7 @@ class TenantPolicy(
     rules: tuple[QuotaRule, ...] = ()  # one for each pair of key and model, beside the two rates
     admission: AdmissionPolicy | None = None  # whole: in place of the tier's
     terms: tuple[Terms, ...] = ()  # one by one: each field of it in place of the tier's
+    output_charge: OutputCharge = OutputCharge.GENERATED  # of answers that did not end well
 
 
 class PolicyDocument(

@@ -16,6 +16,8 @@ class Usage(msgspec.Struct, frozen=True):
     cached_prompt_tokens: int  # subset of prompt_tokens
     completion_tokens: int
     source: UsageSource
+    reasoning_tokens: int = 0  # subset of completion_tokens
+    cache_write_tokens: int = 0  # subset of prompt_tokens, disjoint from the cached ones
 
     @property
     def total_tokens(self) -> int:
@@ -31,9 +33,11 @@ class Meter:
     charged_tokens: int = 0  # to its tenant's turns; none until it goes
 
     replica: str | None = None
+    attempt: int = 1  # which one this is
     engine_usage: Usage | None = None  # the last usage the replica reported
     num_content_events: int = 0  # relayed events that carried generated text
     first_byte_monotonic_s: float | None = None
+    is_document: bool = False  # not a stream: its first byte comes with its last
 
     def best_known(self, estimated_prompt_tokens: int) -> Usage:
         """The replica's count, or ours: a token per content event, and the estimated prompt."""
@@ -52,10 +56,15 @@ class _PromptDetails(msgspec.Struct):
     cached_tokens: _Tokens | None = None
 
 
+class _CompletionDetails(msgspec.Struct):
+    reasoning_tokens: _Tokens | None = None
+
+
 class _ReportedUsage(msgspec.Struct):
     prompt_tokens: _Tokens
     completion_tokens: _Tokens = 0
     prompt_tokens_details: _PromptDetails | None = None
+    completion_tokens_details: _CompletionDetails | None = None
 
 
 class _UsageCarrier(msgspec.Struct):
@@ -78,7 +87,15 @@ def reported_usage(document: bytes) -> Usage | None:
         min(cached, usage.prompt_tokens),  # classes are disjoint: more cached than prompt is not
         usage.completion_tokens,
         UsageSource.ENGINE,
+        _reasoning_tokens(usage),
     )
+
+
+def _reasoning_tokens(usage: _ReportedUsage) -> int:
+    details = usage.completion_tokens_details
+    if details is None or details.reasoning_tokens is None:
+        return 0
+    return min(details.reasoning_tokens, usage.completion_tokens)  # as above
 
 
 def _usage_of(document: bytes) -> _ReportedUsage | None:
@@ -108,12 +125,12 @@ class EventSource:
         self, context: RequestContext, meter: Meter, usage: Usage, outcome: Outcome, seq: int
     ) -> UsageEvent:
         first_byte, request = meter.first_byte_monotonic_s, context.request
-        tenant = context.grant.tenant
+        grant, tenant = context.grant, context.grant.tenant
         return UsageEvent(
             event_id=context.event_id,
             request_id=context.request_id,
             tenant_id=tenant.tenant_id,
-            key_id=context.grant.key.key_id,
+            key_id=grant.key.key_id,
             tier=tenant.tier,
             model_requested=request.model_requested,
             model=request.model,
@@ -124,9 +141,11 @@ class EventSource:
             occurred_at=self.clock.now(),
             outcome=outcome,
             usage_source=usage.source,
-            input_uncached_tokens=usage.prompt_tokens - usage.cached_prompt_tokens,
+            input_uncached_tokens=(
+                usage.prompt_tokens - usage.cached_prompt_tokens - usage.cache_write_tokens
+            ),
             input_cache_read_tokens=usage.cached_prompt_tokens,
-            output_text_tokens=usage.completion_tokens,
+            output_text_tokens=usage.completion_tokens - usage.reasoning_tokens,
             reserved_tokens=request.estimated_tokens,
             ttft_ms=(
                 None if first_byte is None else (first_byte - context.started_monotonic_s) * 1e3
@@ -134,4 +153,23 @@ class EventSource:
             gateway_id=self.gateway_id,
             gateway_boot_id=self.boot_id,
             gateway_seq=seq,
+            input_cache_write_tokens=usage.cache_write_tokens,
+            output_reasoning_tokens=usage.reasoning_tokens,
+            settled_tokens=usage.total_tokens,
+            delivered_tokens=(
+                None
+                if outcome is Outcome.COMPLETED
+                else min(meter.num_content_events, usage.completion_tokens)
+            ),
+            output_charge=tenant.output_charge,
+            tpot_ms=self._tpot_ms(meter, usage),
+            priority=grant.admission.priority,
+            attempt=meter.attempt,
         )
+
+    def _tpot_ms(self, meter: Meter, usage: Usage) -> float | None:
+        """Until now; a document comes at once, and has none."""
+        first_byte = meter.first_byte_monotonic_s
+        if first_byte is None or usage.completion_tokens < 2 or meter.is_document:
+            return None
+        return (self.clock.monotonic_s() - first_byte) * 1e3 / (usage.completion_tokens - 1)

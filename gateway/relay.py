@@ -191,7 +191,7 @@ class Relay:
             request.operation.path.encode(), self._request_headers(request_id), self._exchange.body
         )
         stay = self._fleet.begin(replica, request, began_s, request_id)
-        self._meter.replica = replica.name
+        self._meter.replica, self._meter.attempt = replica.name, len(tried) + 1
         self._attempt = _Attempt(replica, request_id, response, began_s, stay)
         return self._attempt
 
@@ -219,6 +219,7 @@ class Relay:
 
     def _meter_document(self, body: bytes) -> bytes:
         meter = self._meter
+        meter.is_document = True
         meter.engine_usage = reported_usage(body)
         meter.num_content_events = len(body) // _ANSWER_BYTES_PER_TOKEN
         meter.first_byte_monotonic_s = self._fleet.clock.monotonic_s()

@@ -93,7 +93,9 @@ class KafkaShipper:
             producer = await self._connected()
             async with asyncio.timeout(_SEND_S):
                 acknowledgements = [
-                    await producer.send(USAGE_TOPIC, key=record.key, value=record.value)
+                    await producer.send(
+                        USAGE_TOPIC, key=record.key, value=record.value, headers=record.headers
+                    )
                     for record in batch
                 ]
                 await asyncio.gather(*acknowledgements)

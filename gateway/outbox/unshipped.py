@@ -11,7 +11,7 @@ from pathlib import Path
 
 from contracts.errors import ContractError
 from contracts.spool import unframe
-from contracts.usage import decode_usage_event
+from contracts.usage import Headers, cloud_event_headers, decode_usage_event
 from gateway.outbox.segments import SegmentFile, segments_of
 
 logger = logging.getLogger(__name__)
@@ -23,6 +23,7 @@ _BATCH_BYTES = 512 * 1024
 class Record:
     key: bytes  # the tenant: one tenant's events stay in order
     value: bytes
+    headers: Headers
 
 
 Batch = list[Record]
@@ -65,4 +66,4 @@ def _record(line: bytes, segment: SegmentFile) -> Record | None:
         fields = {"segment": segment.path.name, "error": str(exc)}
         logger.warning("corrupt spool line set aside", extra=fields)
         return None
-    return Record(event.tenant_id.encode(), payload)
+    return Record(event.tenant_id.encode(), payload, cloud_event_headers(event))

@@ -1,6 +1,6 @@
 """The usage topic of a broker, and what Tansu needs to be spoken to."""
 
-from aiokafka import AIOKafkaConsumer
+from aiokafka import AIOKafkaConsumer, ConsumerRecord
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.protocol.api import RequestStruct, Response
 from aiokafka.protocol.transaction import InitProducerIdRequest
@@ -14,7 +14,7 @@ from aiokafka.protocol.types import (
 )
 
 from contracts.names import USAGE_TOPIC
-from contracts.usage import UsageEvent, decode_usage_event
+from contracts.usage import UsageEvent, cloud_event_headers, decode_usage_event
 
 
 class InitProducerIdResponseV3(Response):
@@ -72,7 +72,14 @@ async def consume(bootstrap: str, at_least: int) -> list[tuple[bytes, UsageEvent
     try:
         while len(found) < at_least:
             for records in (await consumer.getmany(timeout_ms=200)).values():
-                found += [(r.key, decode_usage_event(r.value)) for r in records]
+                found += [(r.key, _event(r)) for r in records]
     finally:
         await consumer.stop()
     return found
+
+
+def _event(record: ConsumerRecord) -> UsageEvent:
+    """Every record is a CloudEvent in binary mode, and says of itself what its value says."""
+    event = decode_usage_event(record.value)
+    assert list(record.headers) == cloud_event_headers(event)
+    return event
