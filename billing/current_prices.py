@@ -1,12 +1,12 @@
 """The price book in force: read from its file again whenever that changes."""
 
 import logging
-from importlib import resources
 from pathlib import Path
 
 from billing.errors import PriceBookInvalid
 from billing.ledger import Ledger
-from billing.pricing import PriceBook, parse_price_book
+from billing.price_book_file import read_price_book
+from billing.pricing import PriceBook
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class CurrentPrices:
         return self._price_book
 
     def _adopt(self) -> PriceBook:
-        price_book = parse_price_book(self._read())
+        price_book = read_price_book(self._path)
         self._ledger.record_prices(price_book)
         num_rated = self._ledger.post_unpriced(price_book)
         logger.info("price book adopted", extra={"num_posted": num_rated})
@@ -52,11 +52,3 @@ class CurrentPrices:
         except OSError:
             return None
         return stat.st_ino, stat.st_size, stat.st_mtime_ns
-
-    def _read(self) -> str:
-        if self._path is None:
-            return resources.files("billing").joinpath("default_prices.toml").read_text("utf-8")
-        try:
-            return self._path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as exc:
-            raise PriceBookInvalid(f"price book {self._path}: {exc}") from exc

@@ -2,10 +2,13 @@
 
 BillingError
 ├── PriceBookInvalid     the price book cannot be used as it stands
+├── TermsInvalid         what was agreed with tenants cannot be read as it stands
+├── InvoiceRefused       a period that cannot be closed now, or an adjustment that makes no sense
 ├── RequestInvalid       a month or a ledger address that means nothing
 ├── LedgerUnavailable    the database cannot be used now; nothing was posted
 │   └── LedgerMissing    there is no ledger yet
 ├── OffsetConflict       another consumer has moved the source; carries where to
+├── QuotaStoreUnavailable  the gateways' quota store does not answer
 ├── SourceUnavailable    the source cannot be read now; nothing is lost by waiting
 └── SourceLost           records are gone that were never posted; a person must decide
 """
@@ -16,6 +19,14 @@ class BillingError(Exception):
 
 
 class PriceBookInvalid(BillingError):
+    pass
+
+
+class TermsInvalid(BillingError):
+    pass
+
+
+class InvoiceRefused(BillingError):
     pass
 
 
@@ -42,6 +53,10 @@ class OffsetConflict(BillingError):
         )
         self.source_id = source_id
         self.stored_offset = stored_offset
+
+
+class QuotaStoreUnavailable(BillingError):
+    pass
 
 
 class SourceUnavailable(BillingError):

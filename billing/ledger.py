@@ -5,36 +5,35 @@ before it is set, so a second consumer or a zombie cannot post from a place the 
 Entries are only added.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from datetime import UTC, datetime
 
-from sqlalchemy import Connection, Table, delete, insert, select, tuple_, update
-from sqlalchemy.dialects.sqlite import insert as insert_if_new
+from sqlalchemy import Connection, delete, insert, select, tuple_, update
 
+from billing.bulk_insert import EventKey, Row, in_parts, insert_new_events, insert_rows
 from billing.dead_letter import DeadLetter, DeadReason
 from billing.errors import OffsetConflict, PriceBookInvalid
+from billing.ledger_database import alone, open_for_posting, translated_errors
 from billing.ledger_schema import (
     dead_letters,
     ledger_entries,
     microseconds,
-    open_for_posting,
     prices,
     source_offsets,
-    translated_errors,
     unpriced_events,
     usage_events,
 )
-from billing.money import EXACT, TOKENS_PER_PRICE_UNIT, pico_usd_from_usd
 from billing.posting import Posting, RatedBatch, charges_for
 from billing.pricing import Price, PriceBook, TokenClass
-from billing.rating import Charge
+from billing.rating import Charge, tokens_by_class
 from contracts.usage import UsageEvent, decode_usage_event
 
 _EVENTS_PER_TRANSACTION = 500
 
-EventKey = tuple[str, str]  # (tenant_id, event_id)
-Row = dict[str, object]
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +50,9 @@ class PostResult:
 class Ledger:
     """One writer.  Every method is one or more whole transactions; all raise LedgerUnavailable."""
 
-    def __init__(self, ledger_url: str) -> None:
+    def __init__(self, ledger_url: str, now: Callable[[], datetime] = utc_now) -> None:
         self._engine = open_for_posting(ledger_url)
+        self._now = now
 
     def close(self) -> None:
         self._engine.dispose()
@@ -65,7 +65,8 @@ class Ledger:
     def record_prices(self, price_book: PriceBook) -> None:
         """Remember what each price id means.  Raises PriceBookInvalid if one has changed."""
         with translated_errors(), self._engine.begin() as connection:
-            known = {row.price_id: row._asdict() for row in connection.execute(select(prices))}
+            alone(connection)
+            known = {row.price_id: tuple(row) for row in connection.execute(select(prices))}
             new = []
             for price in price_book.prices:
                 row = _price_row(price)
@@ -76,13 +77,15 @@ class Ledger:
                     )
                 if price.price_id not in known:
                     new.append(row)
-            _insert(connection, prices, new)
+            insert_rows(connection, prices, new)
 
     def post(self, batch: RatedBatch) -> PostResult:
         """Raises OffsetConflict, having changed nothing, if the ledger stands elsewhere."""
+        posted_at_us = microseconds(self._now())
+        rows = [_event_row(batch.source_id, posting, posted_at_us) for posting in batch.postings]
         with translated_errors(), self._engine.begin() as connection:
             _advance(connection, batch)
-            fresh, known = _insert_events(connection, batch.source_id, batch.postings)
+            fresh, known = _insert_events(connection, rows, batch.postings)
             _insert_entries(connection, fresh)
             dead = [*batch.dead_letters, *_contradictions(connection, known)]
             num_dead = _post_dead_letters(connection, batch.source_id, dead)
@@ -101,6 +104,7 @@ class Ledger:
         after: EventKey = ("", "")
         while True:
             with translated_errors(), self._engine.begin() as connection:
+                alone(connection)
                 events = _unpriced_after(connection, after, price_book)
                 num_posted += _rate_unpriced(connection, events, price_book)
             if not events:
@@ -139,18 +143,14 @@ def _advance(connection: Connection, batch: RatedBatch) -> None:
 
 
 def _insert_events(
-    connection: Connection, source_id: str, postings: Sequence[Posting]
+    connection: Connection, rows: Sequence[Row], postings: Sequence[Posting]
 ) -> tuple[list[Posting], list[Posting]]:
     """(new, those whose key the ledger or this batch already had)."""
-    if not postings:
-        return [], []
-    statement = (
-        insert_if_new(usage_events)
-        .on_conflict_do_nothing()
-        .returning(usage_events.c.tenant_id, usage_events.c.event_id)
-    )
-    rows = [_event_row(source_id, posting) for posting in postings]
-    inserted = {(row[0], row[1]) for row in connection.execute(statement, rows)}
+    first = {
+        _key(posting.event): row
+        for posting, row in reversed(list(zip(postings, rows, strict=True)))
+    }
+    inserted = insert_new_events(connection, list(first.values()))
     fresh: list[Posting] = []
     known: list[Posting] = []
     for posting in postings:
@@ -171,17 +171,25 @@ def _contradictions(connection: Connection, known: Sequence[Posting]) -> list[De
 
 
 def _is_same(posting: Posting, stored: bytes) -> bool:
-    """Equal bytes are the rule; an equal event in other bytes is a repeat as well."""
-    return stored == posting.payload or decode_usage_event(stored) == posting.event
+    """Equal bytes are the rule; an equal event in other bytes is a repeat as well.
+
+    So is what a gateway says after all of a request that an auditor has posted in its place.
+    """
+    if stored == posting.payload:
+        return True
+    known = decode_usage_event(stored)
+    if known.is_recovered:
+        return tokens_by_class(known) == tokens_by_class(posting.event)
+    return known == posting.event
 
 
 def _stored_payloads(connection: Connection, keys: Collection[EventKey]) -> dict[EventKey, bytes]:
-    if not keys:
-        return {}
     key = (usage_events.c.tenant_id, usage_events.c.event_id)
-    query = select(*key, usage_events.c.payload).where(tuple_(*key).in_(keys))
+    query = select(*key, usage_events.c.payload)
     return {
-        (tenant_id, event_id): payload for tenant_id, event_id, payload in connection.execute(query)
+        (tenant_id, event_id): payload
+        for some in in_parts(sorted(keys))
+        for tenant_id, event_id, payload in connection.execute(query.where(tuple_(*key).in_(some)))
     }
 
 
@@ -195,14 +203,10 @@ def _contradictory(posting: Posting) -> DeadLetter:
 
 
 def _insert_entries(connection: Connection, postings: Sequence[Posting]) -> None:
-    _insert(
-        connection,
-        ledger_entries,
-        [_entry_row(p.event, charge) for p in postings for charge in p.charges or ()],
-    )
-    _insert(
-        connection, unpriced_events, [_unpriced_row(p.event) for p in postings if p.charges is None]
-    )
+    entries = [_entry_row(p.event, charge) for p in postings for charge in p.charges or ()]
+    insert_rows(connection, ledger_entries, entries)
+    waiting = [_unpriced_row(p.event) for p in postings if p.charges is None]
+    insert_rows(connection, unpriced_events, waiting)
 
 
 def _post_dead_letters(
@@ -217,20 +221,7 @@ def _post_dead_letters(
         else set()
     )
     fresh = [letter for letter in letters if letter.offset not in seen]
-    _insert(
-        connection,
-        dead_letters,
-        [
-            {
-                "source_id": source_id,
-                "source_offset": letter.offset,
-                "reason": letter.reason.value,
-                "detail": letter.detail,
-                "payload": letter.payload,
-            }
-            for letter in fresh
-        ],
-    )
+    insert_rows(connection, dead_letters, [_dead_letter_row(source_id, each) for each in fresh])
     return len(fresh)
 
 
@@ -267,64 +258,77 @@ def _rate_unpriced(
             .where(unpriced_events.c.tenant_id == event.tenant_id)
             .where(unpriced_events.c.event_id == event.event_id)
         )
-        _insert(connection, ledger_entries, [_entry_row(event, charge) for charge in charges])
+        insert_rows(connection, ledger_entries, [_entry_row(event, c) for c in charges])
         num_posted += 1
     return num_posted
-
-
-def _insert(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
-    if rows:
-        connection.execute(insert(table), rows)
 
 
 def _key(event: UsageEvent) -> EventKey:
     return event.tenant_id, event.event_id
 
 
-def _event_row(source_id: str, posting: Posting) -> Row:
+# Rows, in the order of their table's columns
+
+
+def _event_row(source_id: str, posting: Posting, posted_at_us: int) -> Row:
     event = posting.event
-    return {
-        "tenant_id": event.tenant_id,
-        "event_id": event.event_id,
-        "request_id": event.request_id,
-        "model": event.model,
-        "occurred_at_us": microseconds(event.occurred_at),
-        "input_uncached_tokens": event.input_uncached_tokens,
-        "input_cache_read_tokens": event.input_cache_read_tokens,
-        "output_text_tokens": event.output_text_tokens,
-        "source_id": source_id,
-        "source_offset": posting.offset,
-        "payload": posting.payload,
-    }
+    return (
+        event.tenant_id,
+        event.event_id,
+        event.request_id,
+        event.model,
+        microseconds(event.occurred_at),
+        event.input_uncached_tokens,
+        event.input_cache_read_tokens,
+        event.output_text_tokens,
+        source_id,
+        posting.offset,
+        posting.payload,
+        event.key_id,
+        event.tier,
+        event.outcome.value,
+        event.usage_source.value,
+        event.input_cache_write_tokens,
+        event.output_reasoning_tokens,
+        event.gateway_boot_id,
+        event.gateway_seq,
+        event.is_recovered,
+        posted_at_us,
+    )
 
 
 def _entry_row(event: UsageEvent, charge: Charge) -> Row:
-    return {
-        "tenant_id": event.tenant_id,
-        "event_id": event.event_id,
-        "token_class": charge.token_class.value,
-        "occurred_at_us": microseconds(event.occurred_at),
-        "model": event.model,
-        "tokens": charge.tokens,
-        "pico_usd": pico_usd_from_usd(charge.usd),
-        "price_id": charge.price_id,
-    }
+    return (
+        event.tenant_id,
+        event.event_id,
+        charge.token_class.value,
+        microseconds(event.occurred_at),
+        event.model,
+        charge.tokens,
+        charge.pico_usd,
+        charge.price_id,
+    )
 
 
 def _unpriced_row(event: UsageEvent) -> Row:
-    return {"tenant_id": event.tenant_id, "event_id": event.event_id, "model": event.model}
+    return event.tenant_id, event.event_id, event.model
+
+
+def _dead_letter_row(source_id: str, letter: DeadLetter) -> Row:
+    return source_id, letter.offset, letter.reason.value, letter.detail, letter.payload
 
 
 def _price_row(price: Price) -> Row:
-    """``effective_to`` is left out: closing an open price changes no entry it has made."""
-    row: Row = {
-        "price_id": price.price_id,
-        "model": price.model,
-        "effective_from_us": microseconds(price.effective_from),
-    }
-    for token_class in TokenClass:
-        usd_per_token = EXACT.divide(
-            price.usd_per_million_tokens[token_class], Decimal(TOKENS_PER_PRICE_UNIT)
-        )
-        row[f"{token_class.value}_pico_usd"] = pico_usd_from_usd(usd_per_token)
-    return row
+    """Without ``effective_to``: closing an open price changes no entry it has made."""
+    rates = price.pico_usd_per_token
+    return (
+        price.price_id,
+        price.model,
+        microseconds(price.effective_from),
+        rates[TokenClass.INPUT_UNCACHED],
+        rates[TokenClass.INPUT_CACHE_READ],
+        rates[TokenClass.OUTPUT_TEXT],
+        price.tier,
+        rates[TokenClass.INPUT_CACHE_WRITE],
+        rates[TokenClass.OUTPUT_REASONING],
+    )

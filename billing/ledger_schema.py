@@ -1,52 +1,45 @@
-"""The ledger's tables, and how its SQLite file is opened.
+"""The ledger's tables, the same in SQLite and PostgreSQL.
 
 Instants are integer microseconds since 1970 UTC: exact, ordered, and the same in every database.
-``usage_events``, ``ledger_entries``, ``prices`` and ``dead_letters`` are append-only: triggers
-refuse anything else.
+The tables of ``APPEND_ONLY`` are that: triggers refuse anything else.
 ``source_offsets`` says what has been read; ``unpriced_events`` what still waits for a price.
+A change here needs a migration beside it: a test compares what both make.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from sqlite3 import Connection as SqliteConnection
 from typing import Final
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     ColumnElement,
-    Connection,
-    Engine,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
     LargeBinary,
     MetaData,
+    String,
     Table,
     Text,
-    create_engine,
-    event,
+    false,
     func,
-    text,
 )
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from billing.errors import LedgerMissing, LedgerUnavailable, RequestInvalid
+from billing.pricing import TokenClass
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
-_SCHEMA_VERSION: Final = 1
 _PICO_USD_PER_MICRO_USD: Final = 10**6
-_APPEND_ONLY: Final = ("usage_events", "ledger_entries", "prices", "dead_letters")
 
-LedgerRef = str | Engine
-"""A ledger URL, or an engine of ``open_for_reading`` for many reads."""
+APPEND_ONLY: Final = ("usage_events", "ledger_entries", "prices", "dead_letters")
 
 metadata: Final = MetaData()
+
+schema_revision: Final = Table(  # Alembic's own, by the name and shape that it looks for
+    "alembic_version", metadata, Column("version_num", String(32), primary_key=True)
+)
 
 prices: Final = Table(
     "prices",
@@ -57,6 +50,9 @@ prices: Final = Table(
     Column("input_uncached_pico_usd", BigInteger, nullable=False),  # per token
     Column("input_cache_read_pico_usd", BigInteger, nullable=False),
     Column("output_text_pico_usd", BigInteger, nullable=False),
+    Column("tier", Text),  # None: of every tier that has none of its own
+    Column("input_cache_write_pico_usd", BigInteger, nullable=False, server_default="0"),
+    Column("output_reasoning_pico_usd", BigInteger, nullable=False, server_default="0"),
 )
 
 usage_events: Final = Table(
@@ -73,8 +69,19 @@ usage_events: Final = Table(
     Column("source_id", Text, nullable=False),
     Column("source_offset", BigInteger, nullable=False),
     Column("payload", LargeBinary, nullable=False),  # the event as it came
+    Column("key_id", Text, nullable=False, server_default=""),
+    Column("tier", Text, nullable=False, server_default=""),
+    Column("outcome", Text, nullable=False, server_default=""),
+    Column("usage_source", Text, nullable=False, server_default=""),
+    Column("input_cache_write_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("output_reasoning_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("gateway_boot_id", Text, nullable=False, server_default=""),
+    Column("gateway_seq", BigInteger, nullable=False, server_default="0"),
+    Column("is_recovered", Boolean, nullable=False, server_default=false()),
+    Column("posted_at_us", BigInteger, nullable=False, server_default="0"),
     Index("usage_events_by_request", "request_id"),
     Index("usage_events_by_time", "tenant_id", "occurred_at_us"),
+    Index("usage_events_by_boot", "gateway_boot_id", "gateway_seq"),
 )
 
 ledger_entries: Final = Table(
@@ -119,6 +126,9 @@ dead_letters: Final = Table(
     Column("payload", LargeBinary, nullable=False),
 )
 
+TOKEN_COLUMNS: Final = tuple(usage_events.c[f"{c.value}_tokens"] for c in TokenClass)
+"""In the order of ``TokenClass``."""
+
 
 def microseconds(instant: datetime) -> int:
     return (instant - _EPOCH) // _MICROSECOND
@@ -126,56 +136,6 @@ def microseconds(instant: datetime) -> int:
 
 def instant_from_microseconds(occurred_at_us: int) -> datetime:
     return _EPOCH + occurred_at_us * _MICROSECOND
-
-
-def open_for_posting(ledger_url: str) -> Engine:
-    """Creates the ledger if there is none.  The caller disposes of the engine."""
-    url = _sqlite_url(ledger_url)
-    _make_private(Path(url.database or ""))
-    engine = create_engine(url, connect_args={"timeout": 30})
-    event.listen(engine, "connect", _set_up_writer)
-    event.listen(engine, "begin", _begin_immediate)
-    with translated_errors(), engine.begin() as connection:
-        _create(connection)
-    return engine
-
-
-def open_for_reading(ledger_url: str) -> Engine:
-    """Read-only, beside a running consumer.  The caller disposes of the engine."""
-    path = Path(_sqlite_url(ledger_url).database or "")
-    if not path.is_file():
-        raise LedgerMissing(f"there is no ledger at {path}")
-    engine = create_engine(
-        URL.create("sqlite", database=f"file:{path}", query={"mode": "ro", "uri": "true"}),
-        connect_args={"timeout": 30},
-    )
-    event.listen(engine, "connect", _set_up_reader)
-    event.listen(engine, "begin", _begin)
-    return engine
-
-
-@contextmanager
-def reading(ledger: LedgerRef) -> Iterator[Connection]:
-    """One consistent snapshot, and our exceptions.  Raises LedgerMissing while there is none."""
-    engine = open_for_reading(ledger) if isinstance(ledger, str) else ledger
-    try:
-        with translated_errors(), engine.begin() as connection:
-            _check_complete(connection)
-            yield connection
-    finally:
-        if isinstance(ledger, str):
-            engine.dispose()
-
-
-@contextmanager
-def translated_errors() -> Iterator[None]:
-    """SQLAlchemy's exceptions become ours here and nowhere else."""
-    try:
-        yield
-    except SQLAlchemyError as exc:
-        raise LedgerUnavailable(
-            f"ledger: {type(exc).__name__}: {getattr(exc, 'orig', None)}"
-        ) from exc
 
 
 def sum_pico_usd() -> tuple[ColumnElement[int], ColumnElement[int]]:
@@ -192,71 +152,3 @@ def sum_pico_usd() -> tuple[ColumnElement[int], ColumnElement[int]]:
 
 def joined_pico_usd(micro_usd: int, rest_pico_usd: int) -> int:
     return int(micro_usd) * _PICO_USD_PER_MICRO_USD + int(rest_pico_usd)
-
-
-def _check_complete(connection: Connection) -> None:
-    """Raises LedgerMissing while the first consumer is still making it."""
-    if connection.execute(text("PRAGMA user_version")).scalar_one() != _SCHEMA_VERSION:
-        raise LedgerMissing(f"expected a ledger of version {_SCHEMA_VERSION}, found none")
-
-
-def _sqlite_url(ledger_url: str) -> URL:
-    """The address is not repeated in errors: it may hold a password."""
-    try:
-        url = make_url(ledger_url)
-    except ArgumentError as exc:
-        raise RequestInvalid("expected a ledger URL such as sqlite:////var/lib/ledger.db") from exc
-    if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
-        raise RequestInvalid(
-            "expected a ledger URL such as sqlite:////var/lib/ledger.db, "
-            f"got one of {url.get_backend_name()!r}"
-        )
-    return url
-
-
-def _make_private(path: Path) -> None:
-    """Who used how much is nobody else's business; SQLite's side files take this file's mode."""
-    try:
-        path.touch(mode=0o600)
-    except OSError as exc:
-        raise LedgerUnavailable(f"ledger: {exc}") from exc
-
-
-def _create(connection: Connection) -> None:
-    version = connection.execute(text("PRAGMA user_version")).scalar_one()
-    if version not in (0, _SCHEMA_VERSION):
-        raise LedgerUnavailable(f"expected a ledger of version {_SCHEMA_VERSION}, got {version}")
-    metadata.create_all(connection)
-    for table in _APPEND_ONLY:
-        for change in ("UPDATE", "DELETE"):
-            connection.execute(
-                text(
-                    f"CREATE TRIGGER IF NOT EXISTS {table}_no_{change.lower()} "
-                    f"BEFORE {change} ON {table} "
-                    f"BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END"
-                )
-            )
-    connection.execute(text(f"PRAGMA user_version = {_SCHEMA_VERSION}"))
-
-
-def _set_up_writer(connection: SqliteConnection, _record: object) -> None:
-    connection.isolation_level = (
-        None  # transactions begin where SQLAlchemy says, not where sqlite3 guesses
-    )
-    connection.execute(
-        "PRAGMA journal_mode = WAL"
-    )  # readers and the writer do not wait for each other
-    connection.execute("PRAGMA synchronous = FULL")  # a committed offset survives a power cut
-    connection.execute("PRAGMA foreign_keys = ON")
-
-
-def _set_up_reader(connection: SqliteConnection, _record: object) -> None:
-    connection.isolation_level = None
-
-
-def _begin_immediate(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")  # take the write lock before reading the offset
-
-
-def _begin(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN")

@@ -7,12 +7,12 @@ from decimal import Decimal
 
 from sqlalchemy import Connection, func, select
 
+from billing.ledger_database import LedgerRef, reading
 from billing.ledger_schema import (
-    LedgerRef,
+    TOKEN_COLUMNS,
     instant_from_microseconds,
     joined_pico_usd,
     ledger_entries,
-    reading,
     source_offsets,
     sum_pico_usd,
     unpriced_events,
@@ -79,7 +79,7 @@ def totals(ledger: LedgerRef, tenant_id: str) -> Totals:
     """Raises LedgerMissing, LedgerUnavailable."""
     events = select(
         func.count(),
-        *(func.coalesce(func.sum(usage_events.c[f"{c.value}_tokens"]), 0) for c in TokenClass),
+        *(func.coalesce(func.sum(column), 0) for column in TOKEN_COLUMNS),
     ).where(usage_events.c.tenant_id == tenant_id)
     waiting = select(func.count()).where(unpriced_events.c.tenant_id == tenant_id)
     money = select(*sum_pico_usd()).where(ledger_entries.c.tenant_id == tenant_id)
@@ -90,9 +90,16 @@ def totals(ledger: LedgerRef, tenant_id: str) -> Totals:
     return Totals(
         num_requests=num_requests,
         num_unpriced_requests=num_unpriced,
-        tokens=dict(zip(TokenClass, tokens, strict=True)),
+        tokens=dict(zip(TokenClass, map(int, tokens), strict=True)),
         pico_usd=joined_pico_usd(micro_usd, rest),
     )
+
+
+def tenants(ledger: LedgerRef) -> list[str]:
+    """Everyone who has events."""
+    query = select(usage_events.c.tenant_id).distinct().order_by(usage_events.c.tenant_id)
+    with reading(ledger) as connection:
+        return list(connection.scalars(query))
 
 
 def next_offset(ledger: LedgerRef, source_id: str) -> int | None:

@@ -21,7 +21,6 @@ from functools import reduce
 from typing import Final
 
 PICO_USD_PER_USD: Final = 10**12
-TOKENS_PER_PRICE_UNIT: Final = 10**6
 MAX_USD_PER_MILLION_TOKENS: Final = Decimal(10_000)
 MAX_TOKENS_PER_CLASS: Final = 500_000_000
 """Of one request."""
@@ -41,6 +40,11 @@ def pico_usd_from_usd(usd: Decimal) -> int:
     if pico_usd != pico_usd.to_integral_value():
         raise ValueError(f"expected a multiple of 1e-12 USD, got {usd}")
     return int(pico_usd)
+
+
+def pico_usd_per_token(usd_per_million_tokens: Decimal) -> int:
+    """Raises ValueError for a price of more than six decimals."""
+    return pico_usd_from_usd(EXACT.scaleb(usd_per_million_tokens, -6))
 
 
 def usd_from_pico_usd(pico_usd: int) -> Decimal:

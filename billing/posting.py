@@ -7,13 +7,14 @@ from datetime import UTC, datetime
 from billing.dead_letter import DeadLetter, DeadReason
 from billing.money import MAX_TOKENS_PER_CLASS
 from billing.pricing import PriceBook
-from billing.rating import Charge, rate, tokens_by_class
+from billing.rating import Charge, charged_tokens, rate, tokens_by_class
 from billing.records import Batch, Record
 from contracts.errors import ContractError
 from contracts.names import tenant_id
 from contracts.usage import UsageEvent, decode_usage_event
 
 _MAX_TEXT_CHARS = 512
+_MAX_SEQ = 2**63 - 1
 # Outside these a timestamp is a broken clock, and arithmetic on it may leave datetime's range.
 _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 _LATEST = datetime(9000, 1, 1, tzinfo=UTC)
@@ -50,9 +51,9 @@ def rate_batch(batch: Batch, price_book: PriceBook) -> RatedBatch:
 
 def charges_for(event: UsageEvent, price_book: PriceBook) -> tuple[Charge, ...] | None:
     """None: unpriced.  An event without tokens owes nothing under any price."""
-    if event.total_tokens == 0:
+    if not any(charged_tokens(event).values()):
         return ()
-    price = price_book.at(event.model, event.occurred_at)
+    price = price_book.at(event.model, event.occurred_at, tier=event.tier)
     return None if price is None else rate(event, price)
 
 
@@ -75,7 +76,7 @@ def _implausible(event: UsageEvent) -> str | None:
         tenant_id(event.tenant_id)
     except ContractError as exc:
         return str(exc)
-    for name in ("event_id", "request_id", "model"):
+    for name in ("event_id", "request_id", "model", "key_id", "tier", "gateway_boot_id"):
         text = getattr(event, name)
         if not 0 < len(text) <= _MAX_TEXT_CHARS or not text.isprintable():
             return (
@@ -83,6 +84,10 @@ def _implausible(event: UsageEvent) -> str | None:
             )
     if max(tokens_by_class(event).values()) > MAX_TOKENS_PER_CLASS:
         return f"expected at most {MAX_TOKENS_PER_CLASS} tokens of one class in a request"
+    if event.settled_tokens not in (None, event.total_tokens):
+        return f"expected classes that sum to {event.settled_tokens}, got {event.total_tokens}"
+    if event.gateway_seq > _MAX_SEQ:
+        return f"expected a gateway_seq of at most {_MAX_SEQ}"
     if not _EARLIEST <= event.occurred_at < _LATEST:
         return f"expected occurred_at from {_EARLIEST:%Y} to {_LATEST:%Y}, got {event.occurred_at}"
     return None

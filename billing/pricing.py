@@ -1,23 +1,20 @@
 """What a token costs, for whom it matters when: effective-dated prices without gaps being guessed.
 
 A ``PriceBook`` is sound or refused: exact decimals, ids that stand once, half-open periods
-``[effective_from, effective_to)`` that do not overlap for one model.  A model or an instant it does
-not hold has no price; that is never the price zero.
+``[effective_from, effective_to)`` that do not overlap for one model and tier.  A model or an
+instant it does not hold has no price; that is never the price zero.
 """
 
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from decimal import Decimal, InvalidOperation
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
 from enum import StrEnum
 from itertools import pairwise
+from typing import Final
 
 from billing.errors import PriceBookInvalid
-from billing.money import MAX_USD_PER_MILLION_TOKENS
-
-_MAX_DECIMALS = 6
-_KEYS = {"id", "model", "effective_from", "effective_to", "usd_per_million_tokens"}
+from billing.money import pico_usd_per_token
 
 
 class TokenClass(StrEnum):
@@ -25,7 +22,19 @@ class TokenClass(StrEnum):
 
     INPUT_UNCACHED = "input_uncached"
     INPUT_CACHE_READ = "input_cache_read"
+    INPUT_CACHE_WRITE = "input_cache_write"
     OUTPUT_TEXT = "output_text"
+    OUTPUT_REASONING = "output_reasoning"
+
+
+PRICED_AS: Final[Mapping[TokenClass, TokenClass]] = {
+    TokenClass.INPUT_CACHE_WRITE: TokenClass.INPUT_UNCACHED,
+    TokenClass.OUTPUT_REASONING: TokenClass.OUTPUT_TEXT,
+}
+"""What a price that does not name the class charges for it."""
+
+_LARGEST_STEP: Final = 100
+"""From one price of a model to its next: more is a slip of units, unless it says it is meant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +45,15 @@ class Price:
     model: str
     effective_from: datetime  # aware, inclusive
     effective_to: datetime | None  # aware, exclusive; None: until further notice
-    usd_per_million_tokens: Mapping[TokenClass, Decimal]
+    usd_per_million_tokens: Mapping[TokenClass, Decimal]  # classes of PRICED_AS may be left out
+    tier: str | None = None  # None: of every tier that has no price of its own
+    is_large_step: bool = False  # meant to be far from the price before it
+    pico_usd_per_token: Mapping[TokenClass, int] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        named = {c: pico_usd_per_token(usd) for c, usd in self.usd_per_million_tokens.items()}
+        every = {c: named[c] if c in named else named[PRICED_AS[c]] for c in TokenClass}
+        object.__setattr__(self, "pico_usd_per_token", every)
 
     def covers(self, instant: datetime) -> bool:
         return self.effective_from <= instant and (
@@ -45,96 +62,30 @@ class Price:
 
 
 class PriceBook:
-    """Prices by model and instant.  Raises PriceBookInvalid if they contradict each other."""
+    """Prices by model, tier and instant.  Raises PriceBookInvalid if they contradict each other."""
 
     def __init__(self, prices: Sequence[Price]) -> None:
         self.prices = tuple(prices)
         _check_ids(self.prices)
-        self._by_model: dict[str, list[Price]] = {}
+        self._by_model: dict[tuple[str, str | None], list[Price]] = {}
         for price in sorted(self.prices, key=lambda p: p.effective_from):
-            self._by_model.setdefault(price.model, []).append(price)
-        for model_prices in self._by_model.values():
-            _check_periods(model_prices)
+            _check_cached_is_not_dearer(price)
+            self._by_model.setdefault((price.model, price.tier), []).append(price)
+        for of_one in self._by_model.values():
+            _check_periods(of_one)
+            _check_steps(of_one)
 
     @property
     def models(self) -> frozenset[str]:
-        return frozenset(self._by_model)
+        return frozenset(model for model, _ in self._by_model)
 
-    def at(self, model: str, instant: datetime) -> Price | None:
-        """The price of ``model`` at ``instant`` (aware); None: unpriced."""
-        return next((p for p in self._by_model.get(model, ()) if p.covers(instant)), None)
+    def at(self, model: str, instant: datetime, *, tier: str | None = None) -> Price | None:
+        """The price of ``model`` at ``instant`` (aware), the tier's own first; None: unpriced."""
+        price = None if tier is None else self._at(model, tier, instant)
+        return self._at(model, None, instant) if price is None else price
 
-
-def parse_price_book(toml: str) -> PriceBook:
-    """A table ``[[price]]`` per price.  Raises PriceBookInvalid, naming the price at fault."""
-    try:
-        document = tomllib.loads(toml)
-    except tomllib.TOMLDecodeError as exc:
-        raise PriceBookInvalid(f"price book: {exc}") from exc
-    rows = document.pop("price", [])
-    if document or not isinstance(rows, list):
-        raise PriceBookInvalid(
-            f"price book: expected only [[price]] tables, got {sorted(document)}"
-        )
-    return PriceBook([_price(row, f"price book: price {index}") for index, row in enumerate(rows)])
-
-
-def _price(row: object, where: str) -> Price:
-    if (
-        not isinstance(row, dict)
-        or not row.keys() <= _KEYS
-        or _KEYS - row.keys() > {"effective_to"}
-    ):
-        raise PriceBookInvalid(
-            f"{where}: expected the keys {sorted(_KEYS)}, effective_to may be left out"
-        )
-    rates = row["usd_per_million_tokens"]
-    if not isinstance(rates, dict) or rates.keys() != set(TokenClass):
-        raise PriceBookInvalid(
-            f"{where}: usd_per_million_tokens must hold exactly {', '.join(TokenClass)}"
-        )
-    return Price(
-        price_id=_text(row["id"], f"{where}: id"),
-        model=_text(row["model"], f"{where}: model"),
-        effective_from=_instant(row["effective_from"], f"{where}: effective_from"),
-        effective_to=(
-            _instant(row["effective_to"], f"{where}: effective_to")
-            if "effective_to" in row
-            else None
-        ),
-        usd_per_million_tokens={c: _rate(rates[c], f"{where}: {c}") for c in TokenClass},
-    )
-
-
-def _text(value: object, where: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise PriceBookInvalid(f"{where}: expected a non-empty string, got {value!r}")
-    return value
-
-
-def _instant(value: object, where: str) -> datetime:
-    if not isinstance(value, datetime) or value.tzinfo is None:
-        raise PriceBookInvalid(
-            f"{where}: expected a date-time with offset such as 2026-01-01T00:00:00Z, got {value}"
-        )
-    return value.astimezone(UTC)
-
-
-def _rate(value: object, where: str) -> Decimal:
-    """Text only: a TOML float has been rounded before anyone could refuse it."""
-    if not isinstance(value, str):
-        raise PriceBookInvalid(f'{where}: expected a string such as "0.40", got {value!r}')
-    try:
-        rate = Decimal(value)
-    except InvalidOperation as exc:
-        raise PriceBookInvalid(f"{where}: expected a decimal number, got {value!r}") from exc
-    if not rate.is_finite() or not 0 <= rate <= MAX_USD_PER_MILLION_TOKENS:
-        raise PriceBookInvalid(
-            f"{where}: expected 0 to {MAX_USD_PER_MILLION_TOKENS} USD, got {value!r}"
-        )
-    if -int(rate.as_tuple().exponent) > _MAX_DECIMALS:
-        raise PriceBookInvalid(f"{where}: expected at most {_MAX_DECIMALS} decimals, got {value!r}")
-    return rate
+    def _at(self, model: str, tier: str | None, instant: datetime) -> Price | None:
+        return next((p for p in self._by_model.get((model, tier), ()) if p.covers(instant)), None)
 
 
 def _check_ids(prices: Sequence[Price]) -> None:
@@ -147,10 +98,38 @@ def _check_ids(prices: Sequence[Price]) -> None:
             raise PriceBookInvalid(f"price book: {price.price_id!r} ends before it begins")
 
 
+def _check_cached_is_not_dearer(price: Price) -> None:
+    rates = price.pico_usd_per_token
+    if rates[TokenClass.INPUT_CACHE_READ] > rates[TokenClass.INPUT_UNCACHED]:
+        raise PriceBookInvalid(
+            f"price book: {price.price_id!r} charges more for a cached token than for a fresh one"
+        )
+
+
 def _check_periods(prices: Sequence[Price]) -> None:
-    """``prices`` are of one model, by ``effective_from``."""
+    """``prices`` are of one model and tier, by ``effective_from``."""
     for earlier, later in pairwise(prices):
         if earlier.effective_to is None or earlier.effective_to > later.effective_from:
             raise PriceBookInvalid(
                 f"price book: {earlier.price_id!r} and {later.price_id!r} overlap"
             )
+
+
+def _check_steps(prices: Sequence[Price]) -> None:
+    """A price per thousand tokens in the place of one per million is a factor of 1,000 away."""
+    for earlier, later in pairwise(prices):
+        if later.is_large_step:
+            continue
+        for token_class in TokenClass:
+            before = earlier.pico_usd_per_token[token_class]
+            after = later.pico_usd_per_token[token_class]
+            if min(before, after) > 0 and _ratio(before, after) > _LARGEST_STEP:
+                raise PriceBookInvalid(
+                    f"price book: {later.price_id!r} is more than {_LARGEST_STEP} times away from "
+                    f"{earlier.price_id!r} in {token_class.value}; "
+                    "if that is meant, say is_large_step = true"
+                )
+
+
+def _ratio(a: int, b: int) -> float:
+    return max(a, b) / min(a, b)

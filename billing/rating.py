@@ -1,12 +1,12 @@
-"""Turn one usage event into money.  Exact: Decimal in, Decimal out, no floats, no rounding."""
+"""Turn one usage event into money.  Exact: whole tokens times whole pico-dollars, no rounding."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from billing.money import EXACT, TOKENS_PER_PRICE_UNIT
+from billing.money import usd_from_pico_usd
 from billing.pricing import Price, TokenClass
-from contracts.usage import UsageEvent
+from contracts.usage import OutputCharge, UsageEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,32 +15,42 @@ class Charge:
 
     token_class: TokenClass
     tokens: int  # > 0
-    usd: Decimal  # exact
+    pico_usd: int
     price_id: str
+
+    @property
+    def usd(self) -> Decimal:
+        return usd_from_pico_usd(self.pico_usd)
 
 
 def tokens_by_class(event: UsageEvent) -> Mapping[TokenClass, int]:
+    """All that were processed."""
     return {
         TokenClass.INPUT_UNCACHED: event.input_uncached_tokens,
         TokenClass.INPUT_CACHE_READ: event.input_cache_read_tokens,
+        TokenClass.INPUT_CACHE_WRITE: event.input_cache_write_tokens,
         TokenClass.OUTPUT_TEXT: event.output_text_tokens,
+        TokenClass.OUTPUT_REASONING: event.output_reasoning_tokens,
     }
 
 
+def charged_tokens(event: UsageEvent) -> Mapping[TokenClass, int]:
+    """Those that the tenant's policy has paid for: all, or of the output what was delivered.
+
+    An answer reasons first, so what was delivered of it is reasoning before it is text.
+    """
+    tokens = dict(tokens_by_class(event))
+    if event.output_charge is OutputCharge.DELIVERED and event.delivered_tokens is not None:
+        reasoning = min(event.delivered_tokens, event.output_reasoning_tokens)
+        text = min(event.delivered_tokens - reasoning, event.output_text_tokens)
+        tokens[TokenClass.OUTPUT_REASONING], tokens[TokenClass.OUTPUT_TEXT] = reasoning, text
+    return tokens
+
+
 def rate(event: UsageEvent, price: Price) -> tuple[Charge, ...]:
-    """One charge per class that has tokens.  Raises decimal.Inexact rather than round."""
+    """One charge per class that has tokens to be paid for."""
     return tuple(
-        Charge(
-            token_class=token_class,
-            tokens=tokens,
-            usd=_usd(tokens, price.usd_per_million_tokens[token_class]),
-            price_id=price.price_id,
-        )
-        for token_class, tokens in tokens_by_class(event).items()
+        Charge(token_class, tokens, tokens * price.pico_usd_per_token[token_class], price.price_id)
+        for token_class, tokens in charged_tokens(event).items()
         if tokens > 0
     )
-
-
-def _usd(tokens: int, usd_per_million_tokens: Decimal) -> Decimal:
-    usd_of_million = EXACT.multiply(Decimal(tokens), usd_per_million_tokens)
-    return EXACT.divide(usd_of_million, Decimal(TOKENS_PER_PRICE_UNIT))

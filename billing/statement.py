@@ -3,23 +3,22 @@
 Amounts are exact; a statement rounds once, its total, half-even to cents.
 """
 
-import re
+import operator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from decimal import Decimal
-from typing import Final
+from functools import reduce
 
 import msgspec
 from sqlalchemy import Connection, func, select
 
-from billing.errors import RequestInvalid
+from billing.ledger_database import LedgerRef, reading
 from billing.ledger_schema import (
-    LedgerRef,
+    TOKEN_COLUMNS,
     joined_pico_usd,
     ledger_entries,
     microseconds,
     prices,
-    reading,
     sum_pico_usd,
     unpriced_events,
     usage_events,
@@ -31,9 +30,8 @@ from billing.money import (
     usd_from_pico_usd,
     usd_per_million_from_pico_usd,
 )
+from billing.periods import month_period
 from billing.pricing import TokenClass
-
-_MONTH: Final = re.compile(r"[0-9]{4}-(0[1-9]|1[0-2])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +48,15 @@ class StatementLine:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """Of the UTC month [``period_from``, ``period_to``); the lines sum to ``total_usd``."""
+    """Of [``period_from``, ``period_to``), a month of ``time_zone``; lines sum to ``total_usd``.
+
+    What has been used in it until now, whenever it is billed: ``invoicing`` makes what is to be
+    paid.
+    """
 
     tenant_id: str
     month: str
+    time_zone: str
     period_from: datetime
     period_to: datetime
     num_requests: int  # that used tokens, whether or not the answer was finished
@@ -68,6 +71,7 @@ class Statement:
         document = {
             "tenant_id": self.tenant_id,
             "month": self.month,
+            "time_zone": self.time_zone,
             "period_from": self.period_from,
             "period_to": self.period_to,
             "currency": "USD",
@@ -91,9 +95,13 @@ class Statement:
         return msgspec.json.encode(document)
 
 
-def statement(ledger: LedgerRef, tenant_id: str, month: str) -> Statement:
-    """``month`` is ``YYYY-MM``.  Raises RequestInvalid, LedgerMissing, LedgerUnavailable."""
-    period_from, period_to = month_period(month)
+def statement(ledger: LedgerRef, tenant_id: str, month: str, time_zone: str = "UTC") -> Statement:
+    """``month`` is ``YYYY-MM``, of the tenant's zone.
+
+    Raises RequestInvalid, LedgerMissing, LedgerUnavailable.
+    """
+    period = month_period(month, time_zone)
+    period_from, period_to = period.begins_at, period.ends_at
     with reading(ledger) as connection:
         lines = _lines(connection, tenant_id, period_from, period_to)
         num_used, num_idle, num_unpriced = _num_requests(
@@ -103,6 +111,7 @@ def statement(ledger: LedgerRef, tenant_id: str, month: str) -> Statement:
     return Statement(
         tenant_id=tenant_id,
         month=month,
+        time_zone=time_zone,
         period_from=period_from,
         period_to=period_to,
         num_requests=num_used,
@@ -112,18 +121,6 @@ def statement(ledger: LedgerRef, tenant_id: str, month: str) -> Statement:
         total_usd=total_usd,
         amount_due_usd=cents_half_even(total_usd),
     )
-
-
-def month_period(month: str) -> tuple[datetime, datetime]:
-    """[first instant, first instant of the next month), UTC.  Raises RequestInvalid."""
-    if _MONTH.fullmatch(month) is None:
-        raise RequestInvalid(f"expected a month such as 2026-11, got {month!r}")
-    try:
-        first = datetime(int(month[:4]), int(month[5:]), 1, tzinfo=UTC)
-        following = first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)
-    except ValueError as exc:
-        raise RequestInvalid(f"expected a month of the years 1 to 9999, got {month!r}") from exc
-    return first, following
 
 
 def _lines(
@@ -149,7 +146,7 @@ def _lines(
             usd_per_million_tokens=usd_per_million_from_pico_usd(
                 rates[price_id][f"{token_class}_pico_usd"]
             ),
-            tokens=tokens,
+            tokens=int(tokens),
             usd=usd_from_pico_usd(joined_pico_usd(micro_usd, rest)),
         )
         for model, token_class, price_id, tokens, micro_usd, rest in connection.execute(query)
@@ -166,9 +163,7 @@ def _num_requests(
         columns.occurred_at_us >= microseconds(period_from),
         columns.occurred_at_us < microseconds(period_to),
     )
-    has_usage = (
-        columns.input_uncached_tokens + columns.input_cache_read_tokens + columns.output_text_tokens
-    ) > 0
+    has_usage = reduce(operator.add, TOKEN_COLUMNS) > 0
     is_same_event = (unpriced_events.c.tenant_id == columns.tenant_id) & (
         unpriced_events.c.event_id == columns.event_id
     )

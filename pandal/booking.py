@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from billing.errors import LedgerMissing, LedgerUnavailable
-from billing.ledger_schema import LedgerRef, open_for_reading
+from billing.ledger_database import LedgerRef, open_for_reading
 from billing.lookup import PostedEvent, find_event, next_offset
 from contracts.names import spool_source_id
 from contracts.spool import SEGMENT_SUFFIX

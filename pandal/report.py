@@ -1,6 +1,7 @@
 """What ``pandal up`` prints once the fleet has shown that it works."""
 
 from billing.money import trimmed
+from billing.pricing import PRICED_AS
 from pandal.booking import event_booked
 from pandal.demo import DemoAnswer, Usage
 from pandal.errors import FleetFailed
@@ -24,7 +25,7 @@ def show_demo_answer(screen: Screen, answer: DemoAnswer) -> None:
 async def show_ledger_line(screen: Screen, ledger_url: str, answer: DemoAnswer) -> None:
     """Raises FleetFailed unless billing books the request, and books what the client was told."""
     event = await event_booked(ledger_url, answer.request_id)
-    tokens = {token_class.value: f"{count} tokens" for token_class, count in event.tokens.items()}
+    tokens = {c.value: f"{n} tokens" for c, n in event.tokens.items() if n or c not in PRICED_AS}
     price = "no price for this model yet" if event.usd is None else f"{trimmed(event.usd)} USD"
     screen.table(f"booked for tenant {event.tenant_id}", {**tokens, "charged": price})
     if answer.usage is None:

@@ -1,4 +1,4 @@
-"""A fresh ledger for each test, and brokers that last the whole run."""
+"""A fresh ledger for each test, databases and brokers that last the whole run."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 from billing.ledger import Ledger
 from tests.billing.usage_events import BOOK
 from tests.support.kafka_brokers import Broker, apache_kafka, kafka_home, running, tansu
+from tests.support.postgres import Postgres, running_postgres
 
 
 @pytest.fixture
@@ -15,10 +16,35 @@ def ledger_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'ledger.db'}"
 
 
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def either_url(request: pytest.FixtureRequest, ledger_url: str) -> str:
+    """A ledger in each database in turn, the second where there is one."""
+    if request.param == "sqlite":
+        return ledger_url
+    server: Postgres = request.getfixturevalue("postgres")
+    return server.new_database()
+
+
 @pytest.fixture
 def ledger(ledger_url: str) -> Iterator[Ledger]:
     """Knows the prices of ``usage_events.BOOK``."""
-    ledger = Ledger(ledger_url)
+    yield from _ledger(ledger_url)
+
+
+@pytest.fixture
+def either(either_url: str) -> Iterator[Ledger]:
+    """As ``ledger``, at ``either_url``."""
+    yield from _ledger(either_url)
+
+
+def _ledger(url: str) -> Iterator[Ledger]:
+    ledger = Ledger(url)
     ledger.record_prices(BOOK)
     yield ledger
     ledger.close()

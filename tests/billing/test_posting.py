@@ -46,6 +46,8 @@ def huge(field: str) -> bytes:
         (changed(output_text_tokens=MAX_TOKENS_PER_CLASS + 1), DeadReason.IMPLAUSIBLE),
         (changed(output_text_tokens=2**63), DeadReason.IMPLAUSIBLE),
         (huge("output_text_tokens"), DeadReason.IMPLAUSIBLE),
+        (changed(settled_tokens=108), DeadReason.IMPLAUSIBLE),  # 107 by its classes
+        (huge("gateway_seq"), DeadReason.IMPLAUSIBLE),
         (changed(tenant_id="Not A Tenant"), DeadReason.IMPLAUSIBLE),
         (changed(event_id=""), DeadReason.IMPLAUSIBLE),
         (changed(request_id="a\x00b"), DeadReason.IMPLAUSIBLE),

@@ -110,7 +110,9 @@ def assert_exactly(summary: Totals, num_events: int) -> None:
     assert summary.tokens == {
         TokenClass.INPUT_UNCACHED: 36 * num_events,
         TokenClass.INPUT_CACHE_READ: 64 * num_events,
+        TokenClass.INPUT_CACHE_WRITE: 0,
         TokenClass.OUTPUT_TEXT: 7 * num_events,
+        TokenClass.OUTPUT_REASONING: 0,
     }
     assert summary.pico_usd == PICO_USD_PER_EVENT * num_events
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from billing.errors import LedgerMissing, RequestInvalid
 from billing.ledger import Ledger
-from billing.ledger_schema import open_for_reading
+from billing.ledger_database import open_for_reading
 from billing.lookup import find_event, next_offset, totals
 from billing.money import (
     MAX_TOKENS_PER_CLASS,
@@ -22,9 +22,10 @@ from billing.money import (
     trimmed,
     usd_from_pico_usd,
 )
+from billing.periods import month_period
 from billing.posting import rate_batch
 from billing.pricing import Price, PriceBook, TokenClass
-from billing.statement import month_period, statement
+from billing.statement import statement
 from contracts.usage import Outcome, UsageEvent
 from tests.billing.usage_events import BOOK, MODEL, PRICE, batch_of, usage
 
@@ -125,7 +126,9 @@ def test_a_request_is_found_with_its_tokens_and_money(ledger: Ledger, ledger_url
     assert found.tokens == {
         TokenClass.INPUT_UNCACHED: 36,
         TokenClass.INPUT_CACHE_READ: 64,
+        TokenClass.INPUT_CACHE_WRITE: 0,
         TokenClass.OUTPUT_TEXT: 7,
+        TokenClass.OUTPUT_REASONING: 0,
     }
     assert found.usd == Decimal("0.000232200007")
     assert found.occurred_at == usage(1).occurred_at
@@ -168,10 +171,11 @@ def test_what_is_no_month_is_refused(ledger: Ledger, ledger_url: str, month: str
 
 @given(st.dates(max_value=date(9999, 11, 30)))
 def test_months_follow_each_other_without_gap_or_overlap(day: date) -> None:
-    begins, ends = month_period(f"{day.year:04}-{day.month:02}")
+    period = month_period(f"{day.year:04}-{day.month:02}")
+    begins, ends = period.begins_at, period.ends_at
     assert begins.day == ends.day == 1
     assert (ends - begins).days in {28, 29, 30, 31}
-    assert month_period(f"{ends.year:04}-{ends.month:02}")[0] == ends
+    assert month_period(f"{ends.year:04}-{ends.month:02}").begins_at == ends
 
 
 def test_how_far_a_source_is_posted_can_be_read(ledger: Ledger, ledger_url: str) -> None:

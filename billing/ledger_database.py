@@ -1,0 +1,156 @@
+"""How the ledger's database is opened: an SQLite file, or a PostgreSQL database, by its URL.
+
+What differs between the two is here, in ``ledger_upgrade`` and in ``bulk_insert``.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from sqlite3 import Connection as SqliteConnection
+from typing import Final
+
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, select, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+
+from billing.errors import LedgerMissing, LedgerUnavailable, RequestInvalid
+from billing.ledger_schema import schema_revision
+from billing.ledger_upgrade import REVISION, create_or_upgrade
+
+_EXAMPLES: Final = "sqlite:////var/lib/ledger.db or postgresql://billing@db/ledger"
+_SETUP_LOCK: Final = 0x70616E64616C  # of this application, in PostgreSQL's advisory locks
+_BUSY_S: Final = 30  # how long SQLite waits for another process's transaction
+
+LedgerRef = str | Engine
+"""A ledger URL, or an engine of ``open_for_reading`` for many reads."""
+
+
+def open_for_posting(ledger_url: str) -> Engine:
+    """Creates the ledger, or brings it up to date.  The caller disposes of the engine."""
+    url = _url(ledger_url)
+    if url.get_backend_name() == "sqlite":
+        _make_private(Path(url.database or ""))
+        engine = create_engine(url, connect_args={"timeout": _BUSY_S})
+        event.listen(engine, "connect", _set_up_writer)
+        event.listen(engine, "begin", _begin_immediate)
+    else:
+        engine = create_engine(url, pool_pre_ping=True)
+    try:
+        with translated_errors(), engine.begin() as connection:
+            alone(connection)
+            create_or_upgrade(connection)
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+def open_for_reading(ledger_url: str) -> Engine:
+    """Read-only, beside a running consumer.  The caller disposes of the engine."""
+    url = _url(ledger_url)
+    if url.get_backend_name() != "sqlite":
+        engine = create_engine(url, pool_pre_ping=True, isolation_level="REPEATABLE READ")
+        event.listen(engine, "begin", _begin_read_only)
+        return engine
+    path = Path(url.database or "")
+    if not path.is_file():
+        raise LedgerMissing(f"there is no ledger at {path}")
+    engine = create_engine(
+        URL.create("sqlite", database=f"file:{path}", query={"mode": "ro", "uri": "true"}),
+        connect_args={"timeout": _BUSY_S},
+    )
+    event.listen(engine, "connect", _set_up_reader)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+@contextmanager
+def reading(ledger: LedgerRef) -> Iterator[Connection]:
+    """One consistent snapshot, and our exceptions.  Raises LedgerMissing while there is none."""
+    engine = open_for_reading(ledger) if isinstance(ledger, str) else ledger
+    try:
+        with translated_errors(), engine.begin() as connection:
+            _check_complete(connection)
+            yield connection
+    finally:
+        if isinstance(ledger, str):
+            engine.dispose()
+
+
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    """SQLAlchemy's exceptions become ours here and nowhere else."""
+    try:
+        yield
+    except SQLAlchemyError as exc:
+        raise LedgerUnavailable(
+            f"ledger: {type(exc).__name__}: {getattr(exc, 'orig', None)}"
+        ) from exc
+
+
+def alone(connection: Connection) -> None:
+    """Until this transaction ends, for what only one process may do at a time.
+
+    SQLite's transactions that write are alone as it is.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _SETUP_LOCK})
+
+
+def _check_complete(connection: Connection) -> None:
+    """Raises LedgerMissing until billing has made it, or brought it up to date."""
+    if not inspect(connection).has_table(schema_revision.name):
+        raise LedgerMissing("there is no ledger of this version yet: billing makes it")
+    found = connection.execute(select(schema_revision.c.version_num)).scalar_one_or_none()
+    if found != REVISION:
+        raise LedgerMissing(f"expected a ledger of revision {REVISION}, found {found}")
+
+
+def _url(ledger_url: str) -> URL:
+    """The address is not repeated in errors: it may hold a password."""
+    try:
+        url = make_url(ledger_url)
+        backend = url.get_backend_name()
+    except (ArgumentError, NoSuchModuleError) as exc:
+        raise RequestInvalid(f"expected a ledger URL such as {_EXAMPLES}") from exc
+    if backend == "postgresql" and url.drivername == "postgresql":
+        return url.set(drivername="postgresql+psycopg")
+    is_file = backend == "sqlite" and url.database and url.database != ":memory:"
+    if not is_file and url.drivername != "postgresql+psycopg":
+        raise RequestInvalid(f"expected a ledger URL such as {_EXAMPLES}, got one of {backend!r}")
+    return url
+
+
+def _make_private(path: Path) -> None:
+    """Who used how much is nobody else's business; SQLite's side files take this file's mode."""
+    try:
+        path.touch(mode=0o600)
+    except OSError as exc:
+        raise LedgerUnavailable(f"ledger: {exc}") from exc
+
+
+def _set_up_writer(connection: SqliteConnection, _record: object) -> None:
+    connection.isolation_level = (
+        None  # transactions begin where SQLAlchemy says, not where sqlite3 guesses
+    )
+    connection.execute(
+        "PRAGMA journal_mode = WAL"
+    )  # readers and the writer do not wait for each other
+    connection.execute("PRAGMA synchronous = FULL")  # a committed offset survives a power cut
+    connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _set_up_reader(connection: SqliteConnection, _record: object) -> None:
+    connection.isolation_level = None
+
+
+def _begin_immediate(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")  # take the write lock before reading the offset
+
+
+def _begin(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN")
+
+
+def _begin_read_only(connection: Connection) -> None:
+    connection.exec_driver_sql("SET TRANSACTION READ ONLY")
