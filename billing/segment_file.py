@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from billing.records import Record
@@ -53,6 +54,19 @@ def split(chunk: bytes, position: int) -> tuple[list[Record], int]:
         fault = f"no newline within {_MAX_CHUNK_BYTES} bytes"
         return [Record(position, chunk, fault)], len(chunk)
     return records, start
+
+
+def records_of(path: Path, position: int = 0) -> Iterator[Record]:
+    """All whole lines from there on; none of a segment that is gone.  Raises OSError."""
+    while True:
+        try:
+            records, num_bytes = split(chunk_from(path, position), position)
+        except FileNotFoundError:
+            return
+        yield from records
+        if num_bytes == 0:
+            return
+        position += num_bytes
 
 
 def _record(line: bytes, offset: int) -> Record:

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from pandal.bench.commands import bench_app
+from pandal.billing_commands import audit
 from pandal.datadir import DataDir, data_dir_at
 from pandal.errors import PandalError
 from pandal.explain import explain
@@ -34,6 +35,7 @@ app = typer.Typer(
 app.command()(plan)
 app.command()(simulate)
 app.command()(explain)
+app.command()(audit)
 app.add_typer(keys_app, name="keys")
 app.add_typer(policy_app, name="policy")
 app.add_typer(bench_app, name="bench")

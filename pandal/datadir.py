@@ -55,7 +55,12 @@ class DataDir:
 
     def usage_journal(self, replica: str) -> Path:
         """What a replica counted itself, to compare with what was billed."""
-        return self.root / "replica-usage" / replica
+        return self.usage_journals / replica
+
+    @property
+    def usage_journals(self) -> Path:
+        """A folder for each replica."""
+        return self.root / "replica-usage"
 
     @property
     def quota(self) -> Path:

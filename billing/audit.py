@@ -1,0 +1,212 @@
+"""Whether engine, quota, events and ledger tell the same story.  Pure: facts in, findings out.
+
+Each check looks at another pair of accounts, so that one mistake is seen from two sides: an event
+that was dropped leaves a gap in its gateway's numbers and a replica's record without a bill; one
+that was doubled, an event no replica knows of; one that was mispriced, entries that its tokens and
+the price book do not make.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from billing.rating import charged_tokens
+from contracts.replica_usage import ReplicaUsage
+from contracts.usage import Outcome, UsageEvent, UsageSource
+
+
+class Kind(StrEnum):
+    SEQUENCE_GAP = "sequence gap"  # a gateway's event that never came
+    NUMBERED_TWICE = "number used twice"  # two events under one number of a gateway
+    NO_EVENT = "served, not billed"  # a replica's record without an event
+    NO_WITNESS = "billed, not served"  # an event that its replica has no record of
+    COUNTS_DIFFER = "counts differ"  # event and replica
+    MISPRICED = "mispriced"  # the entries are not what tokens and price book make
+    QUOTA_DIFFERS = "quota differs"  # what the quota was told, and what is billed
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    kind: Kind
+    tenant_id: str | None  # None: of no single tenant
+    subject: str  # an event, a gateway's boot, an account
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    num_requests: int = 0
+    num_tokens: int = 0
+
+    def __add__(self, other: "Account") -> "Account":
+        return Account(self.num_requests + other.num_requests, self.num_tokens + other.num_tokens)
+
+    def __str__(self) -> str:
+        return f"{self.num_requests} requests, {self.num_tokens} tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """An event in the ledger, and what it was charged: pico-dollars and price by token class."""
+
+    event: UsageEvent
+    entries: Mapping[str, tuple[int, int, str]]  # (tokens, pico-dollars, price id)
+    expected: Mapping[str, tuple[int, int, str]] | None  # None: no price is known, it waits
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """What one replica has kept of its own counts."""
+
+    replica: str
+    records: Sequence[ReplicaUsage]
+
+    @property
+    def since(self) -> datetime | None:
+        """It has kept all from then on, but for what it lost; None: nothing."""
+        return min((record.arrived_at for record in self.records), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Boot:
+    """The numbers of one life of a gateway process, in the ledger and on the way there."""
+
+    boot_id: str
+    numbers: Sequence[int]
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """[first, last] of each.  What a boot wrote after the last number seen leaves none."""
+        gaps: list[tuple[int, int]] = []
+        previous = 0
+        for number in sorted(set(self.numbers)):
+            if number > previous + 1:
+                gaps.append((previous + 1, number - 1))
+            previous = number
+        return gaps
+
+
+@dataclass(slots=True)
+class Witnesses:
+    """All replicas' records, by the event they are of."""
+
+    by_event: dict[str, list[ReplicaUsage]] = field(default_factory=dict)
+    since: dict[str, datetime] = field(default_factory=dict)  # by replica
+    num_without_event: int = 0  # asked by no gateway
+
+    @classmethod
+    def of(cls, witnesses: Sequence[Witness]) -> "Witnesses":
+        found = cls()
+        for witness in witnesses:
+            if witness.since is not None:
+                found.since[witness.replica] = witness.since
+            for record in witness.records:
+                if record.event_id is None or record.tenant_id is None:
+                    found.num_without_event += 1
+                else:
+                    found.by_event.setdefault(record.event_id, []).append(record)
+        return found
+
+
+def findings_of_boot(boot: Boot) -> Iterator[Finding]:
+    for first, last in boot.gaps():
+        detail = f"{last - first + 1} missing: {first} to {last}"
+        yield Finding(Kind.SEQUENCE_GAP, None, boot.boot_id, detail)
+    num_twice = len(boot.numbers) - len(set(boot.numbers))
+    if num_twice:
+        detail = f"{num_twice} events bear a number of another"
+        yield Finding(Kind.NUMBERED_TWICE, None, boot.boot_id, detail)
+
+
+def findings_of_event(posted: Posted, witnesses: Witnesses) -> Iterator[Finding]:
+    event = posted.event
+    expected = {} if posted.expected is None else posted.expected
+    if posted.entries != expected:
+        detail = f"expected {_money(expected)}, charged {_money(posted.entries)}"
+        yield Finding(Kind.MISPRICED, event.tenant_id, event.event_id, detail)
+    records = witnesses.by_event.get(event.event_id, [])
+    fault = _unwitnessed(event, witnesses) if not records else _differs(event, records)
+    if fault is not None:
+        kind = Kind.COUNTS_DIFFER if records else Kind.NO_WITNESS
+        yield Finding(kind, event.tenant_id, event.event_id, fault)
+
+
+def findings_of_quota(
+    tenant_id: str, *, quota: Account, ledger: Account, waiting: Account
+) -> Iterator[Finding]:
+    """``ledger`` and ``waiting`` without what an auditor posted, which no quota was told of."""
+    billed = ledger + waiting
+    if quota != billed:
+        detail = f"quota was told {quota}; billed are {billed}"
+        yield Finding(Kind.QUOTA_DIFFERS, tenant_id, "quota", detail)
+
+
+def without_event(
+    witnesses: Witnesses, known: set[str], *, now: datetime, grace: timedelta
+) -> dict[str, list[ReplicaUsage]]:
+    """Records that are older than ``grace``, of no event in ``known``, and of tokens."""
+    return {
+        event_id: records
+        for event_id, records in witnesses.by_event.items()
+        if event_id not in known
+        and max(record.finished_at for record in records) + grace <= now
+        and sum(map(num_tokens, records)) > 0
+    }
+
+
+def num_tokens(record: ReplicaUsage) -> int:
+    return record.input_uncached_tokens + record.input_cache_read_tokens + record.output_text_tokens
+
+
+def findings_of_missing(missing: Mapping[str, Sequence[ReplicaUsage]]) -> Iterator[Finding]:
+    for event_id, records in missing.items():
+        total = sum(map(num_tokens, records))
+        detail = f"{total} tokens in {len(records)} attempts"
+        yield Finding(Kind.NO_EVENT, records[0].tenant_id, event_id, detail)
+
+
+def _unwitnessed(event: UsageEvent, witnesses: Witnesses) -> str | None:
+    """None where there is nobody who would have to know of it."""
+    if event.usage_source is not UsageSource.ENGINE or event.total_tokens == 0:
+        return None
+    since = None if event.replica is None else witnesses.since.get(event.replica)
+    if since is None or event.admitted_at < since:
+        return None
+    return f"{event.total_tokens} tokens that {event.replica} has no record of"
+
+
+def _differs(event: UsageEvent, records: Sequence[ReplicaUsage]) -> str | None:
+    """An answer that took several attempts cost the replicas more than it is billed for."""
+    if event.usage_source is not UsageSource.ENGINE:
+        return None
+    if event.total_tokens == 0 and event.outcome is not Outcome.COMPLETED:
+        return None  # an answer that failed is not billed, whatever it took
+    last = max(records, key=lambda record: record.arrived_at)
+    whole = len(records) == 1 and last.resumed_tokens == 0 and last.is_final
+    served = sum(map(num_tokens, records))
+    if whole and served != event.total_tokens:
+        return f"event {event.total_tokens} tokens, {len(records)} record of {served}"
+    if event.total_tokens > served:
+        return f"event {event.total_tokens} tokens, {len(records)} records of {served}"
+    return None
+
+
+def _money(entries: Mapping[str, tuple[int, int, str]]) -> str:
+    return (
+        ", ".join(
+            f"{token_class}: {tokens} tokens, {pico_usd} pico-USD by {price_id}"
+            for token_class, (tokens, pico_usd, price_id) in sorted(entries.items())
+        )
+        or "nothing"
+    )
+
+
+def expected_entries(
+    event: UsageEvent, rates: Mapping[str, int], price_id: str
+) -> Mapping[str, tuple[int, int, str]]:
+    """``rates``: pico-dollars per token by class."""
+    return {
+        token_class.value: (tokens, tokens * rates[token_class.value], price_id)
+        for token_class, tokens in charged_tokens(event).items()
+        if tokens > 0
+    }

@@ -1,0 +1,201 @@
+"""What an audit reads: the ledger, and the spool's events on their way there."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+
+from sqlalchemy import Connection, func, not_, select, tuple_
+
+from billing.audit import Account, Boot, Posted, expected_entries
+from billing.bulk_insert import EventKey, in_parts
+from billing.ledger_schema import (
+    TOKEN_COLUMNS,
+    dead_letters,
+    ledger_entries,
+    microseconds,
+    prices,
+    source_offsets,
+    unpriced_events,
+    usage_events,
+)
+from billing.pricing import PriceBook, TokenClass
+from billing.records import Record
+from billing.segment_file import records_of, segment_names
+from contracts.errors import ContractError
+from contracts.names import spool_source_id
+from contracts.usage import UsageEvent, decode_usage_event
+
+_EVENTS_AT_ONCE = 1_000
+
+
+@dataclass(slots=True)
+class Waiting:
+    """What is in the spool and not yet in the ledger."""
+
+    event_ids: set[str] = field(default_factory=set)
+    accounts: dict[str, Account] = field(default_factory=dict)  # by tenant
+    numbers: dict[str, list[int]] = field(default_factory=dict)  # by boot
+    num_unreadable: int = 0
+
+    def add(self, event: UsageEvent) -> None:
+        account = self.accounts.get(event.tenant_id, Account())
+        self.event_ids.add(event.event_id)
+        self.accounts[event.tenant_id] = account + Account(1, event.total_tokens)
+        self.numbers.setdefault(event.gateway_boot_id, []).append(event.gateway_seq)
+
+
+def read_waiting(connection: Connection, spool_dir: Path) -> Waiting:
+    """Raises OSError.  What went to Kafka may be in both, and is not waiting then."""
+    waiting = Waiting()
+    for name in segment_names(spool_dir):
+        offset = connection.execute(
+            select(source_offsets.c.next_offset).where(
+                source_offsets.c.source_id == spool_source_id(name)
+            )
+        ).scalar_one_or_none()
+        records = records_of(spool_dir / name, 0 if offset is None else offset)
+        while some := list(islice(records, _EVENTS_AT_ONCE)):
+            _add_unknown(connection, waiting, some)
+    return waiting
+
+
+def _add_unknown(connection: Connection, waiting: Waiting, records: Sequence[Record]) -> None:
+    events: list[UsageEvent] = []
+    for record in records:
+        try:
+            events.append(decode_usage_event(record.payload))
+        except ContractError:
+            waiting.num_unreadable += 1
+    known = known_event_ids(connection, [event.event_id for event in events])
+    for event in events:
+        if event.event_id not in known | waiting.event_ids:
+            waiting.add(event)
+
+
+def boots(connection: Connection, waiting: Waiting) -> Iterator[Boot]:
+    """Those whose numbers cannot all be there once; no others, a boot may have written millions.
+
+    Events that an auditor has posted bear no gateway's number.
+    """
+    number = usage_events.c.gateway_seq
+    by_gateways = not_(usage_events.c.is_recovered)
+    by_boot = (
+        select(
+            usage_events.c.gateway_boot_id,
+            func.count(),
+            func.count(number.distinct()),
+            func.max(number),
+        )
+        .where(by_gateways)
+        .group_by(usage_events.c.gateway_boot_id)
+        .order_by(usage_events.c.gateway_boot_id)
+    )
+    on_the_way = dict(waiting.numbers)
+    for boot_id, num_events, num_different, last in connection.execute(by_boot):
+        coming = on_the_way.pop(boot_id, [])
+        if num_events == num_different == last and not coming:
+            continue
+        numbers = select(number).where(usage_events.c.gateway_boot_id == boot_id, by_gateways)
+        yield Boot(boot_id, [*connection.scalars(numbers), *coming])
+    for boot_id, coming in on_the_way.items():
+        yield Boot(boot_id, coming)
+
+
+def ledger_accounts(connection: Connection, *, is_recovered: bool) -> Mapping[str, Account]:
+    """By tenant: what gateways have reported, or what an auditor has posted in their place."""
+    tokens = sum((func.sum(column) for column in TOKEN_COLUMNS[1:]), func.sum(TOKEN_COLUMNS[0]))
+    query = (
+        select(usage_events.c.tenant_id, func.count(), tokens)
+        .where(usage_events.c.is_recovered == is_recovered)
+        .group_by(usage_events.c.tenant_id)
+    )
+    return {
+        tenant_id: Account(num_requests, int(num_tokens))
+        for tenant_id, num_requests, num_tokens in connection.execute(query)
+    }
+
+
+def posted_events(
+    connection: Connection, price_book: PriceBook, *, since: datetime | None
+) -> Iterator[Posted]:
+    """All that ended ``since`` then, by key; memory does not grow with them."""
+    rates = _rates(connection)
+    after: EventKey = ("", "")
+    key = (usage_events.c.tenant_id, usage_events.c.event_id)
+    within = [] if since is None else [usage_events.c.occurred_at_us >= microseconds(since)]
+    query = select(usage_events.c.payload).order_by(*key).limit(_EVENTS_AT_ONCE)
+    while True:
+        payloads = connection.scalars(query.where(tuple_(*key) > after, *within)).all()
+        events = [decode_usage_event(payload) for payload in payloads]
+        entries = _entries(connection, [(e.tenant_id, e.event_id) for e in events])
+        for event in events:
+            charged = entries.get((event.tenant_id, event.event_id), {})
+            yield Posted(event, charged, _expected(event, price_book, rates))
+        if len(events) < _EVENTS_AT_ONCE:
+            return
+        after = (events[-1].tenant_id, events[-1].event_id)
+
+
+def known_event_ids(connection: Connection, event_ids: Sequence[str]) -> set[str]:
+    """Of those, the ones that the ledger has, of whichever tenant."""
+    found: set[str] = set()
+    for some in in_parts(sorted(event_ids)):
+        query = select(usage_events.c.event_id).where(usage_events.c.event_id.in_(some))
+        found.update(connection.scalars(query))
+    return found
+
+
+def _rates(connection: Connection) -> Mapping[str, Mapping[str, int]]:
+    """Pico-dollars per token, by price id and token class, as the ledger has recorded them."""
+    return {
+        row.price_id: {c.value: getattr(row, f"{c.value}_pico_usd") for c in TokenClass}
+        for row in connection.execute(select(prices))
+    }
+
+
+def _expected(
+    event: UsageEvent, price_book: PriceBook, rates: Mapping[str, Mapping[str, int]]
+) -> Mapping[str, tuple[int, int, str]] | None:
+    price = price_book.at(event.model, event.occurred_at, tier=event.tier)
+    if price is None or price.price_id not in rates:
+        return None
+    return expected_entries(event, rates[price.price_id], price.price_id)
+
+
+def _entries(
+    connection: Connection, keys: Sequence[EventKey]
+) -> Mapping[EventKey, dict[str, tuple[int, int, str]]]:
+    found: dict[EventKey, dict[str, tuple[int, int, str]]] = {}
+    columns = ledger_entries.c
+    for some in in_parts(keys):
+        query = select(ledger_entries).where(tuple_(columns.tenant_id, columns.event_id).in_(some))
+        for row in connection.execute(query):
+            charged = found.setdefault((row.tenant_id, row.event_id), {})
+            charged[row.token_class] = (row.tokens, row.pico_usd, row.price_id)
+    return found
+
+
+def num_dead_letters(connection: Connection) -> int:
+    return connection.execute(select(func.count()).select_from(dead_letters)).scalar_one()
+
+
+def num_unpriced(connection: Connection) -> int:
+    return connection.execute(select(func.count()).select_from(unpriced_events)).scalar_one()
+
+
+def latest_tiers(connection: Connection, tenant_ids: Sequence[str]) -> Mapping[str, str]:
+    """By tenant, as their latest events say; tenants without any are left out."""
+    found: dict[str, str] = {}
+    for tenant_id in sorted(set(tenant_ids)):
+        latest = (
+            select(usage_events.c.tier)
+            .where(usage_events.c.tenant_id == tenant_id, usage_events.c.tier != "")
+            .order_by(usage_events.c.occurred_at_us.desc())
+            .limit(1)
+        )
+        tier = connection.execute(latest).scalar_one_or_none()
+        if tier is not None:
+            found[tenant_id] = tier
+    return found

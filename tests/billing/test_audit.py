@@ -1,0 +1,320 @@
+"""The checker, checked: what was dropped, doubled, mispriced or left behind is found, no more."""
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from billing.audit import Account, Kind, Witness
+from billing.auditor import AuditReport, AuditScope, audit, recover
+from billing.journals import read_journals
+from billing.ledger import Ledger
+from billing.lookup import totals
+from billing.posting import rate_batch
+from billing.pricing import Price, PriceBook, TokenClass
+from contracts.replica_usage import ReplicaUsage, encode_replica_usage
+from contracts.spool import frame
+from contracts.usage import Outcome, UsageEvent, UsageSource, decode_usage_event
+from tests.billing.databases import rows
+from tests.billing.usage_events import (
+    BOOK,
+    MODEL,
+    NOON,
+    PRICE,
+    SEGMENT,
+    batch_of,
+    line,
+    usage,
+    write_segment,
+)
+
+NOW = NOON + timedelta(hours=2)
+GRACE = timedelta(hours=1)
+
+
+def event(number: int, **changes: object) -> UsageEvent:
+    return usage(number, gateway_seq=number, output_text_tokens=number, **changes)
+
+
+def record(event: UsageEvent, **changes: object) -> ReplicaUsage:
+    """What the replica says of it, where both agree."""
+    seen = ReplicaUsage(
+        event_id=event.event_id,
+        request_id=f"{event.request_id}-0",
+        tenant_id=event.tenant_id,
+        model=event.model,
+        endpoint=event.endpoint,
+        is_stream=event.is_stream,
+        finish_reasons=("stop",),
+        is_final=True,
+        input_uncached_tokens=event.input_uncached_tokens,
+        input_cache_read_tokens=event.input_cache_read_tokens,
+        output_text_tokens=event.output_text_tokens,
+        resumed_tokens=0,
+        arrived_at=event.admitted_at,
+        finished_at=event.occurred_at,
+        replica_boot_id="0b",
+        replica_seq=event.gateway_seq,
+    )
+    return msgspec.structs.replace(seen, **changes)
+
+
+EVENTS = [event(n) for n in (1, 2, 3)]
+
+
+class Books:
+    """A ledger, a spool, one replica's records, and what the quota was told."""
+
+    def __init__(self, ledger: Ledger, ledger_url: str, folder: Path) -> None:
+        self.ledger, self.ledger_url = ledger, ledger_url
+        self.spool_dir = folder / "spool"
+        self.records = [record(e) for e in EVENTS]
+        self.quota: Mapping[str, Account] | None = {
+            "acme": Account(3, sum(e.total_tokens for e in EVENTS))
+        }
+        self._next: int | None = None
+
+    def post(self, *events: UsageEvent, book: PriceBook = BOOK) -> None:
+        batch = batch_of(list(events), first=self._next)
+        self.ledger.post(rate_batch(batch, book))
+        self._next = batch.next_offset
+
+    def audit(self) -> AuditReport:
+        scope = AuditScope(
+            spool_dir=self.spool_dir,
+            witnesses=[Witness("replica-0", self.records)],
+            quota=self.quota,
+            since=None,
+            grace=GRACE,
+        )
+        return audit(self.ledger_url, BOOK, scope, now=NOW)
+
+    def found(self) -> list[tuple[Kind, str]]:
+        return [(finding.kind, finding.subject) for finding in self.audit().findings]
+
+
+@pytest.fixture
+def books(either: Ledger, either_url: str, tmp_path: Path) -> Books:
+    return Books(either, either_url, tmp_path)
+
+
+def test_books_that_agree_have_no_findings(books: Books) -> None:
+    books.post(*EVENTS)
+    report = books.audit()
+    assert report.findings == []
+    acme = report.accounts["acme"]
+    assert acme.engine == acme.quota == acme.ledger == Account(3, 306)
+    assert (acme.waiting, acme.recovered) == (Account(), Account())
+
+
+def test_what_is_still_in_the_spool_is_on_its_way_and_no_difference(books: Books) -> None:
+    books.post(EVENTS[0])
+    write_segment(books.spool_dir, SEGMENT.replace("0a", "0c"), *map(line, EVENTS))
+    report = books.audit()
+    assert report.findings == []
+    assert report.num_waiting == 2
+    assert report.accounts["acme"].waiting == Account(2, 205)
+
+
+def test_a_dropped_event_is_found_from_three_sides(books: Books) -> None:
+    books.post(EVENTS[0], EVENTS[2])
+    assert books.found() == [
+        (Kind.SEQUENCE_GAP, "0a"),
+        (Kind.NO_EVENT, "event-2"),
+        (Kind.QUOTA_DIFFERS, "quota"),
+    ]
+    assert books.audit().findings[0].detail == "1 missing: 2 to 2"
+
+
+def test_a_dropped_last_event_is_found_though_it_leaves_no_gap(books: Books) -> None:
+    books.post(EVENTS[0], EVENTS[1])
+    assert books.found() == [(Kind.NO_EVENT, "event-3"), (Kind.QUOTA_DIFFERS, "quota")]
+
+
+def test_a_doubled_event_is_found_from_three_sides(books: Books) -> None:
+    books.post(*EVENTS, msgspec.structs.replace(EVENTS[1], event_id="again"))
+    assert sorted(books.found()) == sorted(
+        [
+            (Kind.NUMBERED_TWICE, "0a"),
+            (Kind.NO_WITNESS, "again"),
+            (Kind.QUOTA_DIFFERS, "quota"),
+        ]
+    )
+
+
+def test_a_doubled_event_under_a_number_of_its_own_is_found_as_well(books: Books) -> None:
+    books.post(*EVENTS, msgspec.structs.replace(EVENTS[1], event_id="again", gateway_seq=4))
+    assert books.found() == [(Kind.NO_WITNESS, "again"), (Kind.QUOTA_DIFFERS, "quota")]
+
+
+def test_a_mispriced_event_is_found(books: Books) -> None:
+    """Rated by terms that are not those of its price id, as a defect in rating would."""
+    rates = {c: usd * 2 for c, usd in PRICE.usd_per_million_tokens.items()}
+    dearer = Price(PRICE.price_id, MODEL, PRICE.effective_from, None, rates)
+    books.post(EVENTS[0], EVENTS[2])
+    books.post(EVENTS[1], book=PriceBook([dearer]))
+    assert books.found() == [(Kind.MISPRICED, "event-2")]
+
+
+def test_an_event_charged_by_another_price_than_its_instants_is_found(books: Books) -> None:
+    rates = dict.fromkeys(
+        (TokenClass.INPUT_UNCACHED, TokenClass.INPUT_CACHE_READ, TokenClass.OUTPUT_TEXT),
+        Decimal(1),
+    )
+    other = PriceBook([Price("other", MODEL, PRICE.effective_from, None, rates)])
+    books.ledger.record_prices(other)
+    books.post(*EVENTS[:2])
+    books.post(EVENTS[2], book=other)
+    assert books.found() == [(Kind.MISPRICED, "event-3")]
+
+
+def test_an_event_without_a_price_waits_and_is_no_difference(books: Books) -> None:
+    books.post(*EVENTS[:2], msgspec.structs.replace(EVENTS[2], model="new"))
+    report = books.audit()
+    assert report.findings == []
+    assert report.num_unpriced == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_found"),
+    [
+        ({"output_text_tokens": 3}, True),
+        ({"output_text_tokens": 1}, True),
+        ({"output_text_tokens": 3, "usage_source": UsageSource.COUNTED}, False),
+        (
+            {
+                "input_uncached_tokens": 0,
+                "input_cache_read_tokens": 0,
+                "output_text_tokens": 0,
+                "outcome": Outcome.UPSTREAM_FAILED,
+            },
+            False,
+        ),
+    ],
+    ids=["too many", "too few", "counted by the gateway", "failed, so not billed"],
+)
+def test_an_event_that_says_other_than_its_replica_is_found(
+    books: Books, changes: dict[str, object], is_found: bool
+) -> None:
+    books.post(EVENTS[0], msgspec.structs.replace(EVENTS[1], **changes), EVENTS[2])
+    books.quota = None
+    assert books.found() == ([(Kind.COUNTS_DIFFER, "event-2")] if is_found else [])
+
+
+def test_an_answer_that_took_two_replicas_is_billed_once_and_no_difference(books: Books) -> None:
+    """The second was given the first's tokens: it read them, and nobody pays for that."""
+    whole = msgspec.structs.replace(EVENTS[2], output_text_tokens=30, attempt=2)
+    first = record(whole, output_text_tokens=10, is_final=False, finish_reasons=(None,))
+    then = record(
+        whole,
+        request_id="request-3-1",
+        input_uncached_tokens=110,
+        input_cache_read_tokens=0,
+        output_text_tokens=20,
+        resumed_tokens=10,
+        arrived_at=NOON + timedelta(seconds=1),
+    )
+    books.post(*EVENTS[:2], whole)
+    books.records[2:] = [first, then]
+    books.quota = None
+    assert books.found() == []
+
+
+def test_an_event_from_before_the_journals_beginning_needs_no_witness(books: Books) -> None:
+    """A journal keeps the latest records, within a bound."""
+    old = event(4, admitted_at=NOON - timedelta(seconds=1))
+    books.post(*EVENTS, old)
+    books.quota = None
+    assert books.found() == []
+
+
+def test_a_quota_that_cannot_be_asked_is_not_compared(books: Books) -> None:
+    books.post(*EVENTS)
+    books.quota = None
+    report = books.audit()
+    assert report.findings == []
+    assert report.accounts["acme"].quota is None
+
+
+def test_a_request_that_may_still_be_relayed_is_not_missing(books: Books) -> None:
+    """The engine is done long before a slow client is."""
+    late = event(4, occurred_at=NOW - GRACE + timedelta(seconds=1))
+    books.post(*EVENTS)
+    books.records.append(record(late))
+    assert books.found() == []
+
+
+def recover_all(books: Books) -> int:
+    result = recover(books.ledger, books.ledger_url, BOOK, books.audit().missing)
+    return result.num_posted
+
+
+def test_what_a_killed_gateway_never_wrote_is_posted_once_and_marked(books: Books) -> None:
+    """It was never settled either: the reservation's lease gave the tokens back."""
+    lost = record(event(4), output_text_tokens=9, finish_reasons=("abort",))
+    books.post(*EVENTS)
+    books.records.append(lost)
+    assert books.found() == [(Kind.NO_EVENT, "event-4")]
+    assert recover_all(books) == 1
+    assert recover_all(books) == 0
+    report = books.audit()
+    assert report.findings == []
+    assert report.accounts["acme"].recovered == Account(1, 109)
+    (posted,) = [r for r in rows(books.ledger_url, "usage_events") if r.is_recovered]
+    event_ = decode_usage_event(posted.payload)
+    assert event_.request_id == "request-4"
+    assert (event_.outcome, event_.usage_source) == (Outcome.GATEWAY_LOST, UsageSource.ENGINE)
+    assert event_.tier == "standard"
+    assert totals(books.ledger_url, "acme").num_unpriced_requests == 0
+
+
+def test_a_recovered_event_whose_gateway_speaks_up_later_counts_once(books: Books) -> None:
+    books.post(*EVENTS)
+    books.records.append(record(event(4)))
+    recover_all(books)
+    before = totals(books.ledger_url, "acme")
+    books.post(event(4))
+    assert totals(books.ledger_url, "acme") == before
+    assert rows(books.ledger_url, "dead_letters") == []
+
+
+def test_a_recovered_answer_of_two_replicas_is_one_prompt_and_both_outputs(books: Books) -> None:
+    first = record(event(4), output_text_tokens=10, is_final=False)
+    then = record(
+        event(4),
+        input_uncached_tokens=110,
+        input_cache_read_tokens=0,
+        output_text_tokens=20,
+        resumed_tokens=10,
+        arrived_at=NOON + timedelta(seconds=1),
+    )
+    books.post(*EVENTS)
+    books.records += [first, then]
+    assert recover_all(books) == 1
+    (posted,) = [r for r in rows(books.ledger_url, "usage_events") if r.is_recovered]
+    assert (posted.input_uncached_tokens, posted.input_cache_read_tokens) == (36, 64)
+    assert posted.output_text_tokens == 30
+    assert posted.usage_source == "partial"
+
+
+def test_a_recovered_answer_after_a_failed_attempt_is_the_last_one(books: Books) -> None:
+    failed = record(event(4), output_text_tokens=5, is_final=False)
+    then = record(event(4), output_text_tokens=7, arrived_at=NOON + timedelta(seconds=1))
+    books.post(*EVENTS)
+    books.records += [then, failed]
+    assert recover_all(books) == 1
+    (posted,) = [r for r in rows(books.ledger_url, "usage_events") if r.is_recovered]
+    assert posted.output_text_tokens == 7
+
+
+def test_journals_are_read_whole_but_for_what_is_torn(tmp_path: Path) -> None:
+    lines: Sequence[bytes] = [frame(encode_replica_usage(record(e))) for e in EVENTS]
+    write_segment(tmp_path / "replica-0", SEGMENT, *lines, b"deadbeef {}\n", lines[0][:-5])
+    write_segment(tmp_path / "replica-1", SEGMENT, *lines[:1])
+    (tmp_path / "a file").touch()
+    witnesses = read_journals(tmp_path)
+    assert [(w.replica, len(w.records)) for w in witnesses] == [("replica-0", 3), ("replica-1", 1)]
+    assert read_journals(tmp_path / "none") == []
