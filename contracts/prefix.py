@@ -13,10 +13,20 @@ BLOCK_HASH_BYTES = 16
 _FORMAT = b"pandal.block.v1"
 
 
-def root_hash(*, model_revision: str, cache_salt: str, kv_dtype: str) -> bytes:
-    """The parent of a sequence's first block: everything but the tokens that decides its KV."""
+def root_hash(
+    *, model_revision: str, cache_salt: str, kv_dtype: str, adapter_digest: str | None = None
+) -> bytes:
+    """The parent of a sequence's first block: everything but the tokens that decides its KV.
+
+    adapter_digest: of the content and the strength of what changes the model's weights; None: of
+    nothing.  A name would not do: it may come back with other weights (vllm#42125).  Every field
+    has its length in front, so four of them never build the message of five.
+    """
+    fields = [_FORMAT, model_revision.encode(), cache_salt.encode(), kv_dtype.encode()]
+    if adapter_digest is not None:
+        fields.append(adapter_digest.encode())
     hasher = hashlib.blake2b(digest_size=BLOCK_HASH_BYTES)
-    for field in (_FORMAT, model_revision.encode(), cache_salt.encode(), kv_dtype.encode()):
+    for field in fields:
         hasher.update(struct.pack("<Q", len(field)))
         hasher.update(field)
     return hasher.digest()

@@ -19,7 +19,7 @@ class Prefix:
     digest: bytes
     token_ids: tuple[int, ...]  # of the last block; empty for a root
     parent: "Prefix | None"  # None for a root
-    identity: tuple[str, ...]  # everything besides tokens: equal along a chain
+    identity: tuple[str | None, ...]  # everything besides tokens: equal along a chain
     hash_block: HashBlock
 
     def child(self, token_ids: Sequence[int]) -> "Prefix":
@@ -47,9 +47,13 @@ class PrefixIdentity:
     kv_dtype: str
     hash_block: HashBlock = block_hash
 
-    def root(self, cache_salt: str) -> Prefix:
+    def root(self, cache_salt: str, adapter_digest: str | None = None) -> Prefix:
+        """See ``contracts.prefix.root_hash``."""
         digest = root_hash(
-            model_revision=self.model_revision, cache_salt=cache_salt, kv_dtype=self.kv_dtype
+            model_revision=self.model_revision,
+            cache_salt=cache_salt,
+            kv_dtype=self.kv_dtype,
+            adapter_digest=adapter_digest,
         )
-        identity = (self.model_revision, cache_salt, self.kv_dtype)
+        identity = (self.model_revision, cache_salt, self.kv_dtype, adapter_digest)
         return Prefix(digest, (), None, identity, self.hash_block)

@@ -61,6 +61,24 @@ def test_roots_are_equal_only_for_equal_fields(
     assert root((a[0] + "x", a[1], a[2])) != root((a[0], "x" + a[1], a[2]))
 
 
+@given(st.text(), st.text(), st.text(), st.one_of(st.none(), st.text()))
+def test_adapters_share_no_root(revision: str, salt: str, adapter: str, other: str | None) -> None:
+    def root(cache_salt: str, adapter_digest: str | None) -> bytes:
+        return root_hash(
+            model_revision=revision,
+            cache_salt=cache_salt,
+            kv_dtype="float32",
+            adapter_digest=adapter_digest,
+        )
+
+    assert (root(salt, adapter) == root(salt, other)) == (adapter == other)
+    assert root(salt, None) == root_hash(
+        model_revision=revision, cache_salt=salt, kv_dtype="float32"
+    ), "the absent adapter changes no hash"
+    assert (root(salt, adapter) == root(adapter, salt)) == (salt == adapter)
+    assert root("a", None) != root("", "a"), "vllm#44701"
+
+
 def test_a_block_depends_on_its_parent() -> None:
     with pytest.raises(ValueError, match="16 bytes"):
         block_hash(b"short", [1])
