@@ -9,10 +9,22 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from contracts import environment
-from replica.engine.messages import CpuBackend, EngineConfig, KvCacheDtype, Precision, Preemption
+from replica.engine.messages import (
+    CpuBackend,
+    Device,
+    EngineConfig,
+    KvCacheDtype,
+    Precision,
+    Preemption,
+)
 from replica.model import store
 
 PREFIX: Final = "REPLICA_"
+
+# Of a step.  CPU: while a prompt is pasted, 330 ms between a stream's tokens; with 512 it would be
+# 1,270, for a paste 6 % shorter (benchmarks/paste.py, two cores).  CUDA: as vLLM; a step is bound
+# by weights until then.
+_MAX_NUM_BATCHED_TOKENS: Final = {Device.CPU: 128, Device.CUDA: 2048}
 
 
 def default_cache_dir() -> Path:
@@ -36,6 +48,7 @@ class Settings(BaseSettings):
     model: str = "SmolLM2-135M-Instruct"  # small enough for any laptop, Apache-2.0
     model_cache_dir: Path = Field(default_factory=default_cache_dir)  # shared by all replicas
     served_model_name: str | None = None  # None: the model's own name
+    device: Device = Device.CPU
     num_threads: int | None = Field(None, ge=1, le=1024)  # None: the cores there are, less quotas
     # The fastest that can run the model: the compiled step where it can, else torch.
     cpu_backend: CpuBackend = CpuBackend.AUTO
@@ -64,9 +77,9 @@ class Settings(BaseSettings):
     )  # for what swapped sequences had computed: 5,800 tokens of SmolLM2; unused when recomputing
     block_size: int = Field(16, ge=1, le=1024)  # tokens; vLLM's: little waste, fine-grained sharing
     max_num_seqs: int = Field(32, ge=1, le=1024)  # throughput on 2 cores is flat beyond
-    # While a prompt is pasted, 330 ms between a stream's tokens; with 512 it would be 1,270, for a
-    # paste 6 % shorter (benchmarks/paste.py, two cores).
-    max_num_batched_tokens: int = Field(128, ge=1)
+    max_num_batched_tokens: int | None = Field(
+        None, ge=1
+    )  # None: as many as the device takes well, and one for each running sequence
     is_prefix_caching: bool = True  # costs under 1 % when nothing is ever shared
     is_kv_poisoned: bool = (
         False  # for debugging: NaN where nobody may read, at the price of writing it
@@ -104,9 +117,9 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _every_running_sequence_can_step(self) -> Self:
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if self.step_tokens < self.max_num_seqs:
             raise ValueError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
+                f"max_num_batched_tokens ({self.step_tokens}) must be at least "
                 f"max_num_seqs ({self.max_num_seqs}): each decodes one token a step"
             )
         return self
@@ -126,10 +139,18 @@ class Settings(BaseSettings):
             return self.served_model_name
         return store.model_name(self.model)
 
+    @property
+    def step_tokens(self) -> int:
+        """The most tokens of one step."""
+        if self.max_num_batched_tokens is not None:
+            return self.max_num_batched_tokens
+        return max(_MAX_NUM_BATCHED_TOKENS[self.device], self.max_num_seqs)
+
     def engine_config(self) -> EngineConfig:
         return EngineConfig(
             model=self.model,
             model_cache_dir=os.fspath(self.model_cache_dir),
+            device=self.device,
             num_threads=self.num_threads,
             cpu_backend=self.cpu_backend,
             precision=self.precision,
@@ -142,7 +163,7 @@ class Settings(BaseSettings):
             swap_bytes=self.swap_bytes,
             block_size=self.block_size,
             max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_batched_tokens=self.step_tokens,
             is_prefix_caching=self.is_prefix_caching,
             is_kv_poisoned=self.is_kv_poisoned,
             is_async_scheduling=self.is_async_scheduling,

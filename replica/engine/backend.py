@@ -4,17 +4,19 @@ Chosen before any weight is read, because the two keep weights in memory differe
 """
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from replica.engine.kv_blocks import PLAIN, KvOptions
 from replica.engine.launcher import ModelRunner
-from replica.engine.messages import CpuBackend, EngineConfig, KvCacheDtype, Precision
+from replica.engine.messages import CpuBackend, Device, EngineConfig, KvCacheDtype, Precision
 from replica.errors import ModelUnsupported
 from replica.model.loader import OpenedModel
 
 if TYPE_CHECKING:
     from replica.engine.torch_backend import TorchBackend
 
+# SmolLM2, two cores, alone and sixteen at once: benchmarks/RESULTS.md.
+TORCH_COSTS: Final = "a token takes 2 to 5 times as long as with compiled kernels"
 ReportProgress = Callable[[float, str], None]  # 0 to 1, and what is being done
 
 
@@ -40,6 +42,8 @@ def choose_backend(
     config: EngineConfig, opened: OpenedModel, eos_token_ids: Collection[int]
 ) -> Backend:
     """Raises ModelUnsupported when the compiled step, or what only it can do, cannot be had."""
+    if config.device is not Device.CPU:
+        raise ModelUnsupported(f"nothing here computes steps on the device {config.device}")
     is_plain = config.precision is Precision.EXACT and config.kv_cache_dtype is KvCacheDtype.FLOAT32
 
     def torch_because(reason: str) -> "TorchBackend":
@@ -63,4 +67,4 @@ def choose_backend(
         return CompiledBackend(opened, config, eos_token_ids)
     if config.cpu_backend is CpuBackend.COMPILED:
         raise ModelUnsupported(f"the compiled backend cannot run this: {reason}")
-    return torch_because(reason)
+    return torch_because(f"{reason}; {TORCH_COSTS}")

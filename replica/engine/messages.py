@@ -20,8 +20,13 @@ class FinishReason(enum.StrEnum):
     DEADLINE = FINISH_REASON_DEADLINE
 
 
+class Device(enum.StrEnum):
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 class CpuBackend(enum.StrEnum):
-    """What computes the steps."""
+    """What computes the steps on a CPU."""
 
     AUTO = "auto"  # compiled, where model and machine allow it, and torch elsewhere
     COMPILED = "compiled"
@@ -88,6 +93,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, array_like=True, t
 
     model: str
     model_cache_dir: str
+    device: Device
     num_threads: int | None
     cpu_backend: CpuBackend
     precision: Precision

@@ -16,11 +16,17 @@ from contracts.replica_api import Phase, ReplicaState
 from kernels.linear.formats import INTEGER_FORMATS, ActivationFormat, WeightFormat
 from kernels.linear.reference import unpack
 from kernels.paged_attention.formats import KvFormat
-from replica.engine.backend import choose_backend
+from replica.engine.backend import TORCH_COSTS, choose_backend
 from replica.engine.cores import num_usable_cores
 from replica.engine.kv_blocks import KvOptions
 from replica.engine.launcher import InlineLauncher, ThreadLauncher
-from replica.engine.messages import CpuBackend, KvCacheDtype, Precision, SamplingParams
+from replica.engine.messages import (
+    CpuBackend,
+    Device,
+    KvCacheDtype,
+    Precision,
+    SamplingParams,
+)
 from replica.engine.scheduler import SchedulerLimits
 from replica.errors import ModelInvalid, ModelUnsupported
 from replica.model.loader import OpenedModel, open_model
@@ -174,10 +180,15 @@ def test_torch_runs_what_is_not_compiled_and_says_why(
     other = replace(tiny, config=replace(tiny.config, **model))
     settings = Settings(block_size=block_size, max_num_batched_tokens=2048)
     backend = choose_backend(settings.engine_config(), other, [])
-    assert re.fullmatch(rf"torch, \d+ threads: .*{reason}.*", backend.description)
+    assert re.fullmatch(rf"torch, \d+ threads: .*{reason}.*; {TORCH_COSTS}", backend.description)
     wanted = Settings(block_size=block_size, cpu_backend=CpuBackend.COMPILED)
     with pytest.raises(ModelUnsupported, match=reason):
         choose_backend(wanted.engine_config(), other, [])
+
+
+def test_a_device_without_a_backend_is_refused(tiny: OpenedModel) -> None:
+    with pytest.raises(ModelUnsupported, match="cuda"):
+        choose_backend(Settings(device=Device.CUDA).engine_config(), tiny, [])
 
 
 def test_torch_is_used_when_asked_for(tiny: OpenedModel) -> None:

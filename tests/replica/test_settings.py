@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from replica.engine.messages import Device
 from replica.http_server import CANCEL_TIMEOUT_S, CLOSE_TIMEOUT_S
 from replica.serve import ENDING_S
 from replica.settings import Settings, default_cache_dir
@@ -37,6 +39,18 @@ def test_a_bad_variable_is_named(name: str, value: str, error: str) -> None:
 def test_a_replica_ends_within_kubernetes_usual_grace() -> None:
     closing_s = CLOSE_TIMEOUT_S + CANCEL_TIMEOUT_S
     assert Settings().drain_timeout_s + ENDING_S + closing_s < 30
+
+
+def test_a_step_holds_what_its_device_takes_well() -> None:
+    def step_tokens(**settings: Any) -> int:
+        return Settings(**settings).engine_config().max_num_batched_tokens
+
+    assert step_tokens() == 128
+    assert step_tokens(device=Device.CUDA) == 2048
+    assert step_tokens(device=Device.CUDA, max_num_batched_tokens=300) == 300
+    assert step_tokens(max_num_seqs=200) == 200, "each decodes one token a step"
+    with pytest.raises(ValueError, match="must be at least"):
+        Settings(max_num_seqs=200, max_num_batched_tokens=199)
 
 
 def test_default_cache_follows_the_desktop_specification(
