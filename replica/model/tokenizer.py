@@ -1,17 +1,16 @@
 """Text to token ids, token ids to bytes, conversations to prompts.
 
-Byte-level BPE only: every token is a run of bytes, so incremental decoding is exact.  Other kinds
-are refused by name.  No torch.
+Every token is a run of bytes (``token_bytes``), so incremental decoding is exact.  No torch.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import decoders
 
 from replica.errors import ModelUnsupported
 from replica.model.chat_template import ChatTemplate
+from replica.model.token_bytes import token_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +30,9 @@ class Tokenizer:
         self._fast = fast
         self._special = special
         self._chat_template = chat_template
-        self.token_bytes = _token_bytes(fast)
-        # Canonical composition, the only normalizer we meet, shrinks text threefold at most: nine
-        # bytes of Korean letters become a syllable of three.
+        self.token_bytes = token_bytes(fast)
+        # Canonical composition, the only normalizer we meet that takes bytes away, shrinks text
+        # threefold at most: nine bytes of Korean letters become a syllable of three.
         shrinkage = 1 if fast.normalizer is None else 3
         added = (t.content.encode() for t in fast.get_added_tokens_decoder().values())
         self._max_bytes_per_token = shrinkage * max(map(len, (*self.token_bytes, *added)))
@@ -75,37 +74,3 @@ class Tokenizer:
         if self._chat_template is None:
             raise ModelUnsupported("the model has no chat template")
         return self._chat_template.render(messages)
-
-
-def _token_bytes(fast: FastTokenizer) -> list[bytes]:
-    """Index: token id.  Control tokens are empty: they are never part of an answer."""
-    if not isinstance(fast.decoder, decoders.ByteLevel):
-        raise ModelUnsupported(f"tokenizer decoder {fast.decoder!r} is not byte-level")
-    byte_by_char = _byte_by_char()
-    added = fast.get_added_tokens_decoder()
-    table = [b""] * fast.get_vocab_size(with_added_tokens=True)
-    for token, token_id in fast.get_vocab(with_added_tokens=True).items():
-        if token_id >= len(table):
-            raise ModelUnsupported("the tokenizer's ids have gaps")
-        if token_id in added:
-            table[token_id] = b"" if added[token_id].special else token.encode()
-        else:
-            table[token_id] = _decode_chars(token, byte_by_char)
-    return table
-
-
-def _decode_chars(token: str, byte_by_char: Mapping[str, int]) -> bytes:
-    """A vocabulary entry outside the alphabet stands for its own text, as in tokenizers."""
-    try:
-        return bytes([byte_by_char[char] for char in token])
-    except KeyError:
-        return token.encode()
-
-
-def _byte_by_char() -> dict[str, int]:
-    """GPT-2's printable alphabet of bytes.  Radford et al. 2019, encoder.py."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    table = {chr(byte): byte for byte in printable}
-    table.update({chr(256 + index): byte for index, byte in enumerate(others)})
-    return table

@@ -83,7 +83,7 @@ def test_post_processor_that_adds_an_end_is_refused(tmp_path: Path) -> None:
 def test_decoder_that_is_not_byte_level_is_refused(tmp_path: Path) -> None:
     fast = byte_level()
     fast.decoder = decoders.Metaspace()
-    with pytest.raises(ModelUnsupported, match="not byte-level"):
+    with pytest.raises(ModelUnsupported, match="neither byte-level nor"):
         load(tmp_path, fast)
 
 

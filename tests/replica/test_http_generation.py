@@ -14,6 +14,15 @@ from contracts.tokenizer import TOKENIZER_PATH, TokenizerFile
 from tests.replica.replica_process import ReplicaProcess, events
 
 MODEL = "SmolLM2-135M-Instruct"
+# None is a part of another.
+CANARIES = [
+    "Adam", "Albert", "Anna", "Barbara", "Boris", "Bruno", "Carlos", "Cecilia", "Clara", "David",
+    "Diana", "Edward", "Emma", "Eric", "Felix", "Frank", "Gary", "George", "Grace", "Hannah",
+    "Henry", "Hugo", "Irene", "Isaac", "Jacob", "James", "Julia", "Kevin", "Laura", "Leo",
+    "Linda", "Lucas", "Maria", "Martin", "Nancy", "Nathan", "Olivia", "Oscar", "Patrick", "Paul",
+    "Peter", "Rachel", "Robert", "Samuel", "Sophia", "Thomas", "Ursula", "Victor", "Walter",
+    "William",
+]  # fmt: skip
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
@@ -185,18 +194,18 @@ def test_longest_prompt_leaves_room_for_one_token(replica: ReplicaProcess) -> No
 
 
 def test_canaries_never_appear_in_other_answers(replica: ReplicaProcess) -> None:
-    names = ["Anna", "Boris", "Clara", "David", "Emma", "Frank", "Grace", "Henry"]
+    """Fifty at a time over eight places: blocks and rows change hands all the while."""
 
     def ask(name: str) -> str:
         prompt = f"My name is {name}. My name is {name}. My name is {name}. My name is"
-        text: str = complete(replica, prompt=prompt, max_tokens=8)["choices"][0]["text"]
+        text: str = complete(replica, prompt=prompt, max_tokens=4)["choices"][0]["text"]
         return text
 
-    with ThreadPoolExecutor(8) as pool:
-        texts = list(pool.map(ask, names))
-    for name, text in zip(names, texts, strict=True):
+    with ThreadPoolExecutor(len(CANARIES)) as pool:
+        texts = list(pool.map(ask, CANARIES))
+    for name, text in zip(CANARIES, texts, strict=True):
         assert name in text
-        assert not any(other in text for other in names if other != name)
+        assert not any(other in text for other in CANARIES if other != name)
 
 
 def test_models_lists_the_served_one(client: openai.OpenAI, replica: ReplicaProcess) -> None:
