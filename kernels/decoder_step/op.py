@@ -107,7 +107,7 @@ class DecoderStep:
         addresses = {name: array.ctypes.data for name, array in self._storage.items()}
         self._buffers = Buffers(**addresses, scratch_bytes=own_bytes)
         empty = to_arrays(StepBatch([], [], [], [], []), self._specs.attention)
-        compile_for(decoder_step, 0, 0, *self._arguments(empty))
+        self._run = compile_for(decoder_step, 0, 0, *self._arguments(empty))
 
     @property
     def level(self) -> FeatureLevel:
@@ -119,7 +119,7 @@ class DecoderStep:
         arrays = to_arrays(batch, self._specs.attention)
         self._check_blocks(arrays)
         self._storage["stages"][:] = 0
-        self._team.run(decoder_step, *self._arguments(arrays))
+        self._team.run(self._run, *self._arguments(arrays))
         num_sampled = len(batch.sampled_rows)
         return StepResult(
             logits=self._storage["logits"][:num_sampled, : self._shape.vocab_size],

@@ -17,6 +17,7 @@ from typing import Final
 from kernels.decoder_step.model import DecoderWeights, KvCache
 from kernels.decoder_step.op import DecoderStep, fitting_level
 from kernels.paged_attention.formats import KvFormat
+from kernels.sampling.op import RowSampler
 from kernels.threads.team import ThreadTeam
 from kernels.vector_ir.compile_cache import compiling_into
 from replica.engine.compiled_runner import CompiledRunner
@@ -94,16 +95,18 @@ class CompiledBackend:
         cache = KvCache(self._shape, self._kv_format, num_blocks, self._config.block_size)
         team = ThreadTeam(self._num_threads)
         with _rising(lambda ratio: report((1 + ratio) / 2, "compiling kernels")):
-            step = self._compile(weights, cache, team)
+            step, sampler = self._compile(weights, cache, team)
         blocks = KvBlocks(cache.block_bytes(), options)
-        return CompiledRunner(step, blocks, self._eos_token_ids)
+        return CompiledRunner(step, sampler, blocks, self._eos_token_ids)
 
-    def _compile(self, weights: DecoderWeights, cache: KvCache, team: ThreadTeam) -> DecoderStep:
+    def _compile(
+        self, weights: DecoderWeights, cache: KvCache, team: ThreadTeam
+    ) -> tuple[DecoderStep, RowSampler]:
         config = self._config
 
-        def compile_into(directory: Path | None) -> DecoderStep:
+        def compile_into(directory: Path | None) -> tuple[DecoderStep, RowSampler]:
             with compiling_into(directory):
-                return DecoderStep(
+                step = DecoderStep(
                     self._shape,
                     weights,
                     cache,
@@ -112,6 +115,7 @@ class CompiledBackend:
                     max_sampled_rows=config.max_num_seqs,
                     activation_format=self._model.activation_format,
                 )
+                return step, RowSampler(self._shape.vocab_size, team)
 
         directory = Path(config.compile_cache_dir) if config.compile_cache_dir else None
         try:

@@ -7,18 +7,26 @@ import numpy as np
 from kernels.decoder_step.batch import StepBatch
 from kernels.decoder_step.op import DecoderStep, StepResult
 from kernels.paged_attention.plan import Segment
+from kernels.sampling.op import RowSampler
 from replica.engine.batch import FlatBatch, SampledRow, results_of
 from replica.engine.kv_blocks import KvBlocks
-from replica.engine.sampler import Logits, is_greedy, sample
+from replica.engine.sampler import draw_of, is_greedy
 from replica.engine.step import NOT_FINITE, SampledToken
 
 
 class CompiledRunner:
     """A ModelRunner."""
 
-    def __init__(self, step: DecoderStep, blocks: KvBlocks, eos_token_ids: Collection[int]) -> None:
+    def __init__(
+        self,
+        step: DecoderStep,
+        sampler: RowSampler,
+        blocks: KvBlocks,
+        eos_token_ids: Collection[int],
+    ) -> None:
         """``blocks``: of the step's own cache."""
         self._step = step
+        self._sampler = sampler
         self._blocks = blocks
         self._eos_token_ids = sorted(eos_token_ids)
 
@@ -45,17 +53,28 @@ class CompiledRunner:
     ) -> dict[int, SampledToken]:
         """Sampled tokens by row."""
         is_finite = np.isfinite(result.logits.sum(-1)).tolist()
-        best = result.best.tolist()
+        token_ids = result.best.tolist()
+        drawn: list[int] = []
+        for index, row in enumerate(sampled_rows):
+            if row.is_eos_banned:
+                result.logits[index, self._eos_token_ids] = -np.inf
+            if is_finite[index] and not is_greedy(row.params):
+                drawn.append(index)
+            elif row.is_eos_banned:
+                token_ids[index] = int(result.logits[index].argmax())
+        for index, token_id in zip(drawn, self._draw(result, sampled_rows, drawn), strict=True):
+            token_ids[index] = token_id
         return {
-            row.row: self._sample_row(result.logits[index], best[index], row)
+            row.row: SampledToken(token_ids[index], is_finite=True)
             if is_finite[index]
             else NOT_FINITE
             for index, row in enumerate(sampled_rows)
         }
 
-    def _sample_row(self, logits: Logits, best: int, row: SampledRow) -> SampledToken:
-        if row.is_eos_banned:
-            logits[self._eos_token_ids] = -np.inf
-        elif is_greedy(row.params):
-            return SampledToken(best, is_finite=True)
-        return SampledToken(sample(logits, row.params, row.position), is_finite=True)
+    def _draw(
+        self, result: StepResult, sampled_rows: Sequence[SampledRow], indices: Sequence[int]
+    ) -> Sequence[int]:
+        if not indices:
+            return ()
+        draws = [draw_of(sampled_rows[i].params, sampled_rows[i].position) for i in indices]
+        return self._sampler.sample(result.logits, indices, draws)

@@ -3,6 +3,9 @@
 A draw is a function of the logits, the seed and the position: one uniform number is hashed
 from the last two and looked up in the cumulative distribution.  No generator is shared, so the same
 seed gives the same tokens alone, in any batch, and after a preemption.
+
+``kernels.sampling`` says what is drawn, and draws it where compiled code runs.  Here is the same in
+NumPy, for steps in torch.
 """
 
 import hashlib
@@ -11,10 +14,12 @@ import struct
 import numpy as np
 import numpy.typing as npt
 
+from kernels.sampling.draw import Draw
 from replica.engine.messages import SamplingParams
 
 Logits = npt.NDArray[np.float32]
-Probabilities = npt.NDArray[np.float64]
+Masses = npt.NDArray[np.float64]
+TokenIds = npt.NDArray[np.intp]
 
 _FIRST_CANDIDATES = (
     1024  # a nucleus is nearly always smaller; sorting 49,152 logits takes milliseconds
@@ -25,19 +30,18 @@ def sample(logits: Logits, params: SamplingParams, position: int) -> int:
     """logits: [vocab] float32, finite or -inf."""
     if is_greedy(params):
         return int(logits.argmax())
+    draw = draw_of(params, position)
     # In float64, and from the maximum: a tiny temperature must neither overflow nor lose the order.
     with np.errstate(over="ignore"):
-        scaled = (logits.astype(np.float64) - float(logits.max())) / params.temperature
-    probabilities = np.exp(scaled)
-    probabilities /= probabilities.sum()
-    if params.min_p > 0.0:
-        floor = params.min_p * probabilities.max()
-        probabilities[probabilities < floor] = 0.0
-        probabilities /= probabilities.sum()
-    token_ids, weights = _truncate(probabilities, params)
-    cumulative = weights.cumsum()
-    draw = uniform(params.seed, position) * cumulative[-1]
-    index = min(int(np.searchsorted(cumulative, draw, side="right")), len(weights) - 1)
+        scaled = (logits.astype(np.float64) - float(logits.max())) / draw.temperature
+    masses = np.exp(scaled)
+    masses[masses < draw.min_p] = 0.0
+    token_ids = _kept(logits, masses, draw)
+    if token_ids is not None:
+        masses = masses[token_ids]
+    cumulative = masses.cumsum()
+    index = int(np.searchsorted(cumulative, draw.uniform * cumulative[-1], side="right"))
+    index = min(index, len(masses) - 1)
     return index if token_ids is None else int(token_ids[index])
 
 
@@ -46,38 +50,45 @@ def is_greedy(params: SamplingParams) -> bool:
     return params.temperature == 0.0 or params.top_p == 0.0 or params.top_k == 1
 
 
+def draw_of(params: SamplingParams, position: int) -> Draw:
+    """For params that are not greedy."""
+    return Draw(
+        uniform=uniform(params.seed, position),
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+    )
+
+
 def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) with 53 random bits."""
     digest = hashlib.blake2b(struct.pack("<qQ", seed, position), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
-def _truncate(
-    probabilities: Probabilities, params: SamplingParams
-) -> tuple[npt.NDArray[np.intp] | None, Probabilities]:
-    """(token ids, their weights), most likely first; ids are None when nothing was cut off.
-
-    top_k first, then the nucleus: the smallest set whose mass reaches top_p (Holtzman et al. 2020).
-    """
-    is_cut = 0 < params.top_k < len(probabilities)
-    if params.top_p >= 1.0 and not is_cut:
-        return None, probabilities
-    num_candidates = params.top_k if is_cut else min(_FIRST_CANDIDATES, len(probabilities))
-    token_ids = _likeliest(probabilities, num_candidates)
-    if params.top_p >= 1.0:
-        return token_ids, probabilities[token_ids]
-    if not is_cut and probabilities[token_ids].sum() < params.top_p:
-        token_ids = _likeliest(probabilities, len(probabilities))
-    weights = probabilities[token_ids]
-    total = weights.sum() if is_cut else 1.0
-    mass_before = weights.cumsum() - weights
-    num_kept = max(1, int((mass_before < params.top_p * total).sum()))
-    return token_ids[:num_kept], weights[:num_kept]
+def _kept(logits: Logits, masses: Masses, draw: Draw) -> TokenIds | None:
+    """Ids that top_k and top_p leave, ascending.  None: all."""
+    is_cut = 0 < draw.top_k < len(logits)
+    if draw.top_p >= 1.0 and not is_cut:
+        return None
+    ranked = _likeliest(logits, draw.top_k if is_cut else min(_FIRST_CANDIDATES, len(logits)))
+    if draw.top_p < 1.0:
+        target = draw.top_p * float(masses[ranked].sum() if is_cut else masses.sum())
+        if not is_cut and masses[ranked].sum() < target:
+            ranked = _likeliest(logits, len(logits))
+        mass_before = masses[ranked].cumsum() - masses[ranked]
+        ranked = ranked[: max(1, int((mass_before < target).sum()))]
+    return np.sort(ranked)
 
 
-def _likeliest(probabilities: Probabilities, count: int) -> npt.NDArray[np.intp]:
+def _likeliest(logits: Logits, count: int) -> TokenIds:
     """Token ids, most likely first; of equals, the smallest id first."""
-    if count == len(probabilities):
-        return np.argsort(-probabilities, kind="stable")
-    chosen = np.sort(np.argpartition(-probabilities, count - 1)[:count])
-    return chosen[np.argsort(-probabilities[chosen], kind="stable")]
+    if count < len(logits):
+        least = -np.partition(-logits, count - 1)[count - 1]
+        above = np.flatnonzero(logits > least)
+        equal = np.flatnonzero(logits == least)[: count - len(above)]
+        chosen = np.concatenate([above, equal])
+    else:
+        chosen = np.arange(len(logits))
+    return chosen[np.argsort(-logits[chosen], kind="stable")]

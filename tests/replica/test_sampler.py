@@ -1,5 +1,6 @@
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernels.sampling.reference import sample_reference
 from replica.engine.messages import SamplingParams
-from replica.engine.sampler import sample, uniform
+from replica.engine.sampler import draw_of, sample, uniform
 
 LOGITS = np.array([1.0, 3.0, 2.0, 0.0, -1.0], np.float32)
 
@@ -65,6 +67,28 @@ def test_banned_tokens_are_never_drawn() -> None:
     logits = LOGITS.copy()
     logits[1] = -math.inf
     assert all(sample(logits, params(seed=s, temperature=2.0), 0) != 1 for s in range(200))
+
+
+@given(
+    values=st.lists(st.sampled_from([-math.inf, -3.0, -0.0, 0.0, 0.5, 2.0, 2.5]), max_size=40),
+    temperature=st.sampled_from([1e-300, 0.3, 1.0, 20.0]),
+    top_k=st.sampled_from([0, 2, 3, 20, 1000]),
+    top_p=st.sampled_from([1e-6, 0.4, 0.9, 1.0]),
+    min_p=st.sampled_from([0.0, 0.2, 1.0]),
+    seed=st.integers(0, 1 << 40),
+)
+def test_tokens_are_those_of_the_definition(values: list[float], seed: int, **fields: Any) -> None:
+    """The one that the compiled sampler is tested against, too: backends draw alike."""
+    logits = np.array([1.5, *values], np.float32)
+    asked = params(seed=seed, **fields)
+    assert sample(logits, asked, 5) == sample_reference(logits, draw_of(asked, 5))
+
+
+def test_the_definition_holds_beyond_the_first_candidates() -> None:
+    logits = np.random.default_rng(5).normal(0, 0.3, 3000).astype(np.float32)
+    for seed in range(20):
+        asked = params(seed=seed, top_p=0.9, temperature=2.0)
+        assert sample(logits, asked, 5) == sample_reference(logits, draw_of(asked, 5))
 
 
 @given(st.integers(-(1 << 63), (1 << 63) - 1), st.integers(0, 100_000))
