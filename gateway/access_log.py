@@ -83,9 +83,14 @@ class AccessLog:
             metrics.num_cached_tokens += cached
             metrics.num_input_tokens += usage.prompt_tokens - cached
             metrics.num_output_tokens += usage.completion_tokens
-        first_byte = trace.meter.first_byte_monotonic_s
+        meter = trace.meter
+        first_byte = meter.first_byte_monotonic_s
         if first_byte is not None:
             metrics.ttft_s.observe(first_byte - trace.started_monotonic_s)
+        if meter.num_breaks:
+            metrics.num_breaks += meter.num_breaks
+            for seconds in meter.recoveries_s:
+                metrics.recovery_s.observe(seconds)
 
     def _now(self) -> bytes:
         """As a JSON string; a second's date and time are written once."""
@@ -124,4 +129,6 @@ class AccessLog:
             line += b',"input_tokens":%d,"output_tokens":%d' % tokens
         if meter.first_byte_monotonic_s is not None:
             line += b',"ttft_ms":%.3f' % ((meter.first_byte_monotonic_s - started_s) * 1e3)
+        if meter.num_breaks:
+            line += b',"num_breaks":%d' % meter.num_breaks
         return line + b"}\n"

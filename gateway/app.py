@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequ
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from random import SystemRandom
 from typing import Any
 
 from fastapi import FastAPI
@@ -38,6 +39,9 @@ from gateway.policy_documents.valkey import ValkeyDocuments
 from gateway.policy_watch import PolicyWatch
 from gateway.readiness import Readiness
 from gateway.replica_wiring import Replicas, wire_replicas
+from gateway.resilience.breaker import Breakers
+from gateway.resilience.retries import Retries, RetryLimits
+from gateway.resilience.retry_budget import RetryBudget
 from gateway.resp_address import RespAddress
 from gateway.routing.pool import ReplicaPool
 from gateway.settings import Settings
@@ -118,6 +122,7 @@ async def create_app(
                 exact=parts.exact,
                 limiter=parts.limiter,
                 fleet=parts.fleet,
+                retries=_retries(settings, clock),
                 turnstile=parts.turnstile,
                 desk=_desk(settings, parts, source),
                 access_log=AccessLog(parts.metrics, clock, write_log),
@@ -254,7 +259,18 @@ def _limits(settings: Settings) -> RelayLimits:
         max_answer_bytes=settings.max_answer_bytes,
         max_event_bytes=settings.max_event_bytes,
         abort_timeout_s=settings.abort_timeout_s,
+        resume_patience_s=settings.resume_patience_s,
     )
+
+
+def _retries(settings: Settings, clock: Clock) -> Retries:
+    limits = RetryLimits(
+        max_retries=settings.max_retries,
+        longest_wait_s=settings.retry_wait_s,
+        request_timeout_s=settings.answer_timeout_s,
+    )
+    budget = RetryBudget(settings.retry_budget_ratio)
+    return Retries(limits, budget, Breakers(clock.monotonic_s), SystemRandom().random)
 
 
 def _desk(settings: Settings, parts: _Parts, source: EventSource) -> SettlementDesk:

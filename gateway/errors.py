@@ -263,6 +263,21 @@ class UpstreamUnreachable(UpstreamError):
     """No connection: nothing of the request was sent, so another replica may be tried."""
 
 
+class UpstreamAnswerTooLarge(UpstreamError):
+    """So it would be from any replica."""
+
+
+class UpstreamBusy(UpstreamError):
+    """It says itself when to come again."""
+
+    status = 503
+    code = "server_is_overloaded"
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__(f"The replica is overloaded; retry in {retry_after_s} s.")
+        self.retry_after_ms = retry_after_s * 1000
+
+
 class UpstreamTimeout(UpstreamError):
     status = 504
     code = "upstream_timeout"

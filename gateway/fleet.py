@@ -23,6 +23,7 @@ class RelayLimits:
     max_answer_bytes: int
     max_event_bytes: int
     abort_timeout_s: float
+    resume_patience_s: float  # for a replica to go on with a stream that broke off
 
 
 ObserveTtft = Callable[[float, float], None]  # predicted and actual, in seconds

@@ -1,5 +1,6 @@
 """From what a request consumed to the event that bills it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -28,7 +29,7 @@ NOTHING_USED = Usage(0, 0, 0, UsageSource.ENGINE)
 
 
 class Meter:
-    """What is known so far about one attempt.  Zero is a count, ``None`` is "unknown"."""
+    """What is known so far about one answer.  Zero is a count, ``None`` is "unknown"."""
 
     charged_tokens: int = 0  # to its tenant's turns; none until it goes
 
@@ -38,6 +39,21 @@ class Meter:
     num_content_events: int = 0  # relayed events that carried generated text
     first_byte_monotonic_s: float | None = None
     is_document: bool = False  # not a stream: its first byte comes with its last
+    num_breaks = 0  # replicas that broke its stream off
+    broken_monotonic_s: float | None = None  # since when the client waits for it to go on
+    recoveries_s: Sequence[float] = ()  # from each break to the first event behind it
+
+    def first_token(self, now_monotonic_s: float) -> None:
+        """Of the answer, or behind a break."""
+        if self.first_byte_monotonic_s is None:
+            self.first_byte_monotonic_s = now_monotonic_s
+        if self.broken_monotonic_s is not None:
+            self.recoveries_s = (*self.recoveries_s, now_monotonic_s - self.broken_monotonic_s)
+            self.broken_monotonic_s = None
+
+    def break_off(self, now_monotonic_s: float) -> None:
+        self.num_breaks += 1
+        self.broken_monotonic_s = now_monotonic_s
 
     def best_known(self, estimated_prompt_tokens: int) -> Usage:
         """The replica's count, or ours: a token per content event, and the estimated prompt."""

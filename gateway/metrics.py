@@ -44,6 +44,8 @@ class Metrics:
         self.num_output_tokens = 0
         self.ttft_s = Histogram(names.LATENCY_BUCKETS_S)
         self._ttft_error = Histogram(names.ERROR_RATIO_BUCKETS)
+        self.recovery_s = Histogram(names.LATENCY_BUCKETS_S)
+        self.num_breaks = 0
         self.num_active = 0
         self.num_shipped = 0
         self._refusals: Counter[Labels] = Counter()
@@ -90,6 +92,7 @@ class Metrics:
                 *_family(names.GATEWAY_REFUSALS, "counter", self._refusals),
                 *_family(names.GATEWAY_SHADOW_REFUSALS, "counter", self._shadow_refusals),
                 *_family(names.GATEWAY_TOKENS, "counter", tokens),
+                *_family(names.GATEWAY_STREAM_BREAKS, "counter", {(): self.num_breaks}),
                 *_family(names.GATEWAY_ACTIVE_REQUESTS, "gauge", {(): self.num_active}),
                 *_family(names.GATEWAY_WAITING_REQUESTS, "gauge", {(): num_waiting}),
                 *_family(names.GATEWAY_QUOTA_LOST, "gauge", {(): int(is_quota_lost)}),
@@ -100,6 +103,8 @@ class Metrics:
                 *_family(names.GATEWAY_SHIPPED_EVENTS, "counter", {(): self.num_shipped}),
                 f"# TYPE {names.GATEWAY_TTFT} histogram",
                 *self.ttft_s.lines(names.GATEWAY_TTFT),
+                f"# TYPE {names.GATEWAY_STREAM_RECOVERY} histogram",
+                *self.recovery_s.lines(names.GATEWAY_STREAM_RECOVERY),
                 f"# TYPE {names.GATEWAY_TTFT_ERROR} histogram",
                 *self._ttft_error.lines(names.GATEWAY_TTFT_ERROR),
                 "",

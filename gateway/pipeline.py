@@ -41,6 +41,7 @@ from gateway.fleet import Fleet
 from gateway.metering import Usage
 from gateway.policies import Grant
 from gateway.relay import Relay
+from gateway.resilience.retries import Retries
 from gateway.settlement import Settlement, SettlementDesk
 from gateway.turnstile import Turnstile
 
@@ -59,6 +60,7 @@ class Stages:
     exact: ExactCounting
     limiter: RedisLimiter
     fleet: Fleet
+    retries: Retries
     turnstile: Turnstile
     desk: SettlementDesk
     access_log: AccessLog
@@ -72,6 +74,10 @@ class Pipeline:
         self._running: dict[Flow, Exchange] = {}
         self._all_ended: asyncio.Event | None = None  # set while somebody waits for it
         self._is_interrupted = False
+
+    @property
+    def retries(self) -> Retries:
+        return self._stages.retries
 
     def start(self, exchange: Exchange) -> Flow:
         """Serves the exchange in a flow of its own."""
@@ -140,7 +146,7 @@ class Pipeline:
         self._check_can_be_served(request, reservation)
         await self._admit(trace, reservation)
         settlement = Settlement(stages.desk, context, reservation, trace.meter)
-        relay = Relay(stages.fleet, exchange, context, trace.meter, _head(trace))
+        relay = Relay(stages.fleet, stages.retries, exchange, context, trace.meter, _head(trace))
         end = await self._generate(context, relay, settlement, trace)
         trace.status = 200
         relay.send_end(end)

@@ -37,10 +37,16 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     affinity: Affinity
     text: PromptText | None = None  # where routing looks at it
     counted: CountedPrompt | None = None  # where the policy wants it, and it could be had
+    has_seed: bool = False  # the client's own
 
     @property
     def estimated_tokens(self) -> int:
         return self.estimated_prompt_tokens + self.reserved_completion_tokens
+
+    @property
+    def is_resumable(self) -> bool:
+        """By a replica of our own make: the tokens of one choice are what it goes on behind."""
+        return self.is_stream and self.num_choices == 1
 
 
 class RequestContext(msgspec.Struct, frozen=True):

@@ -98,6 +98,7 @@ class RequestReader:
             reserved_completion_tokens=reserved * num_choices,
             affinity=_affinity_of(body, grant.salt, session),
             text=_text_of(body, grant.salt, model) if self.traces_text else None,
+            has_seed=body.seed is not ABSENT and bytes(body.seed) != b"null",
         )
 
 

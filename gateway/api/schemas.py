@@ -34,6 +34,7 @@ class _Generation(msgspec.Struct, frozen=True, kw_only=True):
     best_of: _Choices | None = None
     prompt_cache_key: str | None = None
     cache_salt: str | UnsetType | None = UNSET
+    seed: msgspec.Raw = ABSENT
     # contracts.replica_api.GATEWAY_OWNED_FIELDS
     priority: msgspec.Raw = ABSENT
     resume_tokens: msgspec.Raw = ABSENT

@@ -5,7 +5,7 @@ import msgspec
 from contracts.errors import UNDECODABLE
 from gateway.api.errors import encode_error
 from gateway.api.schemas import ErrorBody
-from gateway.errors import GatewayError, UpstreamError, UpstreamRefused
+from gateway.errors import GatewayError, UpstreamBusy, UpstreamError, UpstreamRefused
 
 _MAX_MESSAGE_CHARACTERS = 2_000
 
@@ -23,12 +23,14 @@ class _Wrapped(msgspec.Struct):
     error: _Detail
 
 
-def refusal(status: int, body: bytes) -> GatewayError:
+def refusal(status: int, body: bytes, retry_after_s: int | None = None) -> GatewayError:
     """4xx goes to the client as it came: the request is at fault.  Everything else is ours.
 
     So are credentials, which are between us and the replica, and the replica's own overload,
     which must not look like a quota.
     """
+    if status in (429, 503) and retry_after_s is not None:
+        return UpstreamBusy(retry_after_s)
     if not 400 <= status < 500 or status in (401, 403, 407, 429):
         return UpstreamError(f"The replica answered with status {status}.")
     return UpstreamRefused(status, _openai_error(_detail(body)))

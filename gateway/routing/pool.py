@@ -197,9 +197,9 @@ class ReplicaPool:
             is_ready = await inspector.is_ready(client)
             if is_ready or replica.models is None:
                 self._note_models(replica, await inspector.models(client))
-            self._set_ready(replica, is_ready=is_ready and bool(replica.models))
             if is_ready and replica.knows_load:
-                await self._ask_load(replica)
+                is_ready = await self._ask_load(replica)
+            self._set_ready(replica, is_ready=is_ready and bool(replica.models))
         except FAILURES:
             self._set_ready(replica, is_ready=False)
             replica.knows_load = True  # another may come back in its place
@@ -215,8 +215,8 @@ class ReplicaPool:
                 earliest = min(told, self._created_unix_s.get(model.id, told))
                 self._created_unix_s[model.id] = earliest
 
-    async def _ask_load(self, replica: Replica) -> None:
-        """Raises UpstreamError."""
+    async def _ask_load(self, replica: Replica) -> bool:
+        """Whether it takes work, for all that it says.  Raises UpstreamError."""
         answer = await self._inspector.load(replica.client)
         replica.knows_load = answer.is_known
         replica.has_reported = answer.load is not None
@@ -224,8 +224,7 @@ class ReplicaPool:
         self.takes_priority = all(r.has_reported for r in known)
         if answer.load is not None:
             replica.report(answer.load, self._clock.monotonic_s())
-            if answer.load.is_draining:
-                self._set_ready(replica, is_ready=False)
+        return answer.load is None or not answer.load.is_draining
 
     def _set_ready(self, replica: Replica, *, is_ready: bool) -> None:
         was_ready, known_models = replica.is_ready, replica.endpoint.models

@@ -83,7 +83,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._has_answered = True
-        self._deadline_s = self._loop.time() + self._idle_timeout_s
+        if self._is_head_in:  # else one that comes byte by byte would never be late
+            self._deadline_s = self._loop.time() + self._idle_timeout_s
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
@@ -120,6 +121,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
+        self._is_head_in = status >= 200
+        self._deadline_s = self._loop.time() + self._idle_timeout_s
         if status >= 200 and self._response is not None and not self._has_excess:
             self._response.set_head(status, self._content_type, self._retry_after_s)
 
@@ -141,6 +144,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._content_type = b""
         self._retry_after_s = None
         self._is_framed = False
+        self._is_head_in = False
         self._has_answered = False
         self._is_complete = False
         self._is_reusable = False

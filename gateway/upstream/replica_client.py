@@ -13,7 +13,12 @@ from contracts.errors import UNDECODABLE
 from contracts.names import HEADER_REQUEST_ID
 from contracts.replica_api import AbortedUsage, abort_path
 from gateway.completion import Completion
-from gateway.errors import UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from gateway.errors import (
+    UpstreamAnswerTooLarge,
+    UpstreamError,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
 from gateway.upstream.connection import UpstreamConnection
 from gateway.upstream.response import UpstreamResponse
 
@@ -237,5 +242,5 @@ async def read_body(
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _too_large(max_bytes: int) -> UpstreamError:
-    return UpstreamError(f"The replica's answer is larger than {max_bytes} bytes.")
+def _too_large(max_bytes: int) -> UpstreamAnswerTooLarge:
+    return UpstreamAnswerTooLarge(f"The replica's answer is larger than {max_bytes} bytes.")

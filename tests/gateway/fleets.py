@@ -55,7 +55,7 @@ def fleet_of(
     for name in names:
         pool[name].models = frozenset({"m"})
         pool[name].set_ready(is_ready=True)
-    limits = RelayLimits(1, 1, 1.0)
+    limits = RelayLimits(1, 1, 1.0, 1.0)
     router = Router(pool, *profile_of(Random(1).random, free_tokens=4_096))
     return Fleet(pool, router, limits, clock, lambda predicted, actual: None, on_progress)
 

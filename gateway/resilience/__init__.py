@@ -1,0 +1,1 @@
+"""What keeps a replica's failure from becoming its client's."""

@@ -1,0 +1,334 @@
+"""One request's attempts: which replica gets it, in which words, and who gets it next.
+
+Before the client has a byte, a replica that did not begin leaves the request to the next.  After
+it, a stream that can be resumed goes on with another replica of our own make.
+"""
+
+from collections.abc import Collection
+from typing import Final
+
+import msgspec
+
+from contracts.names import HEADER_EVENT_ID, HEADER_REQUEST_ID, HEADER_TENANT_ID
+from contracts.replica_api import RESUME_TOKENS_FIELD
+from gateway.api.context import RequestContext
+from gateway.api.upstream_errors import refusal
+from gateway.errors import (
+    GatewayError,
+    NoReplicaAvailable,
+    UpstreamAnswerTooLarge,
+    UpstreamError,
+    UpstreamRefused,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from gateway.exchange import Exchange
+from gateway.fleet import Fleet
+from gateway.metering import Meter
+from gateway.resilience.pause import pause
+from gateway.resilience.resumable_answer import ResumableAnswer
+from gateway.resilience.retries import Retries, is_replicas_failure, is_retriable
+from gateway.routing.replica import Replica
+from gateway.routing.stay import Stay
+from gateway.upstream.replica_client import read_body
+from gateway.upstream.response import UpstreamResponse
+
+FORWARDED_HEADERS: Final = frozenset({b"accept", b"traceparent", b"tracestate"})
+MAX_ERROR_BYTES: Final = 64 * 1024
+_REQUEST_HEADERS = (
+    f"{HEADER_REQUEST_ID}: %b\r\n{HEADER_EVENT_ID}: %b\r\n{HEADER_TENANT_ID}: %b\r\n"
+    "content-type: application/json\r\n"
+).encode()
+_RESUME_REFUSED = f'"param":"{RESUME_TOKENS_FIELD}"'.encode()
+_FAILED_FOR_GOOD = b'"code":"generation_failed"'
+_AT_ONCE_S = 5.0  # a replica that takes no work says so first; a later 503 may follow some
+_LOOK_S = 0.1  # for a replica to resume on, while none is ready
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    replica: Replica
+    request_id: str
+    response: UpstreamResponse
+    began_monotonic_s: float
+    stay: Stay
+
+
+def _may_retry(failure: GatewayError, response: UpstreamResponse) -> bool:
+    if response.is_refusal:
+        return is_retriable(response.status)
+    return is_replicas_end(failure)
+
+
+def is_replicas_end(failure: GatewayError) -> bool:
+    """Not of an answer that would fail on any replica."""
+    if not isinstance(failure, UpstreamRefused):
+        return not isinstance(failure, UpstreamAnswerTooLarge)
+    return not failure.is_clients_fault and _FAILED_FOR_GOOD not in failure.error
+
+
+class Attempts:
+    current: Attempt | None = None
+    answer: ResumableAnswer | None = None  # None: the current attempt's cannot be resumed
+    _num_begun = 0
+    _num_retries = 0
+    _retry_after_ms: int | None = None  # the least that a replica asked for
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        retries: Retries,
+        exchange: Exchange,
+        context: RequestContext,
+        meter: Meter,
+    ) -> None:
+        self._fleet = fleet
+        self._retries = retries
+        self._exchange = exchange
+        self._context = context
+        self._meter = meter
+        self._tried: set[str] = set()
+
+    async def open(self) -> UpstreamResponse:
+        """The first answer with a head, from whichever replica gives one.
+
+        Raises UpstreamError, NoReplicaAvailable, Interrupted.
+        """
+        return await self._open(self._tried)
+
+    def note_failure(self, failure: GatewayError) -> None:
+        """Of an answer that had begun."""
+        attempt = self.current
+        if attempt is not None and attempt.response.status == 200 and is_replicas_end(failure):
+            self._note_failure()
+
+    async def before_retry(self, failure: GatewayError) -> None:
+        """For an attempt of which the client has nothing.  Raises ``failure``: it was the last."""
+        pause_s = self._pause_s(failure)
+        if pause_s is None:
+            raise failure
+        self._num_retries += 1
+        if self.current is not None:
+            self._give_up()
+        self._meter.engine_usage = None
+        await self._exchange.watch(pause(pause_s))
+
+    async def resume(self, failure: GatewayError) -> UpstreamResponse:
+        """The stream in which the broken one goes on.  Raises ``failure`` where there is none."""
+        answer = self.answer
+        if answer is None or not answer.break_off():
+            raise failure
+        clock = self._fleet.clock
+        self._meter.break_off(clock.monotonic_s())
+        self._note_failure()
+        tried = {self._give_up()}
+        deadline_s = clock.monotonic_s() + self._fleet.limits.resume_patience_s
+        while True:
+            try:
+                response = await self._open(tried)
+            except NoReplicaAvailable:
+                if clock.monotonic_s() >= deadline_s:
+                    raise failure from None
+                tried.clear()  # whoever broke off may be back, or be another by now
+                await self._exchange.watch(pause(_LOOK_S))
+            except UpstreamError:
+                tried.add(self._give_up())
+                if not answer.break_off():
+                    raise failure from None
+            else:
+                if response.status == 200:
+                    return response
+                await self._learn_end(response, failure)
+
+    def _begin_with(self, replica: Replica) -> Attempt:
+        """Sends the request to it."""
+        request_id = f"{self._context.request_id}-{self._num_begun}"
+        self._num_begun += 1
+        request = self._context.request
+        began_s = self._fleet.clock.monotonic_s()
+        response = replica.client.post(
+            request.operation.path.encode(),
+            self._request_headers(request_id),
+            self._body_for(replica),
+        )
+        if self._retries.breakers:
+            self._retries.breakers.begin(request.model, replica.name)
+        stay = self._fleet.begin(replica, request, began_s, request_id)
+        self._meter.replica, self._meter.attempt = replica.name, self._num_begun
+        self.current = Attempt(replica, request_id, response, began_s, stay)
+        return self.current
+
+    def close(self, *, is_complete: bool) -> None:
+        """Nothing more is wanted of the current one, which may have ended well; idempotent."""
+        attempt, self.current = self.current, None
+        self._exchange.body = b""
+        if attempt is not None:
+            breakers, model = self._retries.breakers, self._context.request.model
+            if breakers and is_complete:
+                breakers.succeeded(model, attempt.replica.name)
+            elif breakers:
+                breakers.undecided(model, attempt.replica.name)
+            self._fleet.end(attempt.stay)
+            if is_complete:
+                attempt.response.discard()
+            else:
+                attempt.response.cancel()
+
+    async def _open(self, tried: set[str]) -> UpstreamResponse:
+        while True:
+            self._exchange.raise_if_interrupted()  # nothing is sent for a client that left
+            attempt = self._begin_with(self._choose(tried))
+            response = attempt.response
+            try:
+                await self._exchange.watch(response.head)
+            except UpstreamUnreachable:
+                self._fleet.pool.mark_unreachable(attempt.replica.name)
+                self._retries.breakers.failed(self._context.request.model, attempt.replica.name)
+                response.cancel()
+            except UpstreamError:
+                self._note_failure()
+                raise
+            else:
+                if response.status != 503 or not self._is_turned_away(attempt):
+                    self._note_status(response.status)
+                    return response
+                self._note_retry_after(response)
+                response.discard()
+            tried.add(self._leave())
+
+    def _give_up(self) -> str:
+        """The current one, whatever it does.  Its replica's name."""
+        assert self.current is not None
+        response = self.current.response
+        response.cancel()
+        name = self._leave()
+        if not response.is_refusal or is_replicas_failure(response.status):
+            self._fleet.pool.note(name, is_failure=True)
+        return name
+
+    def _leave(self) -> str:
+        """The current one, which is over.  Its replica's name."""
+        attempt = self.current
+        assert attempt is not None
+        self._fleet.end(attempt.stay)
+        self.current = None
+        if not self._meter.num_breaks:  # else it has served a part
+            self._meter.replica = None
+        return attempt.replica.name
+
+    async def _learn_end(self, response: UpstreamResponse, failure: GatewayError) -> None:
+        """An answer that has all its tokens, but not its end, is refused: ask for the last again.
+
+        Raises ``failure`` for any other refusal.
+        """
+        body = await read_body(response, MAX_ERROR_BYTES, self._exchange.watch)
+        error = refusal(response.status, body, response.retry_after_s)
+        self._leave()
+        is_at_end = isinstance(error, UpstreamRefused) and _RESUME_REFUSED in error.error
+        assert self.answer is not None
+        if not is_at_end or not self.answer.repeat_last():
+            raise failure
+
+    def _pause_s(self, failure: GatewayError) -> float | None:
+        """Before the next attempt, with one that is not among the tried; ``None``: no more."""
+        attempt = self.current
+        if attempt is None:  # all have turned it away
+            is_begun = self._num_begun > 0 and not self._meter.num_breaks
+            asked_ms = failure.retry_after_ms if self._retry_after_ms is not None else None
+            asked_s = None if asked_ms is None else asked_ms / 1e3
+            self._tried.clear()
+            return self._drawn_s(asked_s, is_elsewhere=False) if is_begun else None
+        if self._meter.num_breaks or not _may_retry(failure, attempt.response):
+            return None
+        name = attempt.replica.name
+        is_elsewhere = self._has_other({*self._tried, name})
+        if isinstance(failure, UpstreamTimeout) and not is_elsewhere:
+            return None  # it is busy with the last one
+        if is_elsewhere:
+            self._tried.add(name)
+        else:
+            self._tried.clear()
+        return self._drawn_s(attempt.response.retry_after_s, is_elsewhere=is_elsewhere)
+
+    def _drawn_s(self, asked_s: float | None, *, is_elsewhere: bool) -> float | None:
+        retries = self._retries
+        deadline_s = self._context.started_monotonic_s + retries.limits.request_timeout_s
+        left_s = deadline_s - self._fleet.clock.monotonic_s()
+        return retries.pause_s(
+            self._num_retries, left_s, retry_after_s=asked_s, is_elsewhere=is_elsewhere
+        )
+
+    def _has_other(self, tried: Collection[str]) -> bool:
+        try:
+            self._fleet.choose(self._context.request, tried)
+        except NoReplicaAvailable:
+            return False
+        return True
+
+    def _note_status(self, status: int) -> None:
+        breakers, model = self._retries.breakers, self._context.request.model
+        assert self.current is not None
+        if is_replicas_failure(status):
+            self._note_failure()
+        elif breakers and status == 200:
+            breakers.began(model, self.current.replica.name)
+        elif breakers:
+            breakers.succeeded(model, self.current.replica.name)
+
+    def _note_failure(self) -> None:
+        assert self.current is not None
+        name = self.current.replica.name
+        self._retries.breakers.failed(self._context.request.model, name)
+
+    def _choose(self, tried: set[str]) -> Replica:
+        barred: Collection[str] = ()
+        if self._retries.breakers:
+            barred = self._retries.breakers.barred(self._context.request.model)
+        try:
+            return self._choose_but({*tried, *barred} if barred else tried)
+        except NoReplicaAvailable:
+            if not barred:
+                raise
+            return self._choose_but(tried)  # rather one that fails than none
+
+    def _choose_but(self, tried: set[str]) -> Replica:
+        request, is_resuming = self._context.request, self._meter.num_breaks > 0
+        target_ms = self._context.grant.admission.ttft_target_ms
+        try:
+            replica = self._fleet.choose(request, tried, target_ms)
+            while is_resuming and not replica.has_reported:  # another make: it cannot resume
+                tried.add(replica.name)
+                replica = self._fleet.choose(request, tried, target_ms)
+        except NoReplicaAvailable as error:
+            if self._retry_after_ms is not None:
+                error.retry_after_ms = self._retry_after_ms
+            raise
+        return replica
+
+    def _body_for(self, replica: Replica) -> bytes:
+        request, body = self._context.request, self._exchange.body
+        if not (replica.has_reported and request.is_resumable):
+            self.answer = None
+            return body
+        if self.answer is None:
+            self.answer = ResumableAnswer(self._context.request_id, has_seed=request.has_seed)
+        return self.answer.body(body)
+
+    def _is_turned_away(self, attempt: Attempt) -> bool:
+        """With its 503: the replica is draining or full, and has done nothing."""
+        return self._fleet.clock.monotonic_s() - attempt.began_monotonic_s < _AT_ONCE_S
+
+    def _note_retry_after(self, response: UpstreamResponse) -> None:
+        if response.retry_after_s is not None:
+            asked_ms = response.retry_after_s * 1000
+            least_ms = asked_ms if self._retry_after_ms is None else self._retry_after_ms
+            self._retry_after_ms = min(asked_ms, least_ms)
+
+    def _request_headers(self, request_id: str) -> bytes:
+        """An allow-list: the client's key and cookies are none of the replica's business."""
+        context = self._context
+        account = context.event_id.encode(), context.grant.tenant.tenant_id.encode()
+        lines = _REQUEST_HEADERS % (request_id.encode(), *account)
+        for name, value in self._exchange.headers:
+            if name in FORWARDED_HEADERS:
+                lines += b"%b: %b\r\n" % (name, value)
+        return lines

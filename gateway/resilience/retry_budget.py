@@ -1,0 +1,22 @@
+"""How many attempts may be repeated: a share of all requests, lest retries become the load."""
+
+_RESERVE = 10.0  # retries that may come at once, also where there is little traffic
+
+
+class RetryBudget:
+    def __init__(self, ratio: float) -> None:
+        """``ratio``: retries a request, at most; 0: none at all."""
+        self._ratio = ratio
+        self._balance = _RESERVE if ratio > 0.0 else 0.0
+
+    def deposit(self) -> None:
+        """A request has come."""
+        if self._balance < _RESERVE:
+            self._balance += self._ratio
+
+    def withdraw(self) -> bool:
+        """Whether one more attempt may be made."""
+        if self._balance < 1.0:
+            return False
+        self._balance -= 1.0
+        return True

@@ -1,0 +1,199 @@
+"""Upstream's fault x streamed or not x retry allowed or not x what the client does.
+
+Of each cell: what the client sees, what the quota has settled, what the breaker makes of it, and
+what the usage event says.  Each has a gateway of its own, in this process.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contracts.usage import Outcome, UsageSource
+from gateway.app import Gateway
+from gateway.completion import Flow
+from gateway.exchange import Exchange
+from tests.gateway.faults.faults import FAULTS, NUM_WORDS, Fault, Faulty
+from tests.gateway.processes import Policies, Valkey
+from tests.gateway.scene import Scene, running, until
+from tests.gateway.upstream_server import MODEL, PROMPT_TOKENS, Upstream
+
+TIMEOUTS = {"head_timeout_s": 0.15, "idle_timeout_s": 0.15, "abort_timeout_s": 0.5}
+ONE_SHORT_OF_OPEN = 4  # failures that the breaker has seen before: one more opens it
+CLIENTS = ("stays", "leaves-before-first-byte", "leaves-mid-stream")
+
+
+@dataclass(frozen=True)
+class Cell:
+    fault: Fault
+    is_stream: bool
+    may_retry: bool
+    client: str
+
+    def __str__(self) -> str:
+        kind = "stream" if self.is_stream else "whole"
+        retry = "retry" if self.may_retry else "no-retry"
+        return f"{self.fault.name}-{kind}-{retry}-{self.client}"
+
+    @property
+    def has_bytes(self) -> bool:
+        """The client has some before the fault."""
+        return self.is_stream and self.fault.begin is not None
+
+    @property
+    def is_possible(self) -> bool:
+        return self.client == "stays" or (self.client == "leaves-mid-stream") == self.has_bytes
+
+    @property
+    def is_retried(self) -> bool:
+        """A hanging replica has nobody to be replaced by."""
+        is_late = self.fault.name in ("hangs", "trickles")
+        return self.may_retry and not self.has_bytes and not is_late
+
+
+CELLS = [
+    cell
+    for fault in FAULTS
+    for is_stream in (True, False)
+    for may_retry in (True, False)
+    for client in CLIENTS
+    if (cell := Cell(fault, is_stream, may_retry, client)).is_possible
+]
+
+
+@dataclass(frozen=True)
+class Expected:
+    status: int | None  # None: the client has left, and reads nothing more
+    code: str | None  # of the error, as body or as last event
+    outcome: Outcome | None  # None: no event
+    tokens: int | None  # None: the prompt's are estimated
+    breaker: str
+
+
+def expected(cell: Cell) -> Expected:
+    if cell.client != "stays":
+        has_words = NUM_WORDS if cell.has_bytes else 0
+        return Expected(
+            None, None, Outcome.CLIENT_DISCONNECTED, PROMPT_TOKENS + has_words, "closed"
+        )
+    if cell.is_retried:
+        return Expected(200, None, Outcome.COMPLETED, PROMPT_TOKENS + NUM_WORDS, "closed")
+    failed, name = Outcome.UPSTREAM_FAILED, cell.fault.name
+    if cell.has_bytes and cell.fault.is_dead:
+        return Expected(200, "upstream_error", failed, None, "open")
+    if name == "error-event" and cell.is_stream:
+        return Expected(200, "500", failed, PROMPT_TOKENS + NUM_WORDS, "open")
+    if name in ("hangs", "trickles"):
+        return Expected(504, "upstream_timeout", failed, PROMPT_TOKENS, "open")
+    if name.startswith("503"):
+        return Expected(503, "server_is_overloaded", None, None, "closed")
+    if name == "429-retry-after":
+        return Expected(503, "server_is_overloaded", failed, 0, "closed")
+    if name == "429":
+        return Expected(502, "upstream_error", failed, 0, "closed")
+    if name.startswith("error"):
+        return Expected(502, "500", failed, PROMPT_TOKENS, "open")
+    return Expected(502, "upstream_error", failed, 0, "open")
+
+
+@asynccontextmanager
+async def scene(
+    cell: Cell, folder: Path, valkey: Valkey, policies: Policies, upstream: Upstream
+) -> AsyncIterator[tuple[Gateway, Scene, Faulty]]:
+    tenant = f"fault-{cell}"
+    policies.add(tenant, f"sk-{tenant}", tokens_per_minute=10**6)
+    retries = 2 if cell.may_retry else 0
+    async with running(
+        folder, valkey, policies, upstream, max_retries=retries, **TIMEOUTS
+    ) as gateway:
+        for _ in range(ONE_SHORT_OF_OPEN):
+            gateway.pipeline.retries.breakers.failed(MODEL, "replica-0")
+        upstream.behaviour = faulty = Faulty(cell.fault)
+        upstream.knows_abort = not cell.fault.is_dead or cell.client != "stays"
+        yield gateway, Scene(gateway, folder / "spool", tenant, valkey), faulty
+
+
+async def leave(cell: Cell, exchange: Exchange, scene: Scene, upstream: Upstream) -> None:
+    """As soon as the client has what the cell says."""
+    if cell.has_bytes:
+        await until(lambda: scene.transport.written.count(b"word") == NUM_WORDS)
+    else:
+        await until(lambda: bool(upstream.generations))
+    exchange.client_lost()
+
+
+def seen(written: bytes) -> tuple[int, Any]:
+    """The status, and the last document that the client got."""
+    head, _, body = written.partition(b"\r\n\r\n")
+    status = int(head.split(b" ")[1])
+    if b"event-stream" not in head:
+        return status, json.loads(body)
+    events = [line for line in body.split(b"\r\n") if line.startswith(b"data: ")]
+    payloads = [p for event in events for p in event.split(b"\n\n") if p]
+    last = payloads[-1].removeprefix(b"data: ")
+    return status, "[DONE]" if last == b"[DONE]" else json.loads(last)
+
+
+def check_view(wanted: Expected, written: bytes) -> None:
+    if wanted.status is None:
+        return
+    status, last = seen(written)
+    assert status == wanted.status
+    if wanted.code is not None:
+        assert last["error"]["code"] == wanted.code
+    else:
+        assert last == "[DONE]" or "error" not in last
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+async def test_fault(
+    cell: Cell, tmp_path: Path, valkey: Valkey, policies: Policies, upstream: Upstream
+) -> None:
+    wanted = expected(cell)
+    async with scene(cell, tmp_path, valkey, policies, upstream) as (gateway, scene_, faulty):
+        exchange = scene_.exchange(stream=cell.is_stream)
+        flow: Flow = gateway.pipeline.start(exchange)
+        if cell.client != "stays":
+            await leave(cell, exchange, scene_, upstream)
+        faulty.may_act = True
+        await until(lambda: flow.is_over)
+        check_view(wanted, scene_.transport.written)
+        assert gateway.pipeline.retries.breakers.state(MODEL, "replica-0") == wanted.breaker
+        if wanted.outcome is None:
+            assert scene_.events() == []
+            assert valkey.settled(f"fault-{cell}") == {}
+            return
+        event = await scene_.only_event()
+        assert event.outcome is wanted.outcome
+        is_counted = wanted.tokens is None
+        assert event.usage_source is (UsageSource.COUNTED if is_counted else UsageSource.ENGINE)
+        assert event.output_text_tokens == NUM_WORDS if is_counted else True
+        assert event.total_tokens == wanted.tokens or is_counted
+
+
+async def test_an_upstream_that_refuses_connections_has_begun_nothing(
+    tmp_path: Path, valkey: Valkey, policies: Policies
+) -> None:
+    policies.add("fault-refuses", "sk-fault-refuses")
+    for number, is_stream in enumerate((True, False)):
+        upstream = Upstream()
+        upstream.start()
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        async with running(
+            folder, valkey, policies, upstream, poll_interval_s=600.0, **TIMEOUTS
+        ) as gateway:
+            upstream.stop()
+            scene_ = Scene(gateway, folder / "spool", "fault-refuses", valkey)
+            for _ in range(ONE_SHORT_OF_OPEN):
+                gateway.pipeline.retries.breakers.failed(MODEL, "replica-0")
+            await gateway.pipeline.serve(scene_.exchange(stream=is_stream))
+            status, last = seen(scene_.transport.written)
+            assert (status, last["error"]["code"]) == (503, "server_is_overloaded")
+            assert gateway.pipeline.retries.breakers.state(MODEL, "replica-0") == "open"
+            assert scene_.events() == []
+            assert valkey.settled("fault-refuses") == {}

@@ -1,0 +1,138 @@
+"""TCP proxies on 127.0.0.1 before replicas, which break streams off after so many tokens."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+_IDS = re.compile(rb'"token_ids":\[([\d,]+)\]')
+_GENERATION = re.compile(rb"POST /v1/(?:chat/)?completions ")
+
+
+@dataclass
+class Cuts:
+    """What shall happen to the next generations, whichever replica gets them."""
+
+    planned: list[int | None] = field(default_factory=list)  # tokens; None: to its end
+    bodies: list[bytes] = field(default_factory=list)  # of the generations, as they were sent
+    is_mid_event: bool = False  # a part of the next event passes, too
+
+    def next(self) -> int | None:
+        return self.planned.pop(0) if self.planned else None
+
+
+class CuttingProxy:
+    def __init__(self, target_port: int, cuts: Cuts) -> None:
+        self._target_port = target_port
+        self._cuts = cuts
+        self.num_polls = 0  # requests that generate nothing
+        self.num_events = 0  # of streams
+        self.port = 0
+        self._serving: set[asyncio.Task[None]] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)  # one that has not begun would not close its connection
+        for task in list(self._serving):
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            there, back = await asyncio.open_connection("127.0.0.1", self._target_port)
+        except OSError:
+            await _closed(writer)
+            return
+        except asyncio.CancelledError:
+            await _closed(writer)
+            raise
+        connection = _Connection(self, self._cuts)
+        pumps = [
+            asyncio.create_task(connection.upward(reader, back)),
+            asyncio.create_task(connection.downward(there, writer)),
+        ]
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+            await _closed(writer, back)
+
+
+async def _closed(*ends: asyncio.StreamWriter) -> None:
+    for end in ends:
+        end.close()
+    await asyncio.gather(*(end.wait_closed() for end in ends), return_exceptions=True)
+
+
+class _Connection:
+    """One request at a time."""
+
+    def __init__(self, proxy: CuttingProxy, cuts: Cuts) -> None:
+        self._proxy = proxy
+        self._cuts = cuts
+        self._limit: int | None = None
+        self._num_tokens = 0
+
+    async def upward(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while chunk := await source.read(1 << 20):
+                if _GENERATION.match(chunk):
+                    self._cuts.bodies.append(chunk.partition(b"\r\n\r\n")[2])
+                    self._limit, self._num_tokens = self._cuts.next(), 0
+                else:
+                    self._proxy.num_polls += 1
+                sink.write(chunk)
+                await sink.drain()
+
+    async def downward(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        rest = b""
+        with suppress(OSError):
+            while chunk := await source.read(65_536):
+                if chunk.startswith(b"HTTP/1.1 ") and b"text/event-stream" not in chunk:
+                    self._limit = None  # a refusal
+                self._proxy.num_events += chunk.count(b"data: {")
+                if self._limit is None:
+                    sink.write(chunk)
+                    continue
+                *events, rest = (rest + chunk).split(b"\n\n")
+                for event in events:
+                    if self._is_cut_in(event + b"\n\n", sink):
+                        await sink.drain()
+                        return
+                if rest.endswith(b"0\r\n\r\n"):
+                    sink.write(rest)
+                    rest = b""
+
+    def _is_cut_in(self, event: bytes, sink: asyncio.StreamWriter) -> bool:
+        """In its middle, or behind it."""
+        assert self._limit is not None
+        num_tokens = sum(ids.count(b",") + 1 for ids in _IDS.findall(event))
+        if self._cuts.is_mid_event and self._num_tokens + num_tokens > self._limit:
+            sink.write(event[: len(event) // 2])
+            return True
+        sink.write(event)
+        self._num_tokens += num_tokens
+        return self._num_tokens >= self._limit
+
+
+@asynccontextmanager
+async def cutting_proxy(target_port: int, cuts: Cuts) -> AsyncIterator[CuttingProxy]:
+    proxy = CuttingProxy(target_port, cuts)
+    server = await asyncio.start_server(proxy.accept, "127.0.0.1", 0)
+    proxy.port = server.sockets[0].getsockname()[1]
+    try:
+        yield proxy
+    finally:
+        server.close()
+        await proxy.close()
