@@ -1,0 +1,17 @@
+"""The caller of a request, as routes ask for it."""
+
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from gateway.admin.authority import Authority
+from gateway.admin.callers import Caller
+
+
+async def _authenticated(request: Request) -> Caller:
+    authority: Authority = request.app.state.authority
+    address = "" if request.client is None else request.client.host
+    return await authority.caller(request.headers.get("authorization"), address)
+
+
+Calling = Annotated[Caller, Depends(_authenticated)]

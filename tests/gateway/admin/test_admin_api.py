@@ -1,0 +1,182 @@
+"""The admin API over HTTP: roles, optimistic concurrency, history, and the life of keys."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.admin.admin_process import TOKENS, AdminProcess
+from tests.gateway.processes import PEPPER
+
+ACME = {"tenant_id": "acme", "tier": "gold"}
+
+
+@pytest.fixture(scope="module")
+def admin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdminProcess]:
+    folder = tmp_path_factory.mktemp("admin")
+    process = AdminProcess(folder, ADMIN_POLICY_FILE=str(folder / "policies.json"))
+    yield process
+    assert process.stop() == 0
+    log = process.log()
+    assert "sk-pandal-" not in log
+    assert not any(token in log for token in TOKENS.values())
+
+
+def put(admin: AdminProcess, document: dict[str, Any], **others: Any) -> int:
+    return admin.ask("PUT", "/policy", document, headers={"if-match": "*"}, **others).status
+
+
+def test_a_document_is_replaced_by_whom_has_read_it(admin: AdminProcess) -> None:
+    assert put(admin, {"tenants": [ACME]}) == 200
+    found = admin.ask("GET", "/policy", role="viewer")
+    etag = found.headers["etag"]
+    assert found.document["tenants"][0]["tenant_id"] == "acme"
+    unchanged = admin.ask("GET", "/policy", headers={"if-none-match": etag})
+    assert (unchanged.status, unchanged.body) == (304, b"")
+    document = {"tenants": [{**ACME, "tokens_per_minute": 5}]}
+    first = admin.ask("PUT", "/policy?why=noisy", document, headers={"if-match": etag})
+    assert first.status == 200
+    assert first.headers["etag"] != etag
+    late = admin.ask("PUT", "/policy", {"tenants": []}, headers={"if-match": etag})
+    assert (late.status, late.document["error"]["code"]) == (412, "policy_conflict")
+    assert admin.ask("PUT", "/policy", document).status == 428
+    newest = admin.ask("GET", "/policy/history?limit=1").document["entries"][0]
+    assert (newest["who"], newest["why"], newest["action"]) == ("a-owner", "noisy", "edit")
+    assert newest["changes"] == [
+        {"path": "tenants[acme].tokens_per_minute", "before": "(none)", "after": 5}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"tenants": [{**ACME, "tpm": 3}]}, "$.tenants[0].tpm"),
+        ({"tenants": [{**ACME, "tier": "none"}]}, "$.tenants[0].tier"),
+        ({"tenants": [{**ACME, "rules": [{"concurrent_requests": 0}]}]}, "concurrent_requests"),
+        (b"{", "one JSON object"),
+        (b"[]", "expected members"),
+        (b"\xff", "one JSON object"),
+        (b"[" * 100_000, "one JSON object"),
+    ],
+    ids=str,
+)
+def test_what_is_no_policy_is_refused_by_the_path_of_its_fault(
+    admin: AdminProcess, body: object, words: str
+) -> None:
+    refused = admin.ask("PUT", "/policy", body, headers={"if-match": "*"})
+    assert refused.status == 422
+    assert words in refused.document["error"]["message"]
+
+
+def test_every_role_may_do_its_part(admin: AdminProcess) -> None:
+    put(admin, {"tenants": [ACME]})
+    assert put(admin, {"tenants": []}, role="viewer") == 403
+    assert put(admin, {"tenants": [ACME]}, role="operator") == 200
+    price = {"model": "m", "input_uncached": 1, "input_cache_read": 1, "output_text": 1}
+    assert put(admin, {"tenants": [ACME], "prices": [price]}, role="operator") == 403
+    assert put(admin, {"tenants": [ACME], "prices": [price]}, role="owner") == 200
+    rollback = {"version": 1}
+    assert admin.ask("POST", "/policy/rollback", rollback, role="operator").status == 403
+    keys = "/tenants/acme/keys"
+    assert admin.ask("POST", keys, {}, role="viewer").status == 403
+    assert admin.ask("GET", keys, role="viewer").status == 200
+    assert admin.ask("GET", "/whoami", role="viewer").document["role"] == "viewer"
+
+
+def test_nobody_gets_in_without_a_token(admin: AdminProcess) -> None:
+    for path in ("/policy", "/policy/history", "/tenants/acme/keys", "/whoami"):
+        refused = admin.ask("GET", path, role="stranger")
+        assert refused.status == 401
+        assert refused.headers["www-authenticate"] == "Bearer"
+        assert b"stranger" not in refused.body
+
+
+def test_an_older_version_is_put_back(admin: AdminProcess) -> None:
+    put(admin, {"tenants": [ACME]})
+    version = admin.ask("GET", "/policy").document["version"]
+    put(admin, {"tenants": [{**ACME, "tier": "free"}]})
+    told = admin.ask("GET", f"/policy/versions/{version}/diff").document["changes"]
+    assert told == [{"path": "tenants[acme].tier", "before": "gold", "after": "free"}]
+    done = admin.ask("POST", "/policy/rollback", {"version": version, "why": "oops"})
+    assert done.document["version"] == version + 2
+    assert admin.ask("GET", "/policy").document["tenants"][0]["tier"] == "gold"
+    assert admin.ask("POST", "/policy/rollback", {"version": 10**6}).status == 404
+
+
+def test_a_key_is_shown_once_rotated_and_revoked(admin: AdminProcess) -> None:
+    put(admin, {"tenants": [ACME]})
+    keys = "/tenants/acme/keys"
+    created = admin.ask("POST", keys, {"name": "ci", "models": ["m"]}, role="operator")
+    assert created.status == 201
+    key, key_id = created.document["api_key"], created.document["key_id"]
+    listed = admin.ask("GET", keys)
+    assert key.encode() not in listed.body
+    assert b"hash" not in listed.body
+    assert key.encode() not in admin.ask("GET", "/policy/history").body
+    (shown,) = listed.document["keys"]
+    assert (shown["key_prefix"], shown["models"]) == (key[:14], ["m"])
+    rotated = admin.ask("POST", f"{keys}/{key_id}/rotate", {"overlap_s": 60}, role="operator")
+    assert rotated.document["key_id"] == key_id
+    assert rotated.document["api_key"] != key
+    assert rotated.document["num_retiring"] == 1
+    revoked = admin.ask("DELETE", f"{keys}/{key_id}", role="operator").document
+    assert (revoked["is_in_force"], revoked["num_retiring"]) == (False, 0)
+    assert admin.ask("POST", f"{keys}/{key_id}/rotate", {}).status == 422
+    assert admin.ask("DELETE", f"{keys}/nobody").status == 404
+    assert admin.ask("POST", "/tenants/nobody/keys", {}).status == 404
+
+
+def test_what_applies_is_explained(admin: AdminProcess) -> None:
+    put(admin, {"tenants": [{**ACME, "terms": [{"model": "m", "weight": 3}]}]})
+    told = admin.ask("GET", "/tenants/acme/policy?model=m").document["reasons"]
+    words = {reason["field"]: reason["words"] for reason in told}
+    assert words["tokens_per_minute"] == "600,000 TPM because tier gold"
+    assert words["weight"] == "weight 3 because tenant acme, model m"
+    assert admin.ask("GET", "/tenants/acme/policy?key=none").status == 404
+
+
+def test_who_guesses_a_token_waits(tmp_path: Path) -> None:
+    process = AdminProcess(tmp_path, ADMIN_POLICY_FILE=str(tmp_path / "policies.json"))
+    try:
+        statuses = [process.ask("GET", "/whoami", role="guess").status for _ in range(25)]
+        assert statuses[:20] == [401] * 20
+        assert 429 in statuses[20:]
+        assert int(process.ask("GET", "/whoami", role="guess").headers["retry-after"]) >= 1
+    finally:
+        process.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ADMIN_POLICY_FILE", ""),
+        ("ADMIN_KEY_PEPPER", "hunter2"),
+        ("ADMIN_STATIC_TOKENS", '[{"name":"a","token":"hunter2","role":"owner"}]'),
+        ("ADMIN_POLICY_URL", "http://user:hunter2@host"),
+    ],
+)
+def test_a_bad_setting_is_named_and_not_shown(name: str, value: str) -> None:
+    good = {"ADMIN_POLICY_FILE": "/nowhere/policies.json", "ADMIN_KEY_PEPPER": PEPPER}
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        **good,
+        name: value,
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway.admin"],
+        env={n: v for n, v in environment.items() if v},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert json.loads(done.stderr.splitlines()[0])["path"].split(".")[0] == name
+    assert "hunter2" not in done.stderr
