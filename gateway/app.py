@@ -21,22 +21,17 @@ from gateway.api.control_plane import control_plane
 from gateway.api.health import health_router
 from gateway.api.models import models_router
 from gateway.api.request_body import RequestReader
-from gateway.auth import Authenticator
 from gateway.clock import SYSTEM_CLOCK, Clock, IdMaker, RandomDigits
 from gateway.exact_counting import ExactCounting
 from gateway.experience import Experience
 from gateway.fleet import Fleet, RelayLimits
-from gateway.keys_used import KeysUsed
 from gateway.metering import EventSource
 from gateway.metrics import Metrics
 from gateway.outbox.kafka import KafkaShipper
 from gateway.outbox.spool import Spool
 from gateway.outbox.unshipped import unshipped
 from gateway.pipeline import Pipeline, Stages
-from gateway.policies import LivePolicies
-from gateway.policy_documents.file import FileDocuments
-from gateway.policy_documents.valkey import ValkeyDocuments
-from gateway.policy_watch import PolicyWatch
+from gateway.policy_wiring import PolicyParts, wire_policies
 from gateway.readiness import Readiness
 from gateway.replica_wiring import Replicas, wire_replicas
 from gateway.resilience.breaker import Breakers
@@ -52,7 +47,6 @@ from gateway.workers.place import Place
 from gateway.workers.siblings import Siblings
 
 _GATHER_S = 0.004  # of events nobody waits for: fewer, larger writes
-_FIRST_POLICY_S = 2.0  # for the store to tell it; then the gateway begins without
 _CLOSE_S = 5.0  # for the last settlements and events, after the last request
 
 
@@ -74,10 +68,7 @@ class Gateway:
 class _Parts:
     """What both planes share."""
 
-    policies: LivePolicies
-    policy_store: FileDocuments | ValkeyDocuments
-    policy_watch: PolicyWatch
-    authenticator: Authenticator
+    policies: PolicyParts
     quota: QuotaStore
     costs: CostModel
     exact: ExactCounting
@@ -104,17 +95,17 @@ async def create_app(
     ids = IdMaker(clock, RandomDigits())
     boot_id = ids.boot_id()
     parts = _parts(settings, boot_id, clock)
-    readiness = Readiness(parts.policies, parts.replicas.pool, parts.limiter, parts.spool)
+    readiness = Readiness(parts.policies.live, parts.replicas.pool, parts.limiter, parts.spool)
     loops = [
         *_watching(settings, parts),
         *_shipping(settings, boot_id, parts.metrics, clock),
     ]
     async with _closing(parts.replicas.pool), _open(parts.spool), _background(loops):
-        await parts.policy_watch.start(_FIRST_POLICY_S)
+        await parts.policies.start()
         source = EventSource(settings.gateway_id, boot_id, clock)
         pipeline = Pipeline(
             Stages(
-                authenticator=parts.authenticator,
+                authenticator=parts.policies.authenticator,
                 plans=PlanBook(),
                 reader=RequestReader(
                     parts.replicas.pool, parts.costs, traces_text=parts.replicas.follows_blocks
@@ -140,16 +131,6 @@ async def create_app(
 
 
 def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
-    pepper = settings.key_pepper.get_secret_value().encode()
-    policy_store = _policy_store(settings)
-    policies = LivePolicies(policy_store.where, pepper, clock.wall_s)
-    authenticator = Authenticator(policies, pepper, clock)
-    policy_watch = PolicyWatch(
-        policy_store,
-        policies,
-        interval_s=settings.policy_poll_interval_s,
-        last_good=None if settings.policy_url is None else settings.policy_file,
-    )
     address = RespAddress.parse(settings.quota_url.get_secret_value())
     name = f"{settings.gateway_id}/{boot_id}"
     quota = QuotaStore(address, settings.quota_call_deadline_s, greeting(name))
@@ -168,10 +149,7 @@ def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
         fleet, clock, max_waiting=settings.max_waiting, ageing_s=settings.batch_ageing_s
     )
     return _Parts(
-        policies=policies,
-        policy_store=policy_store,
-        policy_watch=policy_watch,
-        authenticator=authenticator,
+        policies=wire_policies(settings, clock),
         quota=quota,
         costs=CostModel(settings.prompt_estimate_quantile),
         exact=ExactCounting(replicas.pool),
@@ -196,13 +174,6 @@ def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
     )
 
 
-def _policy_store(settings: Settings) -> FileDocuments | ValkeyDocuments:
-    if settings.policy_url is not None:
-        return ValkeyDocuments(RespAddress.parse(settings.policy_url.get_secret_value()))
-    assert settings.policy_file is not None, "settings want one of the two"
-    return FileDocuments(settings.policy_file)
-
-
 @asynccontextmanager
 async def _metrics(parts: _Parts, place: Place | None) -> AsyncGenerator[RenderMetrics]:
     """What ``/metrics`` says: of all workers, where there are several."""
@@ -213,8 +184,8 @@ async def _metrics(parts: _Parts, place: Place | None) -> AsyncGenerator[RenderM
             num_waiting=parts.turnstile.num_waiting,
             num_local_admissions=parts.limiter.num_local_admissions,
             is_quota_lost=not parts.limiter.is_reachable,
-            is_policy_refused=parts.policies.is_refused,
-            is_policy_lost=parts.policies.is_store_lost,
+            is_policy_refused=parts.policies.live.is_refused,
+            is_policy_lost=parts.policies.live.is_store_lost,
         )
 
     async def render_alone() -> str:
@@ -235,7 +206,7 @@ def _control_plane(
     make_request_id: Callable[[], str],
 ) -> FastAPI:
     routers = [
-        models_router(parts.authenticator, parts.replicas.pool),
+        models_router(parts.policies.authenticator, parts.replicas.pool),
         health_router(readiness.reasons_not_ready, render_metrics),
     ]
     return control_plane(routers, make_request_id)
@@ -243,9 +214,7 @@ def _control_plane(
 
 def _watching(settings: Settings, parts: _Parts) -> list[Loop]:
     return [
-        parts.policy_store.run,
-        parts.policy_watch.run,
-        KeysUsed(parts.authenticator.turn, parts.policy_store).run,
+        *parts.policies.loops,
         parts.quota.run,
         parts.limiter.run,
         *parts.replicas.loops,
