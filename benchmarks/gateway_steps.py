@@ -29,8 +29,8 @@ import uvloop
 
 from benchmarks import gateway_peers as peers
 from gateway.app import create_app
+from gateway.client_connection import ConnectionLimits
 from gateway.line_writer import LineWriter
-from gateway.protocol import ConnectionLimits
 from gateway.server import GatewayServer, Listener
 from gateway.settings import ReplicaAddress, Settings
 

@@ -17,8 +17,8 @@ import uvloop
 from contracts.environment import BadSettings, read_settings
 from contracts.logs import configure_logging, log_bad_settings
 from gateway.app import create_app
+from gateway.client_connection import ConnectionLimits
 from gateway.line_writer import LineWriter
-from gateway.protocol import ConnectionLimits
 from gateway.server import GatewayServer, Listener
 from gateway.settings import PREFIX, Settings, unread_variables
 from gateway.workers.listening import bound

@@ -38,11 +38,29 @@ class Trace:
         self.meter = Meter()
 
 
-_HEAD = (
+_LINE = (
     b'{"level":"info","service":"gateway","logger":"gateway.access_log","message":"request",'
-    b'"at":%b,"request_id":"%b","endpoint":"%b","status":%d,"latency_ms":%.3f'
+    b'"at":%b,"request_id":"%b","endpoint":"%b","status":%d,"latency_ms":%.3f%b%b%b%b%b%b%b%b%b%b}\n'
 )
+_TTFT = b',"ttft_ms":%.3f'
+_TTFT = b',"ttft_ms":%.3f'
+_IS_STREAM = (b',"is_stream":false', b',"is_stream":true')
+_MAX_FRAGMENTS = 10_000
 _encode = msgspec.json.Encoder().encode  # of what may need JSON's escapes
+
+
+class _Fragments(dict[str, bytes]):
+    """One member of the line by its value, written once."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._beginning = f',"{name}":'.encode()
+
+    def __missing__(self, value: str) -> bytes:
+        if len(self) >= _MAX_FRAGMENTS:
+            self.clear()
+        fragment = self[value] = self._beginning + _encode(value)
+        return fragment
 
 
 class AccessLog:
@@ -53,8 +71,11 @@ class AccessLog:
         self._clock = clock
         self._write = write
         self._is_on = logger.isEnabledFor(logging.INFO)
-        self._second = -1.0  # whose date and time these are
+        self._second = -1  # whose date and time these are
         self._date_and_time = b""
+        self._tenant, self._key = _Fragments("tenant_id"), _Fragments("key_id")
+        self._model, self._replica = _Fragments("model"), _Fragments("replica")
+        self._reason, self._outcome = _Fragments("reason"), _Fragments("outcome")
 
     def begin(self, request_id: str, operation: Operation) -> Trace:
         self._metrics.num_active += 1
@@ -94,41 +115,38 @@ class AccessLog:
 
     def _now(self) -> bytes:
         """As a JSON string; a second's date and time are written once."""
-        second, fraction = divmod(self._clock.wall_s(), 1)
+        wall_s = self._clock.wall_s()
+        second = int(wall_s)
         if second != self._second:
             self._second = second
             self._date_and_time = (
                 f"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%M:%S}".encode()
             )
-        return b'"%b.%06dZ"' % (self._date_and_time, fraction * 1e6)
+        return b'"%b.%06dZ"' % (self._date_and_time, (wall_s - second) * 1e6)
 
     def _line(self, trace: Trace) -> bytes:
         """Fields as in ``contracts.logs``; without those of steps that it did not reach."""
-        started_s, meter = trace.started_monotonic_s, trace.meter
-        line = _HEAD % (
+        started_s, meter, grant = trace.started_monotonic_s, trace.meter, trace.grant
+        request, usage, outcome = trace.request, trace.usage, trace.outcome
+        first_byte_s = meter.first_byte_monotonic_s
+        return _LINE % (
             self._now(),
             trace.request_id.encode(),
             trace.operation.encode(),
             trace.status,
             (self._clock.monotonic_s() - started_s) * 1e3,
+            b"" if grant is None else self._tenant[grant.tenant.tenant_id],
+            b"" if grant is None else self._key[grant.key.key_id],
+            b"" if request is None else self._model[request.model],
+            b"" if request is None else _IS_STREAM[request.is_stream],
+            b"" if meter.replica is None else self._replica[meter.replica],
+            b"" if trace.reason is None else self._reason[trace.reason],
+            b"" if outcome is None else self._outcome[outcome],
+            b"" if usage is None else _tokens(usage),
+            b"" if first_byte_s is None else _TTFT % ((first_byte_s - started_s) * 1e3),
+            b',"num_breaks":%d' % meter.num_breaks if meter.num_breaks else b"",
         )
-        if trace.grant is not None:
-            tenant_id, key_id = trace.grant.tenant.tenant_id, trace.grant.key.key_id
-            line += b',"tenant_id":%b,"key_id":%b' % (_encode(tenant_id), _encode(key_id))
-        if trace.request is not None:
-            is_stream = b"true" if trace.request.is_stream else b"false"
-            line += b',"model":%b,"is_stream":%b' % (_encode(trace.request.model), is_stream)
-        if meter.replica is not None:
-            line += b',"replica":%b' % _encode(meter.replica)
-        if trace.reason is not None:
-            line += b',"reason":%b' % _encode(trace.reason)
-        if trace.outcome is not None:
-            line += b',"outcome":%b' % _encode(trace.outcome)
-        if trace.usage is not None:
-            tokens = trace.usage.prompt_tokens, trace.usage.completion_tokens
-            line += b',"input_tokens":%d,"output_tokens":%d' % tokens
-        if meter.first_byte_monotonic_s is not None:
-            line += b',"ttft_ms":%.3f' % ((meter.first_byte_monotonic_s - started_s) * 1e3)
-        if meter.num_breaks:
-            line += b',"num_breaks":%d' % meter.num_breaks
-        return line + b"}\n"
+
+
+def _tokens(usage: Usage) -> bytes:
+    return b',"input_tokens":%d,"output_tokens":%d' % (usage.prompt_tokens, usage.completion_tokens)

@@ -22,6 +22,7 @@ from gateway.api.health import health_router
 from gateway.api.models import models_router
 from gateway.api.request_body import RequestReader
 from gateway.clock import SYSTEM_CLOCK, Clock, IdMaker, RandomDigits
+from gateway.event_encoder import EventEncoder
 from gateway.exact_counting import ExactCounting
 from gateway.experience import Experience
 from gateway.fleet import Fleet, RelayLimits
@@ -46,7 +47,12 @@ from gateway.turnstile import Turnstile
 from gateway.workers.place import Place
 from gateway.workers.siblings import Siblings
 
+<<<<<<< HEAD
 _GATHER_S = 0.004  # of events nobody waits for: fewer, larger writes
+=======
+_GATHER_S = 0.01  # of events nobody waits for: fewer, larger writes
+_FIRST_POLICY_S = 2.0  # for the store to tell it; then the gateway begins without
+>>>>>>> 07ccf80 (gateway: a head that comes again is not parsed again; commands and events are packed once)
 _CLOSE_S = 5.0  # for the last settlements and events, after the last request
 
 
@@ -163,17 +169,31 @@ def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
         replicas=replicas,
         fleet=fleet,
         turnstile=turnstile,
-        spool=Spool(
-            settings.spool_dir,
-            boot_id,
-            settings.spool_segment_bytes,
-            hold_s=settings.spool_hold_s,
-            gather_s=0.0 if settings.durability == "commit" else _GATHER_S,
-        ),
+        spool=_spool(settings, boot_id),
         metrics=metrics,
     )
 
 
+<<<<<<< HEAD
+=======
+def _spool(settings: Settings, boot_id: str) -> Spool:
+    return Spool(
+        settings.spool_dir,
+        boot_id,
+        settings.spool_segment_bytes,
+        hold_s=settings.spool_hold_s,
+        gather_s=0.0 if settings.durability == "commit" else _GATHER_S,
+    )
+
+
+def _policy_store(settings: Settings) -> FileDocuments | ValkeyDocuments:
+    if settings.policy_url is not None:
+        return ValkeyDocuments(RespAddress.parse(settings.policy_url.get_secret_value()))
+    assert settings.policy_file is not None, "settings want one of the two"
+    return FileDocuments(settings.policy_file)
+
+
+>>>>>>> 07ccf80 (gateway: a head that comes again is not parsed again; commands and events are packed once)
 @asynccontextmanager
 async def _metrics(parts: _Parts, place: Place | None) -> AsyncGenerator[RenderMetrics]:
     """What ``/metrics`` says: of all workers, where there are several."""
@@ -246,9 +266,9 @@ def _desk(settings: Settings, parts: _Parts, source: EventSource) -> SettlementD
     return SettlementDesk(
         limiter=parts.limiter,
         spool=parts.spool,
-        source=source,
+        events=EventEncoder(source),
         turnstile=parts.turnstile,
-        experience=Experience(parts.costs, parts.exact, parts.fleet),
+        experience=Experience(parts.costs, parts.exact, parts.fleet, source.clock.monotonic_s),
         waits=settings.durability == "commit",
     )
 

@@ -33,8 +33,10 @@ class Completion(Generic[T]):
         if not self.is_done:
             self.is_done = True
             self._result = result
-            if self._waiter is not None:
-                self._wake()
+            waiter = self._waiter
+            if waiter is not None:
+                self._waiter = None  # who keeps the result keeps not its waiter
+                waiter()
 
     def fail(self, failure: BaseException) -> None:
         if not self.is_done:
@@ -58,8 +60,9 @@ class Completion(Generic[T]):
         if not self.is_done:
             self._asyncio_future_blocking = True
             yield self
-        failure, self._failure = self._failure, None  # its waiter has it: nobody else will ask
+        failure = self._failure
         if failure is not None:
+            self._failure = None  # its waiter has it: nobody else will ask
             try:
                 raise failure
             finally:
@@ -147,7 +150,7 @@ class Flow:
         else:
             self._awaited = awaited
             if type(awaited) is Completion:
-                awaited.then(self._advance)
+                awaited._waiter = self._advance  # as ``then``: it is not done
             else:
                 awaited._asyncio_future_blocking = False
                 awaited.add_done_callback(self._on_future)

@@ -11,13 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from contracts.usage import Outcome
-from gateway.api.context import Operation
 from gateway.completion import Completion
 from gateway.errors import GatewayError, Interrupted
+from gateway.request_head import Header, RequestHead
 
 T = TypeVar("T")
-
-Header = tuple[bytes, bytes]
 
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in http.HTTPStatus}
 _OK = _STATUS_LINES[200]
@@ -47,20 +45,11 @@ class Exchange:
     _writable: Completion[None] | None = None
 
     def __init__(
-        self,
-        transport: asyncio.Transport,
-        operation: Operation,
-        headers: Sequence[Header],
-        *,
-        keep_alive: bool,
-        is_chunking_understood: bool,
-        on_complete: Callable[[], None],
+        self, transport: asyncio.Transport, head: RequestHead, on_complete: Callable[[], None]
     ) -> None:
-        self.operation = operation
-        self.headers = headers
-        self.keep_alive = keep_alive
+        self.head = head
+        self.keep_alive = head.keep_alive
         self._transport = transport
-        self._is_chunking_understood = is_chunking_understood  # HTTP/1.0 clients do not
         self._on_complete = on_complete
 
     @property
@@ -71,9 +60,13 @@ class Exchange:
     def set(self) -> None:
         self.is_whole = True
 
+    @property
+    def headers(self) -> Sequence[Header]:
+        return self.head.headers
+
     def header(self, name: bytes) -> bytes | None:
         """The first of that (lower-case) name."""
-        for key, value in self.headers:
+        for key, value in self.head.headers:
             if key == name:
                 return value
         return None
@@ -124,29 +117,30 @@ class Exchange:
     def send(self, status: int, headers: bytes, body: bytes, content_type: bytes = JSON) -> None:
         """A whole answer.  ``headers``: complete lines."""
         self.is_started = True
-        self._write(
-            b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n%b"
-            % (
-                _OK if status == 200 else _status_line(status),
-                content_type,
-                len(body),
-                headers,
-                b"" if self.keep_alive else b"connection: close\r\n",
-                body,
+        if not self.disconnected:
+            self._transport.write(
+                b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n%b"
+                % (
+                    _OK if status == 200 else _status_line(status),
+                    content_type,
+                    len(body),
+                    headers,
+                    b"" if self.keep_alive else b"connection: close\r\n",
+                    body,
+                )
             )
-        )
         self._complete()
 
     def start_stream(self, headers: bytes, first: bytes) -> None:
         self.is_started = True
-        if not self._is_chunking_understood:
+        if not self.head.is_chunking_understood:
             self.keep_alive = False
         self._write(
             b"%bcontent-type: %b\r\ncache-control: no-cache\r\n%b%b%b\r\n%b"
             % (
                 _OK,
                 EVENT_STREAM,
-                b"transfer-encoding: chunked\r\n" if self._is_chunking_understood else b"",
+                b"transfer-encoding: chunked\r\n" if self.head.is_chunking_understood else b"",
                 headers,
                 b"" if self.keep_alive else b"connection: close\r\n",
                 self._chunk(first),
@@ -156,16 +150,16 @@ class Exchange:
     def write_stream(self, data: bytes) -> None:
         """``data`` is not empty: an empty chunk would be the end."""
         if not self.disconnected:
-            is_chunked = self._is_chunking_understood
+            is_chunked = self.head.is_chunking_understood
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if is_chunked else data)
 
     def end_stream(self, last: bytes) -> None:
-        end = b"0\r\n\r\n" if self._is_chunking_understood else b""
+        end = b"0\r\n\r\n" if self.head.is_chunking_understood else b""
         self._write(self._chunk(last) + end)
         self._complete()
 
     def _chunk(self, data: bytes) -> bytes:
-        if not data or not self._is_chunking_understood:  # an empty chunk would be the end
+        if not data or not self.head.is_chunking_understood:  # an empty chunk would be the end
             return data
         return b"%x\r\n%b\r\n" % (len(data), data)
 

@@ -1,39 +1,76 @@
 """What settled requests teach: how many tokens prompts have, how long answers are, what is cached.
 
 Only the engine's own counts teach anything, and only those of requests that came to their end.
+Of very many alike some teach enough: of those that end within milliseconds of another, one.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Final
 
+from contracts.names import TenantId
 from contracts.usage import Outcome, UsageSource
 from gateway.admission.cost import CostModel
-from gateway.api.context import RequestContext
+from gateway.api.context import InferenceRequest, RequestContext
 from gateway.exact_counting import ExactCounting
 from gateway.fleet import Fleet
 from gateway.metering import Usage
 
+_ENOUGH: Final = 128  # lessons of a tenant, model and kind of prompt, before they are thinned out
+_LESSON_S: Final = 0.005  # between two from then on
+_MAX_KINDS: Final = 10_000
 
-@dataclass(frozen=True, slots=True)
+
+class _Kind:
+    num_lessons = 0
+    next_lesson_s = 0.0
+
+
 class Experience:
-    costs: CostModel
-    exact: ExactCounting
-    fleet: Fleet
+    def __init__(
+        self,
+        costs: CostModel,
+        exact: ExactCounting,
+        fleet: Fleet,
+        monotonic_s: Callable[[], float],
+    ) -> None:
+        self._costs = costs
+        self._exact = exact
+        self._fleet = fleet
+        self._monotonic_s = monotonic_s
+        self._kinds: dict[tuple[str, str, int | None, int], _Kind] = {}
 
     def note(
         self, context: RequestContext, replica: str | None, usage: Usage, outcome: Outcome
     ) -> None:
         if replica is not None:
-            self.fleet.ended(replica, outcome)
+            self._fleet.ended(replica, outcome)
         if outcome is not Outcome.COMPLETED or usage.source is not UsageSource.ENGINE:
             return
         request, tenant = context.request, context.grant.tenant.tenant_id
-        self.exact.learn(request, usage.prompt_tokens)
-        self.costs.learn_prompt(request.model, request.prompt, usage.prompt_tokens)
-        self.costs.learn_answer(
+        if replica is not None:
+            self._fleet.processed(request, replica, usage)
+        if not self._is_lesson(tenant, request):
+            return
+        self._exact.learn(request, usage.prompt_tokens)
+        self._costs.learn_prompt(request.model, request.prompt, usage.prompt_tokens)
+        self._costs.learn_answer(
             tenant,
             request.model,
             usage.completion_tokens / request.num_choices,
             at_most=request.max_completion_tokens / request.num_choices,
         )
-        if replica is not None:
-            self.fleet.processed(request, replica, usage)
+
+    def _is_lesson(self, tenant: TenantId, request: InferenceRequest) -> bool:
+        prompt, now_s = request.prompt, self._monotonic_s()
+        kind = (tenant, request.model, prompt.mix, prompt.size.bit_length())
+        known = self._kinds.get(kind)
+        if known is None:
+            if len(self._kinds) >= _MAX_KINDS:
+                self._kinds.clear()
+            known = self._kinds[kind] = _Kind()
+        if now_s < known.next_lesson_s:
+            return False
+        known.num_lessons += 1
+        if known.num_lessons >= _ENOUGH:
+            known.next_lesson_s = now_s + _LESSON_S
+        return True

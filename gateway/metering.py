@@ -178,12 +178,12 @@ class EventSource:
                 else min(meter.num_content_events, usage.completion_tokens)
             ),
             output_charge=tenant.output_charge,
-            tpot_ms=self._tpot_ms(meter, usage),
+            tpot_ms=self.tpot_ms(meter, usage),
             priority=grant.admission.priority,
             attempt=meter.attempt,
         )
 
-    def _tpot_ms(self, meter: Meter, usage: Usage) -> float | None:
+    def tpot_ms(self, meter: Meter, usage: Usage) -> float | None:
         """Until now; a document comes at once, and has none."""
         first_byte = meter.first_byte_monotonic_s
         if first_byte is None or usage.completion_tokens < 2 or meter.is_document:

@@ -13,7 +13,6 @@ import logging
 from dataclasses import dataclass
 
 from contracts.admission import TokenCounting
-from contracts.names import HEADER_SESSION_ID
 from contracts.usage import Outcome
 from gateway.access_log import AccessLog, Trace
 from gateway.admission.quota_plan import PlanBook, QuotaPlan
@@ -46,8 +45,6 @@ from gateway.settlement import Settlement, SettlementDesk
 from gateway.turnstile import Turnstile
 
 logger = logging.getLogger(__name__)
-
-_SESSION = HEADER_SESSION_ID.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +108,36 @@ class Pipeline:
 
     async def serve(self, exchange: Exchange) -> None:
         """Never raises, except for its own cancellation."""
-        trace = self._stages.access_log.begin(self._stages.ids.request_id(), exchange.operation)
+        stages, head = self._stages, exchange.head
+        trace = stages.access_log.begin(stages.ids.request_id(), head.operation)
         try:
-            await self._serve(exchange, trace)
+            trace.grant = grant = stages.authenticator.authenticate(
+                head.authorization, exchange.peer
+            )
+            request, exchange.body = stages.reader.read(
+                head.operation, exchange.body, grant, head.session
+            )
+            trace.request, grant = request, grant.for_model(request.model)
+            if grant.admission.counting is TokenCounting.EXACT:
+                trace.request = request = await self._counted(request, exchange, grant)
+            check_prompt_fits(request, grant)
+            context = self._context(trace, grant, request)
+            plan = stages.plans.plan_for(grant, request.model)
+            reservation = _reservation(context, plan, exchange.body)
+            self._check_can_be_served(request, reservation)
+            verdict = await stages.limiter.reserve(reservation)
+            trace.budget = verdict.budget
+            if verdict.shadows:
+                stages.access_log.note_shadows(plan, verdict.shadows)
+            if verdict.refusal is not None:
+                raise refused(verdict.refusal, reservation)  # noqa: TRY301  # as all steps do
+            settlement = Settlement(stages.desk, context, reservation, trace.meter)
+            relay = Relay(
+                stages.fleet, stages.retries, exchange, context, trace.meter, _head(trace)
+            )
+            end = await self._generate(context, relay, settlement, trace)
+            trace.status = 200
+            relay.send_end(end)
         except GatewayError as error:
             self._refuse(exchange, trace, error)
         except Interrupted as interruption:
@@ -123,35 +147,15 @@ class Pipeline:
             logger.exception("request failed", extra={"request_id": trace.request_id})
             self._refuse(exchange, trace, GatewayError("The gateway failed."))
         finally:
-            self._stages.access_log.finish(trace)
-
-    async def _serve(self, exchange: Exchange, trace: Trace) -> None:
-        stages = self._stages
-        authorization = exchange.header(b"authorization")
-        trace.grant = grant = stages.authenticator.authenticate(authorization, exchange.peer)
-        session = exchange.header(_SESSION)
-        request, exchange.body = stages.reader.read(
-            exchange.operation, exchange.body, grant, session
-        )
-        trace.request, grant = request, grant.for_model(request.model)
-        if grant.admission.counting is TokenCounting.EXACT:
-            check_prompt_may_fit(request, grant)
-            request = await stages.exact.counted(request, exchange.body, grant, exchange.watch)
-            trace.request = request
-        check_prompt_fits(request, grant)
-        context = self._context(trace, grant, request)
-        reservation = _reservation(
-            context, stages.plans.plan_for(grant, request.model), exchange.body
-        )
-        self._check_can_be_served(request, reservation)
-        await self._admit(trace, reservation)
-        settlement = Settlement(stages.desk, context, reservation, trace.meter)
-        relay = Relay(stages.fleet, stages.retries, exchange, context, trace.meter, _head(trace))
-        end = await self._generate(context, relay, settlement, trace)
-        trace.status = 200
-        relay.send_end(end)
+            stages.access_log.finish(trace)
 
     # Admission
+
+    async def _counted(
+        self, request: InferenceRequest, exchange: Exchange, grant: Grant
+    ) -> InferenceRequest:
+        check_prompt_may_fit(request, grant)
+        return await self._stages.exact.counted(request, exchange.body, grant, exchange.watch)
 
     def _check_can_be_served(self, request: InferenceRequest, reservation: Reservation) -> None:
         """Before anything is reserved: a request that cannot run should not cost a request."""
@@ -173,15 +177,6 @@ class Pipeline:
             admitted_at=self._stages.clock.now(),
             started_monotonic_s=trace.started_monotonic_s,
         )
-
-    async def _admit(self, trace: Trace, reservation: Reservation) -> None:
-        """Raises RateLimited, InsufficientQuota, QuotaUnavailable."""
-        verdict = await self._stages.limiter.reserve(reservation)
-        trace.budget = verdict.budget
-        if verdict.shadows:
-            self._stages.access_log.note_shadows(reservation.plan, verdict.shadows)
-        if verdict.refusal is not None:
-            raise refused(verdict.refusal, reservation)
 
     # The answer
 
@@ -244,14 +239,19 @@ def _shut_down(exchange: Exchange) -> None:
 def _reservation(context: RequestContext, plan: QuotaPlan, body: bytes) -> Reservation:
     """No cached token counts in its money yet: whether there are any, the replica knows."""
     request = context.request
+    prompt_tokens, completion_tokens = (
+        request.estimated_prompt_tokens,
+        request.max_completion_tokens,
+    )
+    nano_usd = 0
+    if plan.price is not None:
+        nano_usd = plan.nano_usd(uncached=prompt_tokens, cached=0, output=completion_tokens)
     return Reservation(
         reservation_id=context.event_id,
         plan=plan,
-        reserved_tokens=request.estimated_tokens,
-        budget_tokens=request.estimated_prompt_tokens + request.max_completion_tokens,
-        reserved_nano_usd=plan.nano_usd(
-            uncached=request.estimated_prompt_tokens, cached=0, output=request.max_completion_tokens
-        ),
+        reserved_tokens=prompt_tokens + request.reserved_completion_tokens,
+        budget_tokens=prompt_tokens + completion_tokens,
+        reserved_nano_usd=nano_usd,
         turn=turn_of(plan.key_number, body),
     )
 

@@ -7,31 +7,26 @@ this class were not there.  Both kinds may follow each other on one connection, 
 
 import asyncio
 import logging
-import socket
-import struct
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
-from contracts.usage import Outcome
 from gateway.api.context import Operation
 from gateway.api.errors import error_body
 from gateway.api.headers import request_id_header
+from gateway.client_connection import ClientConnection, ConnectionLimits
 from gateway.errors import (
-    AnswerTimeout,
     GatewayError,
     HeadersTooLarge,
     InvalidRequest,
-    RequestTimeout,
     RequestTooLarge,
 )
 from gateway.exchange import Exchange
+from gateway.request_head import KnownHead, RequestHead, known_head, request_head
 
 DATA_PLANE_PATHS: Final = {operation.path.encode(): operation for operation in Operation}
 
@@ -42,20 +37,10 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LINGER_S = 2.0  # for a client to notice the refusal and stop sending
 _MAX_FRAMING_BYTES = 64 * 1024  # in a row; as nginx's four buffers of 8 KB, doubled
 
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # struct linger: on, zero seconds
-
 Start = Callable[[Exchange], object]
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    max_body_bytes: int
-    read_timeout_s: float  # for a whole request
-    write_timeout_s: float  # without a byte taken by the client
-    answer_timeout_s: float  # for a whole answer, and again for the client to take what is left
-
-
-class DataPlaneProtocol(HttpToolsProtocol):
+class DataPlaneProtocol(ClientConnection):
     def __init__(
         self,
         config: Config,
@@ -67,32 +52,46 @@ class DataPlaneProtocol(HttpToolsProtocol):
         make_request_id: Callable[[], str],
         limits: ConnectionLimits,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+        super().__init__(config, server_state, app_state, _loop, limits)
         self._start = start
         self._make_request_id = make_request_id
-        self._limits = limits
         self._num_hosts = 0  # of the message that is being parsed
         self._num_announced_bytes = 0  # of its body
         self._is_in_head = True
         self._num_framing_bytes = 0  # since the last byte of a body: head, chunk sizes, trailers
-        self._is_turn_due = False  # an answer has ended, but the client does not read
-        self._reading_since_s: float | None = self.loop.time()  # None: no message is incomplete
-        self._idle_since_s: float | None = None  # None: a request is under way
-        self._answering_since_s = 0.0  # while an exchange is running
-        self._unread_since_s: float | None = None  # None: the client keeps up
         self._is_discarding = False  # the message that is being parsed has been refused
+        self._accepted: RequestHead | None = None  # by the parser, just now
+        self._known: KnownHead | None = None  # the last that was
+        self._num_known_left = 0  # bytes of the body behind it that has come again
         self._incoming: Exchange | None = None  # its message is being parsed
         self._incoming_parts: list[bytes] = []
         self._num_incoming_bytes = 0
-        self._running: Exchange | None = None  # its answer is being made
-        self._waiting: deque[Exchange | None] = deque()  # pipelined; None: uvicorn's own
 
     # Parsing
 
     def data_received(self, data: bytes) -> None:
         self._idle_since_s = None
-        if self._reading_since_s is None:  # an empty line, maybe: a request should follow
+        if self._num_known_left:
+            self._on_known_body(data)
+            return
+        known = self._known
+        if known is not None and self._reading_since_s is None and self.cycle.response_complete:
+            split = known.split(data)
+            if split is not None and len(split[1]) <= split[0] <= self._limits.max_body_bytes:
+                self._on_known_head(known.head, *split)
+                return
+        self._on_message_bytes(data)
+
+    def _on_message_bytes(self, data: bytes) -> None:
+        begins = self._reading_since_s is None
+        if begins:  # an empty line, maybe: a request should follow
             self._reading_since_s = self.loop.time()
+        self._accepted = None
+        self._parse(data)
+        if begins and self._accepted is not None:
+            self._known = known_head(self._accepted, data, self._num_incoming_bytes)
+
+    def _parse(self, data: bytes) -> None:
         self._num_framing_bytes += len(data)
         try:
             self.parser.feed_data(data)
@@ -136,22 +135,24 @@ class DataPlaneProtocol(HttpToolsProtocol):
         if operation is None or self.parser.get_method() != b"POST":
             self._hand_to_uvicorn()
             return
-        exchange = Exchange(
-            self.transport,
+        head = request_head(
             operation,
             self.headers,
             keep_alive=is_modern and self.parser.should_keep_alive(),
             is_chunking_understood=is_modern,
-            on_complete=self.on_response_complete,
         )
+        exchange = Exchange(self.transport, head, self.on_response_complete)
         self._incoming, self._incoming_parts, self._num_incoming_bytes = exchange, [], 0
         self._take_place(exchange)
         if self.parser.should_upgrade():  # the parser would take the body for another protocol's
             self._refuse(exchange, InvalidRequest("Send the request without 'Upgrade'."))
         elif self._num_announced_bytes > self._limits.max_body_bytes:
             self._refuse(exchange, self._too_large())
-        elif exchange is self._running and self.expect_100_continue:
-            self.transport.write(_CONTINUE)
+        elif self.expect_100_continue:
+            if exchange is self._running:
+                self.transport.write(_CONTINUE)
+        elif head.keep_alive and self._num_announced_bytes:
+            self._accepted = head
 
     def on_body(self, body: bytes) -> None:
         self._num_framing_bytes = 0
@@ -182,6 +183,36 @@ class DataPlaneProtocol(HttpToolsProtocol):
             exchange.is_whole = True
             if exchange is self._running:
                 self._begin(exchange)
+
+    # Without the parser, which stands between two messages meanwhile
+
+    def _on_known_head(self, head: RequestHead, num_bytes: int, body: bytes) -> None:
+        """As the parser would, which has read this head before."""
+        exchange = Exchange(self.transport, head, self.on_response_complete)
+        self.cycle = exchange  # type: ignore[assignment]  # as in _take_place
+        self._running = exchange
+        if len(body) == num_bytes:
+            exchange.body = body
+            exchange.is_whole = True
+            self._begin(exchange)
+            return
+        self._reading_since_s = self.loop.time()
+        self._incoming, self._incoming_parts = exchange, []
+        self._num_known_left = num_bytes
+        if body:
+            self._on_known_body(body)
+
+    def _on_known_body(self, data: bytes) -> None:
+        num_left = self._num_known_left - len(data)
+        if num_left > 0:
+            self._incoming_parts.append(data)
+            self._num_known_left = num_left
+            return
+        self._num_known_left = 0
+        self._incoming_parts.append(data[:num_left] if num_left else data)
+        self.on_message_complete()
+        if num_left:
+            self._on_message_bytes(data[num_left:])  # of the next request
 
     def _operation_of_query(self) -> Operation | None:
         return DATA_PLANE_PATHS.get(self.url.partition(b"?")[0])
@@ -256,9 +287,6 @@ class DataPlaneProtocol(HttpToolsProtocol):
         logger.info("request refused", extra=fields)
         return request_id_header(request_id)
 
-    def _started(self) -> bool:
-        return self._running is not None and self._running.is_whole
-
     # Turns
 
     def on_response_complete(self) -> None:
@@ -305,78 +333,3 @@ class DataPlaneProtocol(HttpToolsProtocol):
             self._start(exchange)
         else:
             self._send_refusal(exchange, exchange.refusal)
-
-    # The connection
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        # The kernel's clock: it alone knows whether a client has taken a byte, or is still there.
-        transport.get_extra_info("socket").setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self._limits.write_timeout_s * 1e3)
-        )
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._waiting.clear()
-        self.pipeline.clear()
-        if self._running is not None:
-            self._running.client_lost()
-
-    def check_deadlines(self, now_s: float) -> None:
-        """Ends what does not come to its end by itself.  Called every second."""
-        self._check_idle(now_s)
-        self._check_request(now_s)
-        self._check_answer(now_s)
-        self._check_client(now_s)
-
-    def _check_request(self, now_s: float) -> None:
-        since_s = self._reading_since_s
-        if since_s is None or self.flow.read_paused or self._started():
-            return
-        if now_s - since_s >= self._limits.read_timeout_s:
-            self._refuse_bytes(RequestTimeout("The request did not arrive in time."))
-
-    def _check_idle(self, now_s: float) -> None:
-        since_s = self._idle_since_s
-        if since_s is not None and now_s - since_s >= self.timeout_keep_alive:
-            self.transport.close()
-
-    def _check_answer(self, now_s: float) -> None:
-        limit_s = self._limits.answer_timeout_s
-        if self._running is None or not self._started():
-            return
-        if now_s - self._answering_since_s >= limit_s:
-            error = AnswerTimeout(f"The answer was not complete after {limit_s:g} seconds.")
-            self._running.interrupt(Outcome.CANCELLED, error)
-
-    def _check_client(self, now_s: float) -> None:
-        """One that takes a byte now and then may take so for days what is written for it."""
-        if self.transport.get_write_buffer_size() == 0:
-            self._unread_since_s = None
-        elif self._unread_since_s is None:
-            self._unread_since_s = now_s
-        elif now_s - self._unread_since_s >= self._limits.answer_timeout_s:
-            # With a reset: else the kernel would go on where we left off.
-            self.transport.get_extra_info("socket").setsockopt(
-                socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE
-            )
-            self.transport.abort()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        if self._running is not None:
-            self._running.is_write_paused = True
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self._running is not None:
-            self._running.resume_writing()
-        elif self._is_turn_due:
-            self._go_on()
-
-    def shutdown(self) -> None:
-        """The server stops: idle connections close now, busy ones after their answer."""
-        if self._running is not None and not self._running.response_complete:
-            self._running.keep_alive = False
-        else:
-            super().shutdown()

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import uvicorn
 
 from gateway.app import Gateway
-from gateway.protocol import ConnectionLimits, DataPlaneProtocol
+from gateway.client_connection import ConnectionLimits
+from gateway.protocol import DataPlaneProtocol
 
 logger = logging.getLogger(__name__)
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import msgspec
 
 from contracts.admission import AdmissionPolicy
-from contracts.usage import Outcome, encode_usage_event
+from contracts.usage import Outcome
 from gateway.admission.redis_limiter import RedisLimiter
 from gateway.admission.verdict import Reservation
 from gateway.api.context import RequestContext
 from gateway.completion import Completion
+from gateway.event_encoder import EventEncoder
 from gateway.experience import Experience
-from gateway.metering import EventSource, Meter, Usage
+from gateway.metering import Meter, Usage
 from gateway.outbox.spool import Spool
 from gateway.turnstile import Turnstile
 
@@ -44,7 +45,7 @@ class SettlementDesk:
 
     limiter: RedisLimiter
     spool: Spool
-    source: EventSource
+    events: EventEncoder
     turnstile: Turnstile
     experience: Experience
     waits: bool  # False: a crash may lose the usage of answers that ended milliseconds before
@@ -73,14 +74,15 @@ class Settlement:
 
     def close(self, usage: Usage, outcome: Outcome) -> Closing:
         if self.closing is None:
-            context, desk = self._context, self._desk
-            spool = desk.spool
-            event = desk.source.event(context, self._meter, usage, outcome, spool.next_seq)
-            committed = spool.append(encode_usage_event(event))
+            context, desk, meter = self._context, self._desk, self._meter
+            reservation, spool = self._reservation, desk.spool
+            event = desk.events.encode(context, meter, usage, outcome, spool.next_seq)
+            committed = spool.append(event)
+            total_tokens = usage.prompt_tokens + usage.completion_tokens
             settled = desk.limiter.settle(
-                self._reservation,
-                used_tokens=usage.total_tokens,
-                used_nano_usd=self._reservation.plan.nano_usd(
+                reservation,
+                used_tokens=total_tokens,
+                used_nano_usd=reservation.plan.nano_usd(
                     uncached=usage.prompt_tokens - usage.cached_prompt_tokens,
                     cached=usage.cached_prompt_tokens,
                     output=usage.completion_tokens,
@@ -88,9 +90,9 @@ class Settlement:
                 limited_tokens=_limited_tokens(usage, context.grant.admission),
             )
             self.closing = Closing(usage, outcome, committed, settled)
-            desk.turnstile.settle(context, self._meter, usage.total_tokens)
+            desk.turnstile.settle(context, meter, total_tokens)
             asyncio.get_running_loop().call_soon(
-                desk.experience.note, context, self._meter.replica, usage, outcome
+                desk.experience.note, context, meter.replica, usage, outcome
             )
         return self.closing
 

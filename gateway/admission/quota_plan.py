@@ -35,8 +35,10 @@ class QuotaPlan:
 
     def check_fits(self, *, tokens: int, budget_tokens: int, nano_usd: int) -> None:
         """Raises InvalidRequest for what waiting would never help, so that it is not a 429."""
-        _check_tokens_fit(tokens, self.most_tokens)
-        _check_tokens_fit(budget_tokens, self.most_budget_tokens)
+        if tokens > self.most_tokens:
+            raise _never_fits(tokens, self.most_tokens)
+        if self.most_budget_tokens is not None and budget_tokens > self.most_budget_tokens:
+            raise _never_fits(budget_tokens, self.most_budget_tokens)
         if self.most_nano_usd is not None and nano_usd > self.most_nano_usd:
             raise InvalidRequest(
                 f"The request may cost {nano_usd} nano-dollars, "
@@ -102,13 +104,12 @@ def quota_plan(grant: Grant, model: str) -> QuotaPlan:
     )
 
 
-def _check_tokens_fit(tokens: int, most_tokens: int | None) -> None:
-    if most_tokens is not None and tokens > most_tokens:
-        raise InvalidRequest(
-            f"The request may need {tokens} tokens, "
-            f"more than the limit of {most_tokens} tokens ever allows.",
-            code="tokens_limit_exceeded",
-        )
+def _never_fits(tokens: int, most_tokens: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"The request may need {tokens} tokens, "
+        f"more than the limit of {most_tokens} tokens ever allows.",
+        code="tokens_limit_exceeded",
+    )
 
 
 def rule_in_words(rule: QuotaRule) -> str:

@@ -13,20 +13,25 @@ from typing import Final
 
 from gateway.admission.local_shares import LocalShares
 from gateway.admission.presence import Presence
-from gateway.admission.quota_scripts import RESERVE, pack_number
+from gateway.admission.quota_plan import QuotaPlan
+from gateway.admission.quota_scripts import RESERVE
 from gateway.admission.quota_store import QuotaStore
 from gateway.admission.quota_tenants import QuotaTenant, QuotaTenants
 from gateway.admission.reservation_leases import ReservationLeases
-from gateway.admission.reserve_call import num_arguments_of, reserve_arguments, verdict_of
-from gateway.admission.resp import pack_arguments
+from gateway.admission.reserve_call import (
+    ReserveCall,
+    num_arguments_of,
+    reserve_arguments,
+    reserve_call,
+    verdict_of,
+)
 from gateway.admission.script_runner import ScriptRunner
-from gateway.admission.settlement_queue import SettlementQueue
+from gateway.admission.settlement_queue import SettlementQueue, spent, spent_nothing
 from gateway.admission.verdict import Reservation, Verdict
 from gateway.completion import Completion
 from gateway.errors import QuotaUnanswered, QuotaUnavailable
 
-_SETTLE, _RELEASE = pack_arguments(1), pack_arguments(0)
-_RELEASED = b"%b%b%b%b" % (_RELEASE, _RELEASE, _RELEASE, _RELEASE)  # no tokens, no money
+_MAX_CALLS: Final = 10_000  # as many plans
 MAX_OPEN: Final = 50_000  # settlements that the store has not confirmed: under a kilobyte each
 
 
@@ -46,6 +51,7 @@ class RedisLimiter:
         self._shares = shares
         self._monotonic_s = monotonic_s
         self._tenants = QuotaTenants()
+        self._calls: dict[QuotaPlan, ReserveCall] = {}
         self._runner = ScriptRunner(store)
         self._presence = Presence(store, shares, name, monotonic_s)
         self._leases = ReservationLeases(self._runner, lease_s)
@@ -72,12 +78,12 @@ class RedisLimiter:
     async def reserve(self, reservation: Reservation) -> Verdict:
         """Raises QuotaUnavailable.  The reservation is held only if the verdict has no refusal."""
         plan = reservation.plan
-        tenant = self._tenants.tenant(plan.tenant_id)
-        arguments = reserve_arguments(self._leases.lease, reservation, is_decided=False)
+        call = self._calls.get(plan) or self._new_call(plan)
+        tenant = call.tenant
         try:
-            reply = await self._runner.run(
-                RESERVE, tenant, arguments, num_arguments_of(reservation)
-            )
+            reply = await self._store.call(call.command(reservation), tenant.slot)
+            if type(reply) is not list:  # an error, maybe only that the script is not known
+                reply = await self._ask_again(tenant, reservation)
             verdict = verdict_of(reply, plan)
         except asyncio.CancelledError:
             self._take_back(reservation)
@@ -87,6 +93,18 @@ class RedisLimiter:
         if verdict.refusal is None:
             self._leases.hold(reservation.reservation_id, tenant)
         return verdict
+
+    def _new_call(self, plan: QuotaPlan) -> ReserveCall:
+        if len(self._calls) >= _MAX_CALLS:
+            self._calls.clear()
+        tenant = self._tenants.tenant(plan.tenant_id)
+        call = self._calls[plan] = reserve_call(self._leases.lease, tenant, plan)
+        return call
+
+    async def _ask_again(self, tenant: QuotaTenant, reservation: Reservation) -> object:
+        """Raises QuotaUnavailable; QuotaRefused for an error reply."""
+        arguments = reserve_arguments(self._leases.lease, reservation, is_decided=False)
+        return await self._runner.run(RESERVE, tenant, arguments, num_arguments_of(reservation))
 
     def _reserve_without_the_store(
         self, reservation: Reservation, tenant: QuotaTenant, away: QuotaUnavailable
@@ -125,19 +143,16 @@ class RedisLimiter:
 
         Then it goes on in the background, whether or not somebody waits.
         """
-        tokens = limited = pack_number(used_tokens)
-        if limited_tokens is None:
-            limited_tokens = used_tokens
-        else:
-            limited = pack_number(limited_tokens)
-        self._shares.settle(reservation, limited_tokens, self._monotonic_s())
-        used = b"%b%b%b%b" % (tokens, limited, pack_number(used_nano_usd), _SETTLE)
+        limited = used_tokens if limited_tokens is None else limited_tokens
+        if reservation.reservation_id in self._shares.admitted:
+            self._shares.settle(reservation, limited, self._monotonic_s())
+        used = spent(reservation.reservation_id, used_tokens, limited, used_nano_usd)
         return self._put(reservation, used)
 
     def release(self, reservation: Reservation) -> Completion[bool]:
         """As ``settle``, for an ask that led to no request: gives the request back, too."""
         self._shares.release(reservation, self._monotonic_s())
-        return self._put(reservation, _RELEASED)
+        return self._put(reservation, spent_nothing(reservation.reservation_id))
 
     def _put(self, reservation: Reservation, used: bytes) -> Completion[bool]:
         self._leases.drop(reservation.reservation_id)

@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
-from gateway.admission.quota_scripts import RESERVE, SETTLE, pack_id
+from gateway.admission.quota_scripts import RESERVE, SETTLE
 from gateway.admission.quota_store import QuotaStore
 from gateway.admission.quota_tenants import QuotaTenant, Settlement
 from gateway.admission.reserve_call import num_arguments_of, reserve_arguments
+from gateway.admission.resp import pack_arguments
 from gateway.admission.script_runner import ScriptRunner, is_unknown_script
 from gateway.admission.verdict import Reservation
 from gateway.completion import Completion
@@ -29,6 +30,26 @@ _MOST_AT_ONCE: Final = 100  # in one call: a millisecond of the store's
 _PARTS_PER_SETTLEMENT: Final = 5
 
 _MakeCommand = Callable[[bytes, bytes, int], bytes]  # Script's, of either kind
+
+
+def spent(reservation_id: str, tokens: int, limited_tokens: int, nano_usd: int) -> bytes:
+    """One settlement's part of the command, packed; ``limited_tokens`` count towards limits.
+
+    Numbers with leading zeros: so their length is known, and Lua reads them all the same.
+    """
+    name = reservation_id.encode()
+    return b"$%d\r\n%b\r\n$20\r\n%020d\r\n$20\r\n%020d\r\n$20\r\n%020d\r\n$1\r\n1\r\n" % (
+        len(name),
+        name,
+        tokens,
+        limited_tokens,
+        nano_usd,
+    )
+
+
+def spent_nothing(reservation_id: str) -> bytes:
+    """As ``spent``, of what led to no request."""
+    return pack_arguments(reservation_id, 0, 0, 0, 0)
 
 
 class SettlementQueue:
@@ -54,8 +75,7 @@ class SettlementQueue:
         self._owing: dict[QuotaTenant, None] = {}  # those with some to send again
         self._untold: dict[str, Settlement] = {}  # by reservation id: what we decided
         self._num_open = 0
-        self._all_closed = asyncio.Event()
-        self._all_closed.set()
+        self._all_closed: asyncio.Event | None = None  # set while somebody waits for it
         self._wake = asyncio.Event()
 
     @property
@@ -66,22 +86,21 @@ class SettlementQueue:
         """What was admitted without the store: it is told as soon as it answers."""
         settlement = Settlement(reservation.reservation_id, None, reservation, Completion())
         self._untold[reservation.reservation_id] = settlement
-        self._open()
+        self._num_open += 1
         self._owe(tenant, [settlement])
 
-    def put(self, tenant: QuotaTenant, reservation_id: str, used: bytes) -> Completion[bool]:
+    def put(self, tenant: QuotaTenant, reservation_id: str, spent: bytes) -> Completion[bool]:
         """True once the store has confirmed; False if it did not at once.
 
-        Then it goes on in the background, whether or not somebody waits.
+        Then it goes on in the background, whether or not somebody waits.  ``spent``: as packed.
         """
-        spent = pack_id(reservation_id) + used
         untold = self._untold.get(reservation_id)
         if untold is not None:
             untold.spent = spent
             untold.is_confirmed.resolve(False)
             return untold.is_confirmed
         settlement = Settlement(reservation_id, spent, None, Completion())
-        self._open()
+        self._num_open += 1
         is_first = not self._joining
         if not tenant.joining:
             self._joining.append(tenant)
@@ -104,9 +123,11 @@ class SettlementQueue:
 
     async def flush(self, timeout_s: float) -> int:
         """Waits for open settlements at shutdown; returns, and logs, how many stay unconfirmed."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._all_closed.wait()
+        if self._num_open:
+            self._all_closed = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._all_closed.wait()
         if self._num_open:
             logger.error("reservations left unsettled", extra={"num_events": self._num_open})
         return self._num_open
@@ -202,13 +223,9 @@ class SettlementQueue:
         for settlement in settlements:
             settlement.is_confirmed.resolve(True)
 
-    def _open(self) -> None:
-        self._num_open += 1
-        self._all_closed.clear()
-
     def _close(self, num_settlements: int) -> None:
         self._num_open -= num_settlements
-        if self._num_open == 0:
+        if self._num_open == 0 and self._all_closed is not None:
             self._all_closed.set()
 
 

@@ -55,8 +55,11 @@ class LimitKind(enum.Enum):
 LIMIT_BY_NUMBER = {kind.value[1]: kind for kind in LimitKind}
 
 
-class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left of both rates at one moment, each of the rule that has least left."""
+class Budget(msgspec.Struct, frozen=True):
+    """What is left of both rates at one moment, each of the rule that has least left.
+
+    In the order of reserve.lua's answer.
+    """
 
     tokens_limit: int
     tokens_remaining: int

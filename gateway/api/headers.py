@@ -1,5 +1,7 @@
 """The headers a client gets: ours only.  What the replica sent stays inside."""
 
+from functools import lru_cache
+
 from gateway.admission.verdict import Budget
 from gateway.errors import whole_seconds
 
@@ -16,25 +18,34 @@ def rate_limit_headers(budget: Budget | None) -> bytes:
     """
     if budget is None:
         return b""
+    requests_ms, tokens_ms = budget.requests_reset_ms, budget.tokens_reset_ms
+    requests_left, tokens_left = budget.requests_remaining, budget.tokens_remaining
+    limits, policy = _of_limits(budget.requests_limit, budget.tokens_limit)
+    window_ms = budget.retry_after_ms  # never beyond Retry-After, which the draft forbids
     return (
-        b"x-ratelimit-limit-requests: %d\r\nx-ratelimit-limit-tokens: %d\r\n"
-        b"x-ratelimit-remaining-requests: %d\r\nx-ratelimit-remaining-tokens: %d\r\n"
+        b"%bx-ratelimit-remaining-requests: %d\r\nx-ratelimit-remaining-tokens: %d\r\n"
         b"x-ratelimit-reset-requests: %b\r\nx-ratelimit-reset-tokens: %b\r\n"
-        b'ratelimit-policy: "requests";q=%d;w=60, "tokens";q=%d;w=60;qu="tokens"\r\n'
-        b'ratelimit: "requests";r=%d;t=%d, "tokens";r=%d;t=%d\r\n'
+        b'%bratelimit: "requests";r=%d;t=%d, "tokens";r=%d;t=%d\r\n'
     ) % (
-        budget.requests_limit,
-        budget.tokens_limit,
-        budget.requests_remaining,
-        budget.tokens_remaining,
-        format_duration(budget.requests_reset_ms),
-        format_duration(budget.tokens_reset_ms),
-        budget.requests_limit,
-        budget.tokens_limit,
-        budget.requests_remaining,
-        _window_s(budget, budget.requests_reset_ms),
-        budget.tokens_remaining,
-        _window_s(budget, budget.tokens_reset_ms),
+        limits,
+        requests_left,
+        tokens_left,
+        b"%dms" % requests_ms if requests_ms < 1000 else format_duration(requests_ms),
+        b"%dms" % tokens_ms if tokens_ms < 1000 else format_duration(tokens_ms),
+        policy,
+        requests_left,
+        whole_seconds(requests_ms if window_ms is None else min(requests_ms, window_ms)),
+        tokens_left,
+        whole_seconds(tokens_ms if window_ms is None else min(tokens_ms, window_ms)),
+    )
+
+
+@lru_cache(maxsize=1_000)
+def _of_limits(requests: int, tokens: int) -> tuple[bytes, bytes]:
+    return (
+        b"x-ratelimit-limit-requests: %d\r\nx-ratelimit-limit-tokens: %d\r\n" % (requests, tokens),
+        b'ratelimit-policy: "requests";q=%d;w=60, "tokens";q=%d;w=60;qu="tokens"\r\n'
+        % (requests, tokens),
     )
 
 
@@ -45,10 +56,3 @@ def format_duration(duration_ms: int) -> bytes:
     minutes, rest_ms = divmod(duration_ms, 60_000)
     seconds = f"{rest_ms / 1000:g}s".encode()
     return b"%dm%b" % (minutes, seconds) if minutes else seconds
-
-
-def _window_s(budget: Budget, reset_ms: int) -> int:
-    """Until the quota is whole again; never beyond Retry-After, which the draft forbids."""
-    if budget.retry_after_ms is not None:
-        reset_ms = min(reset_ms, budget.retry_after_ms)
-    return whole_seconds(reset_ms)

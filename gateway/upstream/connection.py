@@ -18,6 +18,11 @@ _AT_ONCE_S = 0.05  # from the writing of a request to a reset that nothing but a
 _BYTES_ACKED = struct.Struct("=120xQ")  # tcpi_bytes_acked of Linux' struct tcp_info, since 4.1
 
 
+def _seconds(retry_after: bytes | None) -> int | None:
+    """``None`` also for a date, which it may be."""
+    return int(retry_after) if retry_after and _SECONDS.fullmatch(retry_after) else None
+
+
 class UpstreamConnection(asyncio.Protocol):
     """Tells ``on_idle`` when it can take another request, ``on_closed`` when it never will.
 
@@ -42,13 +47,14 @@ class UpstreamConnection(asyncio.Protocol):
         self._idle_timeout_s = idle_timeout_s
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self._headers: dict[bytes, bytes] = {}
+        self.on_header = self._headers.__setitem__  # the parser calls it; the last of a name counts
         self._parser = httptools.HttpResponseParser(self)
         self._response: UpstreamResponse | None = None
         self._num_served = 0
         self._num_sent_bytes = 0  # of all requests before the running one
         self._num_request_bytes = 0
         self._sent_s = 0.0
-        self._retry_after_s: int | None = None
         self.idle_since_s = 0.0
         self._reset_message()
         self._deadline_s = 0.0
@@ -110,21 +116,16 @@ class UpstreamConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._has_excess = self._is_complete  # a second answer to one request
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        if name == b"content-type":
-            self._content_type = value
-        elif name == b"retry-after" and _SECONDS.fullmatch(value):  # it may also be a date
-            self._retry_after_s = int(value)
-        elif name in (b"content-length", b"transfer-encoding"):
-            self._is_framed = True
-
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         self._is_head_in = status >= 200
         self._deadline_s = self._loop.time() + self._idle_timeout_s
         if status >= 200 and self._response is not None and not self._has_excess:
-            self._response.set_head(status, self._content_type, self._retry_after_s)
+            content_type = self._headers.get(b"content-type")  # as most write it
+            if content_type is None:
+                content_type = self._header(b"content-type") or b""
+            retry_after_s = None if status == 200 else _seconds(self._header(b"retry-after"))
+            self._response.set_head(status, content_type, retry_after_s)
 
     def on_body(self, body: bytes) -> None:
         if self._response is not None and not self._has_excess:
@@ -141,14 +142,19 @@ class UpstreamConnection(asyncio.Protocol):
     # One exchange
 
     def _reset_message(self) -> None:
-        self._content_type = b""
-        self._retry_after_s = None
-        self._is_framed = False
+        self._headers.clear()
         self._is_head_in = False
         self._has_answered = False
         self._is_complete = False
         self._is_reusable = False
         self._has_excess = False
+
+    def _header(self, name: bytes) -> bytes | None:
+        """Of that (lower-case) name."""
+        for known, value in self._headers.items():
+            if known.lower() == name:
+                return value
+        return None
 
     def _finish(self) -> None:
         response, self._response = self._response, None
@@ -157,9 +163,11 @@ class UpstreamConnection(asyncio.Protocol):
         self._num_sent_bytes += self._num_request_bytes
         self.idle_since_s = self._loop.time()
         response.source = None
-        if self._is_reusable and not self._has_excess and self.is_usable:
-            assert self._transport is not None
-            self._transport.resume_reading()
+        transport = self._transport
+        is_sound = self._is_reusable and not self._has_excess
+        if is_sound and transport is not None and not transport.is_closing():
+            if response.is_paused:  # its consumer cannot say so any more
+                transport.resume_reading()
             self._on_idle(self)
         else:
             self.close()
@@ -168,10 +176,14 @@ class UpstreamConnection(asyncio.Protocol):
     def _end_by_loss(self, response: UpstreamResponse, exc: Exception | None) -> None:
         if self._num_served > 0 and not self._has_answered and self._is_unread(exc):
             self._on_stale(response)
-        elif response.status and not self._is_framed:
+        elif response.status and not self._is_framed():
             response.end()  # the close is the end: HTTP/1.0 style
         else:
             response.fail(UpstreamError("The replica closed the connection before the end."))
+
+    def _is_framed(self) -> bool:
+        names = (b"content-length", b"transfer-encoding")
+        return any(self._header(name) is not None for name in names)
 
     def _is_unread(self, exc: Exception | None) -> bool:
         """Whether the replica closed the connection before it had read the request.

@@ -12,6 +12,7 @@ from gateway.api.context import Operation
 from gateway.app import Gateway, create_app
 from gateway.clock import SYSTEM_CLOCK, Clock
 from gateway.exchange import Exchange
+from gateway.request_head import request_head
 from gateway.settings import ReplicaAddress, Settings
 from tests.gateway.http_client import chat, request_bytes
 from tests.gateway.processes import PEPPER, Policies, Valkey
@@ -47,10 +48,10 @@ class Scene:
     def exchange(self, **members: object) -> Exchange:
         exchange = Exchange(
             self.transport,
-            Operation.CHAT_COMPLETIONS,
-            [(b"authorization", f"Bearer sk-{self._tenant}".encode())],
-            keep_alive=True,
-            is_chunking_understood=True,
+            request_head(
+                Operation.CHAT_COMPLETIONS,
+                [(b"authorization", f"Bearer sk-{self._tenant}".encode())],
+            ),
             on_complete=lambda: None,
         )
         exchange.body = request_bytes(chat(**members), None).partition(b"\r\n\r\n")[2]

@@ -16,6 +16,7 @@ from gateway.admission.quota_store import QuotaStore
 from gateway.admission.redis_limiter import RedisLimiter
 from gateway.admission.verdict import Reservation
 from gateway.clock import SYSTEM_CLOCK
+from gateway.event_encoder import EventEncoder
 from gateway.exact_counting import ExactCounting
 from gateway.experience import Experience
 from gateway.metering import EventSource, Meter, Usage
@@ -145,9 +146,11 @@ async def desk(tmp_path: Path) -> AsyncIterator[SettlementDesk]:
             monotonic_s=SYSTEM_CLOCK.monotonic_s,
         ),
         spool=spool,
-        source=EventSource("g", "boot", SYSTEM_CLOCK),
+        events=EventEncoder(EventSource("g", "boot", SYSTEM_CLOCK)),
         turnstile=turnstile,
-        experience=Experience(Unteachable(0.95), ExactCounting(fleet.pool), fleet),
+        experience=Experience(
+            Unteachable(0.95), ExactCounting(fleet.pool), fleet, SYSTEM_CLOCK.monotonic_s
+        ),
         waits=True,
     )
     await spool.stop(5.0)

@@ -1,0 +1,86 @@
+"""The head of a request: read once, and known when the same connection sends it again.
+
+A client repeats its header lines, byte by byte, with every request of a connection, but for the
+length of the body.  So a head is taken apart once, by the parser, which is strict; what is the same
+but for the digits of its length means the same.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from contracts.names import HEADER_SESSION_ID
+from gateway.api.context import Operation
+
+Header = tuple[bytes, bytes]
+
+_SESSION: Final = HEADER_SESSION_ID.encode()
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*", re.IGNORECASE)
+_END: Final = b"\r\n\r\n"
+_MOST_DIGITS: Final = 9
+
+
+class RequestHead(msgspec.Struct, frozen=True, eq=False):
+    operation: Operation
+    headers: Sequence[Header]  # names in lower case; without the body's length
+    authorization: bytes | None
+    session: bytes | None
+    keep_alive: bool
+    is_chunking_understood: bool  # HTTP/1.0 clients do not
+
+
+def request_head(
+    operation: Operation,
+    headers: Sequence[Header],
+    *,
+    keep_alive: bool = True,
+    is_chunking_understood: bool = True,
+) -> RequestHead:
+    kept = tuple(header for header in headers if header[0] != b"content-length")
+    first = dict(reversed(kept))
+    return RequestHead(
+        operation,
+        kept,
+        first.get(b"authorization"),
+        first.get(_SESSION),
+        keep_alive,
+        is_chunking_understood,
+    )
+
+
+class KnownHead:
+    """A head that was accepted, as it came, around the digits of the body's length."""
+
+    def __init__(self, head: RequestHead, before: bytes, after: bytes) -> None:
+        self.head = head
+        self._before = before
+        self._after = after
+
+    def split(self, data: bytes) -> tuple[int, bytes] | None:
+        """The length of the body, and what has come of it; ``None``: ``data`` begins otherwise."""
+        if not data.startswith(self._before):
+            return None
+        start = len(self._before)
+        end = data.find(b"\r", start, start + _MOST_DIGITS + 1)
+        if end < 0 or not data.startswith(self._after, end):
+            return None
+        digits = data[start:end]
+        return (int(digits), data[end + len(self._after) :]) if digits.isdigit() else None
+
+
+def known_head(head: RequestHead, data: bytes, num_body_bytes: int) -> KnownHead | None:
+    """``data``: what the parser was given, with so many bytes of the body behind the head.
+
+    ``None`` where the head is not all of the rest, or its length is not written plainly.
+    """
+    end = data.find(_END) + len(_END)
+    lengths = list(_LENGTH.finditer(data, 0, end))
+    if end < len(_END) or len(data) - end != num_body_bytes or len(lengths) != 1:
+        return None
+    start = lengths[0].end()
+    digits_end = data.index(b"\r", start)
+    if not data[start:digits_end].isdigit() or digits_end - start > _MOST_DIGITS:
+        return None
+    return KnownHead(head, data[:start], data[digits_end:end])
