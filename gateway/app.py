@@ -47,12 +47,7 @@ from gateway.turnstile import Turnstile
 from gateway.workers.place import Place
 from gateway.workers.siblings import Siblings
 
-<<<<<<< HEAD
-_GATHER_S = 0.004  # of events nobody waits for: fewer, larger writes
-=======
 _GATHER_S = 0.01  # of events nobody waits for: fewer, larger writes
-_FIRST_POLICY_S = 2.0  # for the store to tell it; then the gateway begins without
->>>>>>> 07ccf80 (gateway: a head that comes again is not parsed again; commands and events are packed once)
 _CLOSE_S = 5.0  # for the last settlements and events, after the last request
 
 
@@ -174,8 +169,6 @@ def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
     )
 
 
-<<<<<<< HEAD
-=======
 def _spool(settings: Settings, boot_id: str) -> Spool:
     return Spool(
         settings.spool_dir,
@@ -186,14 +179,6 @@ def _spool(settings: Settings, boot_id: str) -> Spool:
     )
 
 
-def _policy_store(settings: Settings) -> FileDocuments | ValkeyDocuments:
-    if settings.policy_url is not None:
-        return ValkeyDocuments(RespAddress.parse(settings.policy_url.get_secret_value()))
-    assert settings.policy_file is not None, "settings want one of the two"
-    return FileDocuments(settings.policy_file)
-
-
->>>>>>> 07ccf80 (gateway: a head that comes again is not parsed again; commands and events are packed once)
 @asynccontextmanager
 async def _metrics(parts: _Parts, place: Place | None) -> AsyncGenerator[RenderMetrics]:
     """What ``/metrics`` says: of all workers, where there are several."""

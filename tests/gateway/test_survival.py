@@ -14,6 +14,7 @@ from contracts.usage import Outcome, UsageEvent
 from gateway.api.context import Operation
 from gateway.app import Gateway, create_app
 from gateway.exchange import Exchange
+from gateway.request_head import request_head
 from gateway.settings import ReplicaAddress, Settings
 from tests.gateway.http_client import request_bytes
 from tests.gateway.processes import PEPPER, Policies, Valkey
@@ -117,10 +118,7 @@ class Fleet:
         operation = Operation.CHAT_COMPLETIONS if "messages" in body else Operation.COMPLETIONS
         exchange = Exchange(
             transport,
-            operation,
-            [(b"authorization", f"Bearer sk-{self.tenant}".encode())],
-            keep_alive=True,
-            is_chunking_understood=True,
+            request_head(operation, [(b"authorization", f"Bearer sk-{self.tenant}".encode())]),
             on_complete=lambda: None,
         )
         exchange.body = request_bytes(members | body, None).partition(b"\r\n\r\n")[2]
