@@ -12,6 +12,7 @@ from billing.audit import Account, Boot, Posted, expected_entries
 from billing.bulk_insert import EventKey, in_parts
 from billing.ledger_schema import (
     TOKEN_COLUMNS,
+    dead_letter_replays,
     dead_letters,
     ledger_entries,
     microseconds,
@@ -178,7 +179,12 @@ def _entries(
 
 
 def num_dead_letters(connection: Connection) -> int:
-    return connection.execute(select(func.count()).select_from(dead_letters)).scalar_one()
+    """Without those that have been replayed."""
+    num_letters, num_replayed = (
+        connection.execute(select(func.count()).select_from(table)).scalar_one()
+        for table in (dead_letters, dead_letter_replays)
+    )
+    return int(num_letters - num_replayed)
 
 
 def num_unpriced(connection: Connection) -> int:

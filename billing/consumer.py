@@ -6,7 +6,7 @@ It remembers nothing that the ledger does not: killed anywhere, it goes on from 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Protocol
 
 from billing.current_prices import CurrentPrices
@@ -60,6 +60,7 @@ class Consumer:
         self._prices = prices
         self._poll_interval_s = poll_interval_s
         self._num_failures = 0
+        self._told_unpriced: set[str] = set()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until ``stop`` is set; a transaction that has begun is finished.  Raises SourceLost."""
@@ -106,6 +107,7 @@ class Consumer:
             logger.info("another consumer was first", extra={"source_id": batch.source_id})
             await self._source.seek(batch.source_id, exc.stored_offset)
             return
+        self._tell_unpriced(result.unpriced_models)
         logger.info(
             "batch posted",
             extra={
@@ -118,6 +120,12 @@ class Consumer:
                 "num_dead": result.num_dead,
             },
         )
+
+    def _tell_unpriced(self, models: Set[str]) -> None:
+        """Once a model, for as long as the process lives."""
+        for model in sorted(models - self._told_unpriced):
+            logger.error("a model has no price: its events wait", extra={"model": model})
+            self._told_unpriced.add(model)
 
 
 def pause_after_failures_s(poll_interval_s: float, num_failures: int) -> float:

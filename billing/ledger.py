@@ -12,10 +12,13 @@ from datetime import UTC, datetime
 from sqlalchemy import Connection, delete, insert, select, tuple_, update
 
 from billing.bulk_insert import EventKey, Row, in_parts, insert_new_events, insert_rows
+from billing.daily_usage import add_charges, add_events
 from billing.dead_letter import DeadLetter, DeadReason
 from billing.errors import OffsetConflict, PriceBookInvalid
-from billing.ledger_database import alone, open_for_posting, translated_errors
+from billing.late import LatestInvoices, latest_invoices
+from billing.ledger_database import alone, books_shared, open_for_posting, translated_errors
 from billing.ledger_schema import (
+    dead_letter_replays,
     dead_letters,
     ledger_entries,
     microseconds,
@@ -45,6 +48,7 @@ class PostResult:
     num_repeated: int
     num_unpriced: int
     num_dead: int
+    unpriced_models: frozenset[str] = frozenset()
 
 
 class Ledger:
@@ -84,9 +88,11 @@ class Ledger:
         posted_at_us = microseconds(self._now())
         rows = [_event_row(batch.source_id, posting, posted_at_us) for posting in batch.postings]
         with translated_errors(), self._engine.begin() as connection:
+            books_shared(connection)
             _advance(connection, batch)
             fresh, known = _insert_events(connection, rows, batch.postings)
             _insert_entries(connection, fresh)
+            add_events(connection, ((p.event, p.charges or ()) for p in fresh))
             dead = [*batch.dead_letters, *_contradictions(connection, known)]
             num_dead = _post_dead_letters(connection, batch.source_id, dead)
         num_events = len(batch.postings) + len(batch.dead_letters)
@@ -96,7 +102,15 @@ class Ledger:
             num_repeated=num_events - len(fresh) - num_dead,
             num_unpriced=sum(p.charges is None for p in fresh),
             num_dead=num_dead,
+            unpriced_models=frozenset(p.event.model for p in fresh if p.charges is None),
         )
+
+    def mark_replayed(self, letters: Sequence[tuple[str, int]]) -> None:
+        """Dead letters, by source and offset, that have been posted after all."""
+        replayed_at_us = microseconds(self._now())
+        with translated_errors(), self._engine.begin() as connection:
+            rows = [(source_id, offset, replayed_at_us) for source_id, offset in letters]
+            insert_rows(connection, dead_letter_replays, rows)
 
     def post_unpriced(self, price_book: PriceBook) -> int:
         """Rate the events that had no price and now have one; returns how many."""
@@ -105,6 +119,7 @@ class Ledger:
         while True:
             with translated_errors(), self._engine.begin() as connection:
                 alone(connection)
+                books_shared(connection)
                 events = _unpriced_after(connection, after, price_book)
                 num_posted += _rate_unpriced(connection, events, price_book)
             if not events:
@@ -203,7 +218,8 @@ def _contradictory(posting: Posting) -> DeadLetter:
 
 
 def _insert_entries(connection: Connection, postings: Sequence[Posting]) -> None:
-    entries = [_entry_row(p.event, charge) for p in postings for charge in p.charges or ()]
+    late = latest_invoices(connection, {p.event.tenant_id for p in postings})
+    entries = [_entry_row(p.event, charge, late) for p in postings for charge in p.charges or ()]
     insert_rows(connection, ledger_entries, entries)
     waiting = [_unpriced_row(p.event) for p in postings if p.charges is None]
     insert_rows(connection, unpriced_events, waiting)
@@ -248,7 +264,8 @@ def _unpriced_after(
 def _rate_unpriced(
     connection: Connection, events: Sequence[UsageEvent], price_book: PriceBook
 ) -> int:
-    num_posted = 0
+    late = latest_invoices(connection, {event.tenant_id for event in events})
+    rated: list[tuple[UsageEvent, Sequence[Charge]]] = []
     for event in events:
         charges = charges_for(event, price_book)
         if charges is None:
@@ -258,9 +275,10 @@ def _rate_unpriced(
             .where(unpriced_events.c.tenant_id == event.tenant_id)
             .where(unpriced_events.c.event_id == event.event_id)
         )
-        insert_rows(connection, ledger_entries, [_entry_row(event, c) for c in charges])
-        num_posted += 1
-    return num_posted
+        insert_rows(connection, ledger_entries, [_entry_row(event, c, late) for c in charges])
+        rated.append((event, charges))
+    add_charges(connection, rated)
+    return len(rated)
 
 
 def _key(event: UsageEvent) -> EventKey:
@@ -297,16 +315,18 @@ def _event_row(source_id: str, posting: Posting, posted_at_us: int) -> Row:
     )
 
 
-def _entry_row(event: UsageEvent, charge: Charge) -> Row:
+def _entry_row(event: UsageEvent, charge: Charge, late: LatestInvoices) -> Row:
+    occurred_at_us = microseconds(event.occurred_at)
     return (
         event.tenant_id,
         event.event_id,
         charge.token_class.value,
-        microseconds(event.occurred_at),
+        occurred_at_us,
         event.model,
         charge.tokens,
         charge.pico_usd,
         charge.price_id,
+        late.number_after(event.tenant_id, occurred_at_us),
     )
 
 

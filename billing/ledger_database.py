@@ -19,6 +19,7 @@ from billing.ledger_upgrade import REVISION, create_or_upgrade
 
 _EXAMPLES: Final = "sqlite:////var/lib/ledger.db or postgresql://billing@db/ledger"
 _SETUP_LOCK: Final = 0x70616E64616C  # of this application, in PostgreSQL's advisory locks
+_BOOKS_LOCK: Final = _SETUP_LOCK + 1
 _BUSY_S: Final = 30  # how long SQLite waits for another process's transaction
 
 LedgerRef = str | Engine
@@ -95,6 +96,18 @@ def alone(connection: Connection) -> None:
     """
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _SETUP_LOCK})
+
+
+def books_shared(connection: Connection) -> None:
+    """Until this transaction ends no month is closed: what it posts is in time, or is late."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock_shared(:key)"), {"key": _BOOKS_LOCK})
+
+
+def books_alone(connection: Connection) -> None:
+    """Until this transaction ends nobody posts."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _BOOKS_LOCK})
 
 
 def _check_complete(connection: Connection) -> None:

@@ -2,7 +2,8 @@
 
 Instants are integer microseconds since 1970 UTC: exact, ordered, and the same in every database.
 The tables of ``APPEND_ONLY`` are that: triggers refuse anything else.
-``source_offsets`` says what has been read; ``unpriced_events`` what still waits for a price.
+``source_offsets`` says what has been read; ``unpriced_events`` what still waits for a price;
+``daily_usage`` sums events and entries as they are posted.
 A change here needs a migration beside it: a test compares what both make.
 """
 
@@ -23,6 +24,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    UniqueConstraint,
     false,
     func,
 )
@@ -32,8 +34,17 @@ from billing.pricing import TokenClass
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _PICO_USD_PER_MICRO_USD: Final = 10**6
+_US_PER_DAY: Final = 86_400_000_000
 
-APPEND_ONLY: Final = ("usage_events", "ledger_entries", "prices", "dead_letters")
+APPEND_ONLY: Final = (
+    "usage_events",
+    "ledger_entries",
+    "prices",
+    "dead_letters",
+    "dead_letter_replays",
+    "adjustments",
+    "invoices",
+)
 
 metadata: Final = MetaData()
 
@@ -95,6 +106,7 @@ ledger_entries: Final = Table(
     Column("tokens", BigInteger, CheckConstraint("tokens > 0"), nullable=False),
     Column("pico_usd", BigInteger, CheckConstraint("pico_usd >= 0"), nullable=False),
     Column("price_id", Text, ForeignKey("prices.price_id"), nullable=False),
+    Column("late_after_invoice", BigInteger),  # its period was closed: billed by the next one
     ForeignKeyConstraint(
         ["tenant_id", "event_id"], ["usage_events.tenant_id", "usage_events.event_id"]
     ),
@@ -126,6 +138,63 @@ dead_letters: Final = Table(
     Column("payload", LargeBinary, nullable=False),
 )
 
+dead_letter_replays: Final = Table(
+    "dead_letter_replays",
+    metadata,
+    Column("source_id", Text, primary_key=True),
+    Column("source_offset", BigInteger, primary_key=True),
+    Column("replayed_at_us", BigInteger, nullable=False),
+    ForeignKeyConstraint(
+        ["source_id", "source_offset"], ["dead_letters.source_id", "dead_letters.source_offset"]
+    ),
+)
+
+adjustments: Final = Table(
+    "adjustments",
+    metadata,
+    Column("tenant_id", Text, primary_key=True),
+    Column("adjustment_id", Text, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("event_id", Text),  # what is corrected; None: no single event
+    Column("occurred_at_us", BigInteger, nullable=False),  # of the service that it is for
+    Column("posted_at_us", BigInteger, nullable=False),
+    Column("pico_usd", BigInteger, nullable=False),  # below zero: in the tenant's favour
+    Column("reason", Text, nullable=False),
+    Column("late_after_invoice", BigInteger),
+    ForeignKeyConstraint(
+        ["tenant_id", "event_id"], ["usage_events.tenant_id", "usage_events.event_id"]
+    ),
+)
+
+invoices: Final = Table(
+    "invoices",
+    metadata,
+    Column("tenant_id", Text, primary_key=True),
+    Column("number", BigInteger, primary_key=True),
+    Column("month", Text, nullable=False),
+    Column("time_zone", Text, nullable=False),
+    Column("period_from_us", BigInteger, nullable=False),
+    Column("period_to_us", BigInteger, nullable=False),
+    Column("closed_at_us", BigInteger, nullable=False),
+    Column("total_cents", BigInteger, CheckConstraint("total_cents >= 0"), nullable=False),
+    Column("carried_pico_usd", BigInteger, nullable=False),  # owed to the tenant; zero or less
+    Column("document", LargeBinary, nullable=False),  # as it was issued
+    UniqueConstraint("tenant_id", "month"),
+)
+
+daily_usage: Final = Table(
+    "daily_usage",
+    metadata,
+    Column("tenant_id", Text, primary_key=True),
+    Column("day", BigInteger, primary_key=True),  # since 1970, UTC
+    Column("key_id", Text, primary_key=True),
+    Column("model", Text, primary_key=True),
+    Column("num_requests", BigInteger, nullable=False),
+    *(Column(f"{c.value}_tokens", BigInteger, nullable=False) for c in TokenClass),
+    Column("micro_usd", BigInteger, nullable=False),
+    Column("rest_pico_usd", BigInteger, nullable=False),
+)
+
 TOKEN_COLUMNS: Final = tuple(usage_events.c[f"{c.value}_tokens"] for c in TokenClass)
 """In the order of ``TokenClass``."""
 
@@ -148,6 +217,16 @@ def sum_pico_usd() -> tuple[ColumnElement[int], ColumnElement[int]]:
         func.coalesce(func.sum(pico_usd // _PICO_USD_PER_MICRO_USD), 0),
         func.coalesce(func.sum(pico_usd % _PICO_USD_PER_MICRO_USD), 0),
     )
+
+
+def split_pico_usd(pico_usd: int) -> tuple[int, int]:
+    """(whole micro-dollars, rest): what ``joined_pico_usd`` joins again."""
+    return divmod(pico_usd, _PICO_USD_PER_MICRO_USD)
+
+
+def day_of(instant_us: int) -> int:
+    """Days since 1970, UTC."""
+    return instant_us // _US_PER_DAY
 
 
 def joined_pico_usd(micro_usd: int, rest_pico_usd: int) -> int:

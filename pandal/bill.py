@@ -13,6 +13,7 @@ from billing.money import plain
 from billing.statement import Statement, statement
 from contracts.errors import ContractError
 from contracts.names import tenant_id
+from pandal.books import time_zone_of
 from pandal.datadir import DataDir
 from pandal.errors import BadOption, NotFound, PandalError
 from pandal.keys import read_policies
@@ -26,7 +27,7 @@ def read_statement(data_dir: DataDir, tenant: str, month: str) -> Statement:
     """Raises BadOption for a month or name that cannot be, NotFound for a tenant nobody knows."""
     try:
         name = tenant_id(tenant)
-        found = statement(data_dir.ledger_url, name, month)
+        found = statement(data_dir.ledger_url, name, month, time_zone_of(data_dir, name))
         is_known = found.num_requests + found.num_requests_without_usage > 0
         is_known = is_known or _is_known(data_dir, name)
     except (ContractError, RequestInvalid) as exc:
@@ -41,7 +42,7 @@ def read_statement(data_dir: DataDir, tenant: str, month: str) -> Statement:
 
 
 def show_statement(console: Console, found: Statement) -> None:
-    title = f"{found.tenant_id}, {found.month} (UTC): {found.num_requests} requests"
+    title = f"{found.tenant_id}, {found.month} ({found.time_zone}): {found.num_requests} requests"
     console.print(Text(title, "bold"))
     if found.lines:
         console.print(_table(found))

@@ -1,11 +1,13 @@
 """The commands that keep the books: ``pandal audit`` and what else an accountant asks for."""
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
+import msgspec
 import typer
 
-from pandal.datadir import data_dir_at
+from pandal.datadir import DataDir, data_dir_at
 from pandal.installation import require_extras
 from pandal.screen import SteadyConsole, say
 from pandal.settings import CommandSettings
@@ -20,7 +22,12 @@ PriceBookOption = Annotated[
     Path | None,
     typer.Option("--price-book", help="TOML or YAML.", show_default="the packaged one"),
 ]
+TenantArgument = Annotated[str, typer.Argument()]
+MonthOption = Annotated[str, typer.Option("--month", help="YYYY-MM, in the tenant's time zone.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+billing_app = typer.Typer(no_args_is_help=True, help="Invoices, adjustments, dead letters.")
+prices_app = typer.Typer(no_args_is_help=True, help="Price books.")
 
 
 def audit(
@@ -45,10 +52,9 @@ def audit(
     require_extras(("billing",))
     from pandal.audit import AuditRequest, report_json, run_audit, show_report
 
-    default = CommandSettings().default_data_dir()
     report = run_audit(
         AuditRequest(
-            data_dir=data_dir_at(default if data_dir is None else data_dir),
+            data_dir=_data_dir(data_dir),
             price_book=price_book,
             grace_s=grace_s,
             patience_s=patience_s,
@@ -62,3 +68,137 @@ def audit(
         show_report(SteadyConsole(), report)
     if report.findings:
         raise typer.Exit(1)
+
+
+def usage(
+    tenant: Annotated[str | None, typer.Argument(show_default="all")] = None,
+    by: Annotated[
+        Literal["day", "model", "key", "tenant"], typer.Option(help="What a line is of.")
+    ] = "day",
+    first: Annotated[
+        datetime | None,
+        typer.Option("--from", formats=["%Y-%m-%d"], help="UTC.", show_default="a month ago"),
+    ] = None,
+    last: Annotated[
+        datetime | None,
+        typer.Option("--to", formats=["%Y-%m-%d"], help="UTC, included.", show_default="today"),
+    ] = None,
+    as_json: JsonOption = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, for spreadsheets.")] = False,
+    data_dir: DataDirOption = None,
+) -> None:
+    """What was used and charged, by day, model or key, from the ledger."""
+    require_extras(("billing",))
+    from billing.usage_report import Grouping, UsageQuery, usage_csv, usage_json
+    from pandal.usage import read_usage, show_usage
+
+    today = datetime.now(UTC).date()
+    until = today if last is None else last.date()
+    since = until - timedelta(days=30) if first is None else first.date()
+    query = UsageQuery(Grouping(by), since, until, tenant)
+    rows = read_usage(_data_dir(data_dir), query)
+    if as_json:
+        say(usage_json(query, rows).decode())
+    elif as_csv:
+        say(usage_csv(query, rows).rstrip("\n"))
+    else:
+        show_usage(SteadyConsole(), query, rows)
+
+
+@billing_app.command("close")
+def close(
+    tenant: TenantArgument,
+    month: MonthOption,
+    grace_hours: Annotated[
+        float, typer.Option(min=0, help="After the month's end, for what comes late.")
+    ] = 2.0,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Close a tenant's month: its invoice, which nothing changes any more."""
+    require_extras(("billing",))
+    from pandal.books import close_month
+
+    invoice = close_month(_data_dir(data_dir), tenant, month, grace_hours=grace_hours)
+    say(msgspec.json.format(invoice.to_json(), indent=2).decode())
+
+
+@billing_app.command("invoice")
+def invoice(tenant: TenantArgument, month: MonthOption, data_dir: DataDirOption = None) -> None:
+    """Print a closed month's invoice as it was issued."""
+    require_extras(("billing",))
+    from pandal.books import issued_invoice
+
+    document = issued_invoice(_data_dir(data_dir), tenant, month)
+    say(msgspec.json.format(document, indent=2).decode())
+
+
+@billing_app.command("adjust")
+def adjust_(
+    tenant: TenantArgument,
+    usd: Annotated[str, typer.Option(help="Below zero: in the tenant's favour.")],
+    reason: Annotated[str, typer.Option(help="A line of the invoice.")],
+    name: Annotated[str, typer.Option("--id", help="Makes it count once.")],
+    request: Annotated[
+        str | None, typer.Option(help="The request id that it corrects.", show_default="none")
+    ] = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Post a correction or a credit beside what was used."""
+    require_extras(("billing",))
+    from pandal.books import adjust
+
+    is_new = adjust(_data_dir(data_dir), tenant, usd=usd, reason=reason, name=name, request=request)
+    say("posted" if is_new else "had been posted before")
+
+
+@billing_app.command("replay")
+def replay_(price_book: PriceBookOption = None, data_dir: DataDirOption = None) -> None:
+    """Post the dead letters that this version understands."""
+    require_extras(("billing",))
+    from pandal.books import replay_dead_letters
+
+    result = replay_dead_letters(_data_dir(data_dir), price_book)
+    say(
+        f"{result.num_posted} posted, {result.num_repeated} were in the ledger, "
+        f"{result.num_left} left"
+    )
+
+
+@prices_app.command("export")
+def export(
+    price_book: Annotated[Path | None, typer.Argument(show_default="the packaged one")] = None,
+) -> None:
+    """Check a price book and print it as YAML, which billing reads as well."""
+    require_extras(("billing",))
+    from billing.errors import PriceBookInvalid
+    from billing.price_book_file import read_price_book, yaml_price_book
+    from pandal.errors import BadOption
+
+    try:
+        say(yaml_price_book(read_price_book(price_book)).rstrip("\n"))
+    except PriceBookInvalid as exc:
+        raise BadOption(str(exc)) from exc
+
+
+@prices_app.command("dry-run")
+def dry_run(
+    price_book: Annotated[Path, typer.Argument(help="TOML or YAML.")],
+    month: Annotated[str, typer.Option(help="YYYY-MM, UTC.")],
+    data_dir: DataDirOption = None,
+) -> None:
+    """What a month would have cost under another price book.  Changes nothing."""
+    require_extras(("billing",))
+    from billing.money import plain, usd_from_pico_usd
+    from pandal.books import compare_books
+
+    for tenant, found in compare_books(_data_dir(data_dir), price_book, month).items():
+        was, would_be = (
+            plain(usd_from_pico_usd(pico_usd))
+            for pico_usd in (found.charged_pico_usd, found.would_be_pico_usd)
+        )
+        unpriced = f", {found.num_unpriced} requests unpriced" if found.num_unpriced else ""
+        say(f"{tenant}: {was} USD, would be {would_be} USD{unpriced}")
+
+
+def _data_dir(option: Path | None) -> DataDir:
+    return data_dir_at(CommandSettings().default_data_dir() if option is None else option)

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from pandal.bench.commands import bench_app
-from pandal.billing_commands import audit
+from pandal.billing_commands import audit, billing_app, prices_app, usage
 from pandal.datadir import DataDir, data_dir_at
 from pandal.errors import PandalError
 from pandal.explain import explain
@@ -36,6 +36,9 @@ app.command()(plan)
 app.command()(simulate)
 app.command()(explain)
 app.command()(audit)
+app.command()(usage)
+app.add_typer(billing_app, name="billing")
+app.add_typer(prices_app, name="prices")
 app.add_typer(keys_app, name="keys")
 app.add_typer(policy_app, name="policy")
 app.add_typer(bench_app, name="bench")

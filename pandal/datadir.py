@@ -50,6 +50,11 @@ class DataDir:
         return f"sqlite:///{self.ledger}"
 
     @property
+    def terms(self) -> Path:
+        """Time zones and budgets that were agreed with tenants; need not be there."""
+        return self.root / "terms.yaml"
+
+    @property
     def spool(self) -> Path:
         return self.root / "spool"
 

@@ -102,6 +102,9 @@ def test_a_ledger_of_the_first_shape_is_brought_up_to_date_with_all_it_holds(
     assert (event.gateway_boot_id, event.gateway_seq) == ("0a", 1)
     assert event.posted_at_us == event.occurred_at_us
     assert later.posted_at_us > 0
+    (day,) = rows(first_shape, "daily_usage")
+    assert (day.num_requests, day.output_text_tokens) == (2, 14)
+    assert day.micro_usd * 10**6 + day.rest_pico_usd == totals(first_shape, "acme").pico_usd
     with pytest.raises(Exception, match="append-only"):
         execute(first_shape, "DELETE FROM usage_events")
 

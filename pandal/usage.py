@@ -1,0 +1,62 @@
+"""``pandal usage``: what was used and charged, by day, model or key, with a bar for each."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from billing.errors import BillingError, LedgerMissing
+from billing.money import plain, sum_usd
+from billing.usage_report import UsageQuery, UsageRow, usage_rows
+from contracts.errors import ContractError
+from contracts.names import tenant_id
+from pandal.datadir import DataDir
+from pandal.errors import BadOption, NotFound, PandalError
+
+_BAR_CELLS: Final = 24
+_EIGHTHS: Final = " ▏▎▍▌▋▊▉"
+
+
+def read_usage(data_dir: DataDir, query: UsageQuery) -> list[UsageRow]:
+    """Raises BadOption, NotFound, PandalError."""
+    try:
+        if query.tenant_id is not None:
+            tenant_id(query.tenant_id)
+        return usage_rows(data_dir.ledger_url, query)
+    except ContractError as exc:
+        raise BadOption(str(exc)) from exc
+    except LedgerMissing as exc:
+        raise NotFound(f"no ledger in {data_dir.root}: no fleet has run there yet") from exc
+    except BillingError as exc:
+        raise PandalError(str(exc)) from exc
+
+
+def show_usage(console: Console, query: UsageQuery, rows: Sequence[UsageRow]) -> None:
+    whose = "all tenants" if query.tenant_id is None else query.tenant_id
+    console.print(Text(f"{whose}, {query.first} to {query.last} (UTC)", "bold"))
+    if not rows:
+        console.print(Text("nothing was used"))
+        return
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(query.by.value, overflow="fold")
+    for heading in ("requests", "tokens", "USD"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("tokens", no_wrap=True)
+    most = max(row.total_tokens for row in rows)
+    for row in rows:
+        counts = (f"{row.num_requests:,}", f"{row.total_tokens:,}", plain(row.usd))
+        table.add_row(row.group, *counts, bar(row.total_tokens, most))
+    console.print(table)
+    requests, tokens = sum(r.num_requests for r in rows), sum(r.total_tokens for r in rows)
+    total_usd = plain(sum_usd(row.usd for row in rows))
+    console.print(Text(f"{requests:,} requests, {tokens:,} tokens, {total_usd} USD"))
+
+
+def bar(value: int, most: int) -> str:
+    """In eighths of a cell; what is not nothing shows."""
+    eighths = 0 if most == 0 else -(-value * _BAR_CELLS * 8 // most)
+    whole, rest = divmod(eighths, 8)
+    return "█" * whole + (_EIGHTHS[rest] if rest else "")

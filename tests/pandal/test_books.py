@@ -1,0 +1,159 @@
+"""The accountant's commands, as they are typed, on a ledger that no fleet is running on."""
+
+import csv
+import io
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from billing.ledger import Ledger
+from billing.posting import rate_batch
+from contracts.replica_usage import encode_replica_usage
+from contracts.spool import frame
+from contracts.usage import UsageEvent
+from pandal.cli import app
+from pandal.datadir import DataDir
+from pandal.errors import BadOption, NotFound, PandalError
+from pandal.usage import bar
+from tests.billing.test_audit import record
+from tests.billing.test_service import BASE_PRICES
+from tests.billing.usage_events import BOOK, SEGMENT, batch_of, usage, write_segment
+
+
+def used_in_february(number: int) -> UsageEvent:
+    return usage(number, gateway_seq=number, occurred_at=datetime(2026, 2, 10, tzinfo=UTC))
+
+
+@pytest.fixture
+def used(data_dir: DataDir) -> DataDir:
+    """Three requests of February, which is over."""
+    ledger = Ledger(data_dir.ledger_url)
+    ledger.record_prices(BOOK)
+    ledger.post(rate_batch(batch_of([used_in_february(n) for n in (1, 2, 3)]), BOOK))
+    ledger.close()
+    return data_dir
+
+
+def run(data_dir: DataDir, *arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments, "--data-dir", str(data_dir.root)])
+
+
+def printed(data_dir: DataDir, *arguments: str) -> str:
+    result = run(data_dir, *arguments)
+    assert result.exit_code == 0, result.output
+    return str(result.stdout)
+
+
+def test_usage_is_printed_as_a_table_as_json_and_as_csv(used: DataDir) -> None:
+    period = ("--from", "2026-02-01", "--to", "2026-02-28")
+    table = printed(used, "usage", "acme", *period)
+    assert "2026-02-10" in table
+    assert "3 requests, 321 tokens, 0.000696600021 USD" in table
+    assert "█" in table
+    by_key = json.loads(printed(used, "usage", *period, "--by", "key", "--json"))
+    assert by_key["rows"][0]["key"] == "key-1"
+    as_csv = printed(used, "usage", *period, "--by", "model", "--csv")
+    (line,) = csv.DictReader(io.StringIO(as_csv))
+    assert line["output_text_tokens"] == "21"
+    assert "nothing was used" in printed(used, "usage", "globex", *period)
+
+
+@pytest.mark.parametrize(
+    ("value", "most", "shown"),
+    [(0, 5, ""), (0, 0, ""), (5, 5, "█" * 24), (1, 10_000, "▏"), (1, 2, "█" * 12)],
+)
+def test_a_bar_shows_whatever_is_not_nothing(value: int, most: int, shown: str) -> None:
+    assert bar(value, most) == shown
+
+
+def test_a_month_is_adjusted_closed_and_printed_again(used: DataDir) -> None:
+    credit = ("billing", "adjust", "acme", "--usd=-0.01", "--reason", "outage", "--id", "c1")
+    correct = (*credit, "--request", "request-1")
+    assert [printed(used, *correct) for _ in range(2)] == ["posted\n", "had been posted before\n"]
+    month = ("--month", "2026-02")
+    assert type(run(used, "billing", "invoice", "acme", *month).exception) is NotFound
+    used.terms.write_text("tenants: {acme: {time_zone: Pacific/Kiritimati}}")
+    closed = printed(used, "billing", "close", "acme", *month, "--grace-hours", "0")
+    invoice = json.loads(closed)
+    assert invoice["time_zone"] == "Pacific/Kiritimati"
+    assert invoice["total_usd"] == "0.00"
+    assert {line["kind"] for line in invoice["lines"]} == {
+        "usage",
+        "credit",
+        "credit to carry over",
+    }
+    assert printed(used, "billing", "invoice", "acme", *month) == closed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("billing", "close", "acme", "--month", "2026-13"), BadOption),
+        (("billing", "close", "acme", "--month", "2999-01"), PandalError),
+        (("billing", "close", "No Tenant", "--month", "2026-02"), BadOption),
+        (("billing", "adjust", "acme", "--usd", "x", "--reason", "r", "--id", "1"), BadOption),
+        (
+            ("billing", "adjust", "acme", "--usd=1", "--reason=r", "--id=1", "--request=none"),
+            NotFound,
+        ),
+        (("usage", "No Tenant"), BadOption),
+        (("prices", "dry-run", "/no/such.yaml", "--month", "2026-02"), BadOption),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, tuple) else value.__name__,
+)
+def test_a_wrong_question_is_refused(
+    used: DataDir, arguments: tuple[str, ...], error: type[PandalError]
+) -> None:
+    assert type(run(used, *arguments).exception) is error
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("usage",),
+        ("audit",),
+        ("billing", "replay"),
+        ("billing", "close", "acme", "--month", "2026-10"),
+    ],
+    ids=str,
+)
+def test_where_no_fleet_has_run_there_is_nothing_and_none_is_made(
+    data_dir: DataDir, arguments: tuple[str, ...]
+) -> None:
+    assert type(run(data_dir, *arguments).exception) is NotFound
+    assert not data_dir.ledger.exists()
+
+
+def test_a_book_is_exported_and_what_it_would_cost_is_told(used: DataDir, tmp_path: Path) -> None:
+    toml, dearer = tmp_path / "book.toml", tmp_path / "book.yaml"
+    toml.write_text(BASE_PRICES)
+    exported = CliRunner().invoke(app, ["prices", "export", str(toml)])
+    assert exported.exit_code == 0
+    dearer.write_text(exported.stdout.replace("smol.1", "smol.2").replace("'15'", "'30'"))
+    told = printed(used, "prices", "dry-run", str(dearer), "--month", "2026-02")
+    assert told == "acme: 0.000696600021 USD, would be 0.001011600000 USD\n"
+    assert "0 posted, 0 were in the ledger, 0 left" in printed(used, "billing", "replay")
+
+
+def test_an_audit_posts_what_is_missing_and_ends_with_status_1_for_what_differs(
+    used: DataDir, tmp_path: Path
+) -> None:
+    """No fleet runs: the quota's store is away."""
+    book = tmp_path / "book.toml"
+    book.write_text(BASE_PRICES.replace('"15"', '"15.000001"'))
+    once = ("audit", "--price-book", str(book), "--patience-s", "0", "--grace-s", "0")
+    records = [record(used_in_february(n)) for n in (1, 2, 3, 4)]
+    lines = [frame(encode_replica_usage(each)) for each in records]
+    write_segment(used.usage_journals, "x", b"")
+    write_segment(used.usage_journal("replica-0"), SEGMENT, *lines)
+    assert run(used, *once, "--no-recover").exit_code == 1
+    agreed = printed(used, *once)
+    assert "no difference" in agreed
+    assert "the quota store is away" in agreed
+    document = json.loads(printed(used, *once, "--json"))
+    assert document["agrees"] is True
+    assert document["accounts"]["acme"]["recovered"] == {"num_requests": 1, "num_tokens": 107}
