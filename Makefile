@@ -4,18 +4,19 @@ BIN := .venv/bin
 READY := .venv/.ready
 PIP := $(BIN)/pip install --disable-pip-version-check --progress-bar off -q
 
-.PHONY: setup fmt check test run bench
+.PHONY: setup fmt check test run bench chart
 
 # A start does without what fails here: it fetches the model, and compiles, itself.
 setup: $(READY)
 	@$(BIN)/pandal compile || echo "The first start will do what could not be done now."
 
-$(READY): requirements.lock pyproject.toml
+$(READY): requirements.lock requirements-chart.lock pyproject.toml
 	@$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "Pandal needs Python 3.11 or later with venv (Debian: apt install python3-venv), found: $$($(PYTHON) --version 2>&1)"; exit 1; }
 	@echo "Installing the packages of requirements.lock into .venv: a minute or two, 1.6 GB with a CPU build of torch"
 	@$(PYTHON) -m venv .venv
 	@$(PIP) -r requirements.lock
+	@$(PIP) --no-deps -r requirements-chart.lock
 	@$(PIP) --no-deps -e .
 	@touch $@
 
@@ -34,3 +35,9 @@ run: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.local_fleet $(ARGS)
+
+# What the chart's folder holds that is made of the code: read the difference before a commit.
+chart: $(READY)
+	$(BIN)/python -m pandal.chart
+	$(BIN)/python -m autoscaler.kubernetes.definition > helm/pandal/crds/replicapools.yaml
+	$(BIN)/python -m tests.chart.goldens

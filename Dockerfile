@@ -1,0 +1,43 @@
+# One image for each service: docker build --target gateway -t pandal/gateway .
+# Built of the lock; run as nobody in particular, on a read-only root: what is written goes to volumes.
+FROM python:3.12-slim AS build
+WORKDIR /src
+RUN python -m venv /opt/pandal
+ENV PATH=/opt/pandal/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+COPY . .
+
+FROM build AS build-gateway
+RUN pip install -c requirements.lock '.[gateway,exact,admin]' && python -m pandal.chart.packages requirements.lock /opt/pandal
+FROM build AS build-replica
+# For GPUs: --build-arg TORCH=https://download.pytorch.org/whl/cu130
+ARG TORCH=https://download.pytorch.org/whl/cpu
+RUN pip install -c requirements.lock --extra-index-url $TORCH '.[replica]' && python -m pandal.chart.packages requirements.lock /opt/pandal
+FROM build AS build-autoscaler
+RUN pip install -c requirements.lock '.[autoscaler]' && python -m pandal.chart.packages requirements.lock /opt/pandal
+FROM build AS build-billing
+RUN pip install -c requirements.lock '.[billing,postgres]' && python -m pandal.chart.packages requirements.lock /opt/pandal
+
+FROM python:3.12-slim AS run
+ENV PATH=/opt/pandal/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+WORKDIR /tmp
+USER 10001:10001
+STOPSIGNAL SIGTERM
+
+FROM run AS gateway
+COPY --from=build-gateway /opt/pandal /opt/pandal
+EXPOSE 8080
+ENTRYPOINT ["python", "-m", "gateway"]
+
+FROM run AS replica
+COPY --from=build-replica /opt/pandal /opt/pandal
+EXPOSE 8000
+ENTRYPOINT ["python", "-m", "replica"]
+
+FROM run AS autoscaler
+COPY --from=build-autoscaler /opt/pandal /opt/pandal
+EXPOSE 9100
+ENTRYPOINT ["python", "-m", "autoscaler"]
+
+FROM run AS billing
+COPY --from=build-billing /opt/pandal /opt/pandal
+ENTRYPOINT ["python", "-m", "billing"]

@@ -1,0 +1,17 @@
+{{/* Installed where a pool asks for it. */}}
+{{- define "pandal.autoscaler.isInstalled" -}}
+{{- $asked := false -}}
+{{- range .Values.pools -}}
+{{- $pool := include "pandal.pool" (list $ .) | fromYaml -}}
+{{- if $pool.autoscaling.enabled }}{{ $asked = true }}{{ end -}}
+{{- end -}}
+{{- if and .Values.autoscaler.enabled $asked }}yes{{ end -}}
+{{- end -}}
+
+{{- define "pandal.autoscaler.variables" -}}
+AUTOSCALER_NAMESPACE: {{ .Release.Namespace }}
+AUTOSCALER_LEASE_NAME: {{ include "pandal.name" (list . "autoscaler") }}
+AUTOSCALER_HOST: "0.0.0.0"
+AUTOSCALER_PORT: {{ .Values.autoscaler.port | quote }}
+{{- include "pandal.settings" (list "AUTOSCALER_" .Values.autoscaler.settings) }}
+{{- end -}}

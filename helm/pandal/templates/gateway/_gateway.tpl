@@ -1,0 +1,53 @@
+{{/* What several of the gateway's objects say. */}}
+
+{{- define "pandal.gateway.selector" -}}
+{{ include "pandal.selector" (list . "gateway") }}
+{{- end -}}
+
+{{/* One of the release's pods may be the only one that a volume lets in: others go to its node. */}}
+{{- define "pandal.spool.affinity" -}}
+{{- if and (ne .Values.usage.spool.kind "emptyDir") (ne .Values.usage.spool.accessMode "ReadWriteMany") -}}
+podAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    - topologyKey: kubernetes.io/hostname
+      labelSelector:
+        matchLabels:
+          {{- include "pandal.gateway.selector" . | nindent 10 }}
+{{- end -}}
+{{- end -}}
+
+{{- define "pandal.spool.claimName" -}}
+{{ include "pandal.name" (list . "spool") }}
+{{- end -}}
+
+{{/* The pools' Services, whose EndpointSlices gateways follow: each pod of a pool has its cache. */}}
+{{- define "pandal.gateway.services" -}}
+{{- $found := list -}}
+{{- range .Values.pools -}}
+{{- $pool := include "pandal.pool" (list $ .) | fromYaml -}}
+{{- $found = append $found (include "pandal.pool.name" (list $ $pool)) -}}
+{{- end -}}
+{{- toJson $found -}}
+{{- end -}}
+
+{{- define "pandal.gateway.variables" -}}
+{{- $gateway := .Values.gateway -}}
+GATEWAY_HOST: "0.0.0.0"
+GATEWAY_PORT: {{ $gateway.port | quote }}
+GATEWAY_REPLICAS: {{ toJson $gateway.upstreams | quote }}
+GATEWAY_REPLICA_SERVICES: {{ include "pandal.gateway.services" . | quote }}
+GATEWAY_REPLICA_PORT_NAME: http
+GATEWAY_KUBERNETES_NAMESPACE: {{ .Release.Namespace }}
+GATEWAY_POLICY_FILE: {{ ternary "/tmp/last-good-policies.json" "/etc/pandal/policies/policies.json" (not (not $gateway.policies.url.existingSecret)) }}
+GATEWAY_SPOOL_DIR: /var/lib/pandal/spool
+GATEWAY_DRAIN_TIMEOUT_S: {{ $gateway.drain.timeoutS | int64 | quote }}
+{{- if eq .Values.usage.transport "kafka" }}
+GATEWAY_KAFKA_BOOTSTRAP: {{ required "usage.kafka.bootstrap: where are the brokers?" .Values.usage.kafka.bootstrap | quote }}
+{{- end }}
+{{- include "pandal.settings" (list "GATEWAY_" $gateway.settings) }}
+{{- end -}}
+
+{{/* A gateway's counters do not tell models apart: they are one pool's demand, or nobody's. */}}
+{{- define "pandal.gateway.isOfOnePool" -}}
+{{- if and (eq (len .Values.pools) 1) (not .Values.gateway.upstreams) }}yes{{ end -}}
+{{- end -}}

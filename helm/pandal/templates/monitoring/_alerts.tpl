@@ -1,0 +1,63 @@
+{{/* Each alert has a page in docs/runbooks, by its name without its speed. */}}
+
+{{/* (list $ "Name" "severity" "for" "expression" "summary") */}}
+{{- define "pandal.alert" -}}
+{{- $ := index . 0 -}}
+- alert: {{ index . 1 }}
+  expr: {{ index . 4 | quote }}
+  for: {{ index . 3 }}
+  labels:
+    severity: {{ index . 2 }}
+    release: {{ $.Release.Name }}
+  annotations:
+    summary: {{ index . 5 | quote }}
+    runbook_url: {{ required "monitoring.alerts.runbooks: where can docs/runbooks be read?" $.Values.monitoring.alerts.runbooks | trimSuffix "/" }}/{{ index . 1 | trimSuffix "Fast" | trimSuffix "Slowly" }}.md
+{{- end -}}
+
+{{/*
+(list "bad ratio over %s" budget factor "long" "short"): a budget that burns so much faster than it
+lasts, over a long window, and still over a short one.
+https://sre.google/workbook/alerting-on-slos/
+*/}}
+{{- define "pandal.burn" -}}
+{{- $limit := mulf (index . 1) (index . 2) -}}
+{{- $long := index . 0 | replace "WINDOW" (index . 3) -}}
+{{- $short := index . 0 | replace "WINDOW" (index . 4) -}}
+({{ $long }}) > {{ $limit }} and ({{ $short }}) > {{ $limit }}
+{{- end -}}
+
+{{- define "pandal.alerts.objectives" -}}
+{{- $objectives := .Values.monitoring.alerts.objectives -}}
+{{- $here := printf "namespace=%q" .Release.Namespace -}}
+{{- $failed := printf "sum(rate(pandal_gateway_requests_total{%s, status=~\"5..\"}[WINDOW])) / sum(rate(pandal_gateway_requests_total{%s}[WINDOW]))" $here $here -}}
+{{- $late := printf "1 - sum(rate(pandal_gateway_time_to_first_token_seconds_bucket{%s, le=%q}[WINDOW])) / sum(rate(pandal_gateway_time_to_first_token_seconds_count{%s}[WINDOW]))" $here $objectives.ttftS $here -}}
+{{- $unavailable := subf 1.0 $objectives.availability -}}
+{{- $slow := subf 1.0 $objectives.ttft -}}
+{{ include "pandal.alert" (list . "PandalAvailabilityBurnsFast" "critical" "2m" (include "pandal.burn" (list $failed $unavailable 14.4 "1h" "5m")) "A thirtieth of the month's errors in under two hours") }}
+{{ include "pandal.alert" (list . "PandalAvailabilityBurnsSlowly" "warning" "15m" (include "pandal.burn" (list $failed $unavailable 6.0 "6h" "30m")) "The month's errors in five days") }}
+{{ include "pandal.alert" (list . "PandalFirstTokensLateFast" "critical" "2m" (include "pandal.burn" (list $late $slow 14.4 "1h" "5m")) (printf "First tokens take more than %s s, far too often" $objectives.ttftS)) }}
+{{ include "pandal.alert" (list . "PandalFirstTokensLateSlowly" "warning" "15m" (include "pandal.burn" (list $late $slow 6.0 "6h" "30m")) (printf "First tokens take more than %s s too often" $objectives.ttftS)) }}
+{{- end -}}
+
+{{- define "pandal.alerts.fleet" -}}
+{{- $here := printf "{namespace=%q}" .Release.Namespace -}}
+{{- $hits := printf "sum(rate(vllm:prefix_cache_hits_total%s[WINDOW])) / sum(rate(vllm:prefix_cache_queries_total%s[WINDOW]))" $here $here -}}
+{{- $spent := printf "sum(increase(pandal_gateway_tokens_total%s[1h]" $here -}}
+{{ include "pandal.alert" (list . "PandalKvCacheFull" "warning" "10m" (printf "vllm:kv_cache_usage_perc%s > 0.95" $here) "{{ $labels.pod }} has no room for more context") }}
+{{ include "pandal.alert" (list . "PandalPreemptions" "warning" "10m" (printf "sum by (pod) (rate(vllm:num_preemptions_total%s[5m])) > 0.1" $here) "{{ $labels.pod }} computes again what it had computed") }}
+{{ include "pandal.alert" (list . "PandalPrefixHitsDropped" "warning" "30m" (printf "%s < 0.5 * (%s) and sum(rate(vllm:prefix_cache_queries_total%s[30m])) > 100" ($hits | replace "WINDOW" "30m") ($hits | replace "WINDOW" "1d") $here) "Half of the prefixes that were found yesterday are computed anew") }}
+{{ include "pandal.alert" (list . "PandalSpendSurges" "warning" "15m" (printf "%s)) > 3 * %s offset 1d)) and %s)) > 1e6" $spent $spent $spent) "Three times the tokens of this hour yesterday") }}
+{{ include "pandal.alert" (list . "PandalQuotaStoreLost" "critical" "1m" (printf "max(pandal_gateway_quota_store_lost%s) == 1" $here) "Quotas are kept by shares, and soon nothing is admitted") }}
+{{ include "pandal.alert" (list . "PandalPolicyRefused" "warning" "1m" (printf "max(pandal_gateway_policy_refused%s) == 1" $here) "The stored policy is no good, and the last good one stays in force") }}
+{{ include "pandal.alert" (list . "PandalPolicyStoreLost" "critical" "5m" (printf "max(pandal_gateway_policy_store_lost%s) == 1" $here) "Changes of policies and keys do not arrive") }}
+{{ include "pandal.alert" (list . "PandalBlocksUnaccounted" "critical" "0m" (printf "sum by (pod) (increase(pandal:block_audit_faults_total%s[10m])) > 0" $here) "{{ $labels.pod }} lost count of its KV blocks: a defect") }}
+{{ include "pandal.alert" (list . "PandalJournalLoses" "warning" "0m" (printf "sum by (pod) (increase(pandal:usage_journal_lost_total%s[10m])) > 0" $here) "{{ $labels.pod }} has no second witness of what was used") }}
+{{- if eq .Values.usage.transport "kafka" }}
+{{ include "pandal.alert" (list . "PandalOutboxGrows" "critical" "10m" (printf "sum(pandal_gateway_spooled_events_total%s) - sum(pandal_gateway_shipped_events_total%s) > 10000" $here $here) "Usage events do not reach Kafka") }}
+{{- end }}
+{{- if include "pandal.autoscaler.isInstalled" . }}
+{{ include "pandal.alert" (list . "PandalNobodyScales" "warning" "5m" (printf "sum(pandal_autoscaler_leads%s) < 1 or absent(pandal_autoscaler_leads%s)" $here $here) "No autoscaler leads") }}
+{{ include "pandal.alert" (list . "PandalScalersConflict" "warning" "5m" (printf "max by (pool) (pandal_autoscaler_conflict%s) == 1" $here) "Somebody else scales {{ $labels.pool }}") }}
+{{ include "pandal.alert" (list . "PandalReplicasUnschedulable" "warning" "15m" (printf "max by (pool) (pandal_autoscaler_replicas{namespace=%q, phase=\"unschedulable\"}) > 0" .Release.Namespace) "No node has the GPUs that {{ $labels.pool }} needs") }}
+{{- end }}
+{{- end -}}

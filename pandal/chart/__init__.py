@@ -1,0 +1,1 @@
+"""The chart's values: their model, and the schema, defaults and page that are made of it."""

@@ -1,0 +1,156 @@
+"""Values of the gateway."""
+
+from typing import Final, Literal
+
+from pydantic import Field
+
+from gateway.settings import ReplicaAddress, Settings
+from pandal.chart.settings_fields import settings_values
+from pandal.chart.shared_values import (
+    Disruption,
+    Group,
+    Image,
+    Object,
+    OptionalName,
+    Placement,
+    SecretKey,
+    ServiceAccount,
+    Volume,
+)
+
+# Where the chart has what these settings say; tests hold each to its place.
+MANAGED: Final = {
+    "host": "every address of the pod",
+    "port": "gateway.port",
+    "replicas": "gateway.upstreams",
+    "replica_file": "never: gateway.upstreams",
+    "replica_services": "pools",
+    "replica_port_name": "the pools' Services' own",
+    "kubernetes_namespace": "the release's namespace",
+    "kubernetes_url": "the pod's own",
+    "kubernetes_credentials": "the pod's own",
+    "policy_file": "gateway.policies",
+    "policy_url": "gateway.policies.url",
+    "key_pepper": "gateway.keyPepper",
+    "quota_url": "gateway.quotaUrl",
+    "spool_dir": "usage.spool",
+    "gateway_id": "the pod's name",
+    "kafka_bootstrap": "usage.kafka.bootstrap",
+    "drain_timeout_s": "gateway.drain.timeoutS",
+}
+
+
+class GatewaySettings(
+    settings_values("GatewaySettings", Settings, without=MANAGED)  # type: ignore[misc] # made
+):
+    """All but what the chart decides."""
+
+
+class Upstream(Group):
+    """An OpenAI-compatible server that the chart does not install."""
+
+    name: str = Field(min_length=1, description="Stable: it places the server on the hash ring")
+    url: str = Field(
+        pattern=ReplicaAddress.model_fields["url"].metadata[0].pattern,
+        description="Plain HTTP, with its port",
+    )
+
+
+class Policies(Group):
+    """Tenants, limits and hashed keys, as ``pandal keys create`` writes them: no secrets."""
+
+    url: SecretKey = Field(
+        SecretKey(key="policy-url"),
+        description="As quotaUrl; then the policy is there, live and with history, not in a file",
+    )
+
+    document: Object = Field(
+        {"version": 0, "tenants": []}, description="The policy document; edits are followed live"
+    )
+    existing_config_map: OptionalName = Field(
+        "", description="One that another process keeps, with the key policies.json, in its place"
+    )
+
+
+class Drain(Group):
+    pre_stop_s: int = Field(10, ge=0, description="Endpoints everywhere forget the pod meanwhile")
+    timeout_s: int = Field(300, ge=0, description="Then streams that still run are ended")
+
+
+class Service(Group):
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
+    port: int = Field(80, ge=1, le=65_535)
+    annotations: dict[str, str] = Field({}, description="Of cloud load balancers, for example")
+
+
+class Ingress(Group):
+    enabled: bool = False
+    class_name: str = ""
+    annotations: dict[str, str] = Field(
+        {}, description="Turn off the controller's buffering, and its timeouts below routeTimeoutS"
+    )
+    hosts: list[str] = Field([], description="Each is served under every path")
+    tls: list[Object] = Field([], description="As in an Ingress")
+
+
+class HttpRoute(Group):
+    enabled: bool = Field(False, description="Of the Gateway API")
+    parent_refs: list[Object] = Field([], description="Gateways that shall serve it")
+    hostnames: list[str] = Field([], description="Empty: every one of the parent's")
+    annotations: dict[str, str] = Field({}, description="Of the route")
+
+
+class InFlightScaling(Group):
+    enabled: bool = Field(
+        False,
+        description="On requests in flight; needs an adapter that serves pods' metrics",
+    )
+    min_replicas: int = Field(2, ge=1)
+    max_replicas: int = Field(10, ge=1)
+    target_in_flight: int = Field(200, ge=1, description="Requests of one gateway at once")
+    metric: str = Field(
+        "pandal_gateway_active_requests", min_length=1, description="As the adapter names it"
+    )
+
+
+class Gateway(Placement):
+    replicas: int = Field(1, ge=0, description="Not written where a HorizontalPodAutoscaler does")
+    image: Image = Image(repository="pandal/gateway")
+    port: int = Field(8080, ge=1024, le=65_535, description="Of the pods")
+    key_pepper: SecretKey = Field(
+        SecretKey(existing_secret="pandal", key="key-pepper"),
+        description="16 to 64 bytes that key the hashes of API keys",
+    )
+    quota_url: SecretKey = Field(
+        SecretKey(existing_secret="pandal", key="quota-url"),
+        description="redis://user:password@host:port of a Redis, a Valkey or any node of a cluster",
+    )
+    policies: Policies = Policies()
+    upstreams: list[Upstream] = Field([], description="Servers beside the pools")
+    drain: Drain = Drain()
+    route_timeout_s: int = Field(3600, ge=1, description="The longest answer")
+    service: Service = Service()
+    ingress: Ingress = Ingress()
+    http_route: HttpRoute = HttpRoute()
+    autoscaling: InFlightScaling = InFlightScaling()
+    disruption: Disruption = Disruption()
+    service_account: ServiceAccount = ServiceAccount()
+    settings: GatewaySettings = Field(
+        GatewaySettings(), description="Every other setting of the gateway"
+    )
+
+
+class Kafka(Group):
+    bootstrap: str = Field("", description="host:port,host:port of the brokers")
+
+
+class Usage(Group):
+    """The way of usage events from gateways to billing."""
+
+    transport: Literal["spool", "kafka"] = Field(
+        "spool", description="spool: billing reads the gateways' volume; kafka: topic usage.v1"
+    )
+    kafka: Kafka = Kafka()
+    spool: Volume = Field(
+        Volume(), description="More than one gateway needs ReadWriteMany, or Kafka and emptyDir"
+    )

@@ -1,0 +1,105 @@
+"""What Helm makes of the chart: both versions alike, golden, or refused where it makes no sense."""
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.chart import manifests
+from tests.chart.conftest import Written
+from tests.support.helm import CHART, Helm
+
+CI = sorted((CHART / "ci").glob("*-values.yaml"))
+GOLDEN = Path(__file__).with_name("golden")
+pytestmark = pytest.mark.timeout(300)
+
+
+def scenario(path: Path) -> str:
+    return path.name.removesuffix("-values.yaml")
+
+
+@pytest.mark.parametrize("values", CI, ids=scenario)
+def test_lint_finds_nothing(helm3: Helm, helm4: Helm, values: Path) -> None:
+    for helm in (helm3, helm4):
+        helm.run("lint", "--strict", str(CHART), "-f", str(values))
+
+
+@pytest.mark.parametrize("values", CI, ids=scenario)
+def test_both_helms_render_what_is_golden(helm3: Helm, helm4: Helm, values: Path) -> None:
+    """``python -m tests.chart.goldens`` writes them anew."""
+    found = helm4.template([values])
+    assert manifests.keyed(helm3.template([values])) == manifests.keyed(found)
+    golden = (GOLDEN / f"{scenario(values)}.yaml").read_text()
+    changes = "\n".join(
+        difflib.unified_diff(golden.splitlines(), golden_of(found).splitlines(), lineterm="", n=2)
+    )
+    assert not changes, changes
+
+
+def golden_of(objects: list[dict[str, Any]]) -> str:
+    by_name = manifests.keyed(objects)
+    return yaml.safe_dump_all((by_name[name] for name in sorted(by_name)), width=120)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"gatway": {}}, "gatway"),
+        ({"gateway": {"replica": 2}}, "replica"),
+        ({"gateway": {"settings": {"maxWating": 2}}}, "maxWating"),
+        ({"gateway": {"settings": {"maxWaiting": 0}}}, "maxWaiting"),
+        ({"pools": [{"name": "a", "model": "m", "gpus": 1}]}, "gpus"),
+        ({"pools": [{"name": "a"}]}, "model"),
+        ({"pools": [{"name": "A b", "model": "m"}]}, "name"),
+        ({"usage": {"transport": "pigeon"}}, "transport"),
+        ({"monitoring": {"alerts": {"objectives": {"availability": 1.5}}}}, "availability"),
+    ],
+    ids=str,
+)
+def test_what_the_schema_refuses_is_named(
+    helm3: Helm, helm4: Helm, written: Written, values: Any, said: str
+) -> None:
+    for helm in (helm3, helm4):
+        assert said in helm.refusal(written(values))
+
+
+CPU_POOL = {"name": "a", "model": "m"}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"gateway": {"replicas": 2}}, "usage.spool.accessMode"),
+        ({"usage": {"spool": {"kind": "emptyDir"}}}, "usage.spool.kind"),
+        ({"usage": {"transport": "kafka"}}, "usage.kafka.bootstrap"),
+        ({"billing": {"replicas": 2}}, "billing.replicas"),
+        ({"pools": [CPU_POOL, CPU_POOL]}, "stands twice"),
+        ({"pools": [{**CPU_POOL, "engine": "pandal", "gpu": {"count": 2}}]}, "or one GPU"),
+        (
+            {"pools": [{**CPU_POOL, "replicas": 2, "modelVolume": {"kind": "claim"}}]},
+            "modelVolume.accessMode",
+        ),
+        (
+            {"pools": [{**CPU_POOL, "autoscaling": {"enabled": True, "minReplicas": 5}}]},
+            "above maxReplicas",
+        ),
+        (
+            {
+                "pools": [
+                    {**CPU_POOL, "autoscaling": {"enabled": True, "minReplicas": 0}},
+                    {**CPU_POOL, "name": "b"},
+                ]
+            },
+            "a gateway of its own",
+        ),
+        ({"gateway": {"quotaUrl": {"existingSecret": ""}}}, "gateway.quotaUrl"),
+        ({"monitoring": {"alerts": {"enabled": True}}}, "monitoring.alerts.runbooks"),
+    ],
+    ids=str,
+)
+def test_what_contradicts_itself_is_refused(
+    helm4: Helm, written: Written, values: Any, said: str
+) -> None:
+    assert said in helm4.refusal(written(values))

@@ -1,0 +1,170 @@
+"""Values become settings: as Helm writes them, and as the services read them."""
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+from pydantic_settings import BaseSettings
+
+from autoscaler.settings import Settings as AutoscalerSettings
+from billing.settings import Settings as BillingSettings
+from gateway.settings import Settings as GatewaySettings
+from pandal.chart import control_values, gateway_values, pool_values
+from replica.settings import Settings as ReplicaSettings
+from tests.chart import manifests
+from tests.chart.conftest import Written
+from tests.support.helm import Helm
+
+OTHERS: dict[type, tuple[Any, ...]] = {bool: (True, False), str: ("other", "info", "debug")}
+NUMBERS = (200, 7, 4096, 1 << 33, 0.75, 0.96)
+SECRETS = {
+    "GATEWAY_KEY_PEPPER": "0123456789abcdef",
+    "GATEWAY_QUOTA_URL": "redis://quota:6379",
+    "BILLING_LEDGER_URL": "postgresql://ledger",
+}
+
+
+def changed(group: type[BaseModel]) -> dict[str, Any]:
+    """Each field with a value that is not its default, as values spell it."""
+    return {f.alias or name: _another(group, name) for name, f in group.model_fields.items()}
+
+
+def _another(group: type[BaseModel], name: str) -> Any:
+    field = group.model_fields[name]
+    default = getattr(field.default, "value", field.default)
+    enumerated = getattr(field.annotation, "__members__", {}).values()
+    literals = getattr(field.annotation, "__args__", ())
+    names = [text for text in literals if isinstance(text, str)]
+    candidates = [
+        *(member.value for member in enumerated), *names, *OTHERS.get(type(default), ()),
+        *NUMBERS, {"alias": "model"}, "replicas:8000",
+    ]  # fmt: skip
+    for candidate in candidates:
+        if candidate != default and not _is_refused(group, name, candidate):
+            return candidate
+    raise AssertionError(f"no other value for {name}")
+
+
+def _is_refused(group: type[BaseModel], name: str, value: Any) -> bool:
+    try:
+        group(**{name: value})
+    except ValidationError:
+        return True
+    return False
+
+
+def plain(value: Any) -> Any:
+    return getattr(value, "value", value)
+
+
+CASES = [
+    ("gateway", "r-pandal-gateway", "GATEWAY_", GatewaySettings, gateway_values.GatewaySettings),
+    ("poolDefaults", "r-pandal-smollm2", "REPLICA_", ReplicaSettings, pool_values.ReplicaSettings),
+    (
+        "autoscaler", "r-pandal-autoscaler", "AUTOSCALER_", AutoscalerSettings,
+        control_values.AutoscalerSettings,
+    ),
+    ("billing", "r-pandal-billing", "BILLING_", BillingSettings, control_values.BillingSettings),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("place", "name", "prefix", "settings", "group"), CASES)
+def test_every_setting_arrives_as_it_was_set(
+    helm4: Helm,
+    written: Written,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    name: str,
+    prefix: str,
+    settings: type[BaseSettings],
+    group: type[BaseModel],
+) -> None:
+    values: Any = {"poolDefaults": {"autoscaling": {"enabled": True}}}
+    wanted = changed(group)
+    values.setdefault(place, {})["settings"] = wanted
+    found = _read(helm4.template(written(values)), name, prefix, settings, monkeypatch)
+    for field, info in group.model_fields.items():
+        assert plain(getattr(found, field)) == wanted[info.alias or field], field
+
+
+@pytest.mark.parametrize(("place", "name", "prefix", "settings", "group"), CASES)
+def test_a_default_stays_the_services_own(
+    helm4: Helm,
+    written: Written,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    name: str,
+    prefix: str,
+    settings: type[BaseSettings],
+    group: type[BaseModel],
+) -> None:
+    values = {"poolDefaults": {"autoscaling": {"enabled": True}}}
+    found = _read(helm4.template(written(values)), name, prefix, settings, monkeypatch)
+    for field in group.model_fields:
+        assert getattr(found, field) == settings.model_fields[field].default, field
+
+
+def _read(
+    objects: list[Any],
+    name: str,
+    prefix: str,
+    settings: type[BaseSettings],
+    monkeypatch: pytest.MonkeyPatch,
+) -> BaseSettings:
+    """As the service would, in the pod: from all of its variables, and no other."""
+    deployment = manifests.one(objects, "Deployment", name)
+    told = manifests.environment(objects, deployment["spec"]["template"]["spec"])
+    variables = {key: value for key, value in told.items() if key.startswith(prefix)}
+    assert set(variables) <= {f"{prefix}{field}".upper() for field in settings.model_fields}
+    secret = {key: value for key, value in SECRETS.items() if key.startswith(prefix)}
+    for key, value in {**secret, **variables}.items():
+        monkeypatch.setenv(key, value)
+    return settings()
+
+
+def test_what_the_chart_decides_arrives(
+    helm4: Helm, written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {
+        "gateway": {
+            "port": 9000,
+            "drain": {"timeoutS": 90},
+            "upstreams": [{"name": "lab", "url": "http://10.0.0.1:8000"}],
+        },
+        "usage": {"transport": "kafka", "kafka": {"bootstrap": "k:9092"}},
+        "autoscaler": {"port": 9200},
+        "billing": {"prices": {"document": "x = 1"}},
+        "pools": [
+            {
+                "name": "a", "model": "shown", "modelPath": "/models/there", "port": 8123,
+                "engine": "pandal", "gpu": {"count": 1}, "settings": {"maxNumBatchedTokens": 9},
+                "maxNumSeqs": 300, "drain": {"timeoutS": 77}, "autoscaling": {"enabled": True},
+            }
+        ],
+    }  # fmt: skip
+    objects = helm4.template(written(values))
+    gateway = _read(objects, "r-pandal-gateway", "GATEWAY_", GatewaySettings, monkeypatch)
+    assert isinstance(gateway, GatewaySettings)
+    assert (gateway.host, gateway.port, gateway.drain_timeout_s) == ("0.0.0.0", 9000, 90)
+    assert gateway.kafka_bootstrap == "k:9092"
+    assert [(r.name, r.url) for r in gateway.replicas] == [("lab", "http://10.0.0.1:8000")]
+    assert gateway.replica_services == ("r-pandal-a",)
+    assert (gateway.kubernetes_namespace, gateway.replica_port_name) == ("ns", "http")
+    service = manifests.one(objects, "Service", "r-pandal-a")
+    assert [(port["name"], port["port"]) for port in service["spec"]["ports"]] == [("http", 8123)]
+    replica = _read(objects, "r-pandal-a", "REPLICA_", ReplicaSettings, monkeypatch)
+    assert isinstance(replica, ReplicaSettings)
+    assert (replica.model, replica.name, replica.port) == ("/models/there", "shown", 8123)
+    assert (replica.max_num_seqs, replica.drain_timeout_s) == (300, 77)
+    assert replica.device == "cuda"
+    assert replica.max_num_batched_tokens == 300, "each running sequence steps by a token"
+    autoscaler = _read(
+        objects, "r-pandal-autoscaler", "AUTOSCALER_", AutoscalerSettings, monkeypatch
+    )
+    assert isinstance(autoscaler, AutoscalerSettings)
+    assert (autoscaler.namespace, autoscaler.port) == ("ns", 9200)
+    assert autoscaler.lease_name == "r-pandal-autoscaler"
+    billing = _read(objects, "r-pandal-billing", "BILLING_", BillingSettings, monkeypatch)
+    assert isinstance(billing, BillingSettings)
+    assert (billing.spool_dir, billing.kafka_bootstrap) == (None, "k:9092")
+    assert str(billing.price_book) == "/etc/pandal/prices/prices.toml"
