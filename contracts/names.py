@@ -111,6 +111,11 @@ def quota_line_key(tenant: TenantId) -> str:
     return f"{{{tenant}}}:quota:line"
 
 
+def quota_record_key(tenant: TenantId) -> str:
+    """Stream: the last hour's asks and settlements, to be replayed under another policy."""
+    return f"{{{tenant}}}:quota:record"
+
+
 def fair_served_key(tenant: TenantId) -> str:
     """Hash: tokens served lately by all gateways, by model."""
     return f"{{{tenant}}}:fair:served"

@@ -107,7 +107,7 @@ async def create_app(
         pipeline = Pipeline(
             Stages(
                 authenticator=parts.policies.authenticator,
-                plans=PlanBook(),
+                plans=PlanBook(is_recorded=settings.records_admissions),
                 reader=RequestReader(
                     parts.replicas.pool, parts.costs, traces_text=parts.replicas.follows_blocks
                 ),

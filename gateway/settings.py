@@ -58,6 +58,7 @@ class Settings(BaseSettings):
     quota_call_deadline_s: float = Field(default=0.05, gt=0)  # 20x a healthy call's time
     quota_share_lease_s: float = Field(default=60.0, ge=0)  # an outage's length without refusals
     quota_lease_s: float = Field(default=120.0, gt=0, le=600)  # then a dead gateway's holds end
+    records_admissions: bool = True  # sizes and times of an hour, in the quota store: for dry runs
     prompt_estimate_quantile: float = Field(default=0.95, gt=0.5, lt=1)  # one in 20 is too low
     max_waiting: int = Field(default=1_024, ge=1)  # for their turn, of one model; seconds of work
     batch_ageing_s: float = Field(default=30.0, ge=0)  # then batch takes turns like everybody

@@ -56,7 +56,8 @@ class QuotaPlan:
 class PlanBook:
     """The plans made so far, each as long as its grant is in force."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_recorded: bool = True) -> None:
+        self._is_recorded = is_recorded
         self._plans: dict[tuple[str, str], tuple[Grant, QuotaPlan]] = {}
 
     def plan_for(self, grant: Grant, model: str) -> QuotaPlan:
@@ -67,13 +68,15 @@ class PlanBook:
             return known[1]
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
-        plan = quota_plan(grant, model)
+        plan = quota_plan(grant, model, is_recorded=self._is_recorded)
         self._plans[pair] = (grant, plan)
         return plan
 
 
-def quota_plan(grant: Grant, model: str) -> QuotaPlan:
-    """Raises InvalidRequest for a model whose money budget cannot be counted."""
+def quota_plan(grant: Grant, model: str, *, is_recorded: bool = True) -> QuotaPlan:
+    """``is_recorded``: the store keeps what is asked for, for a while and within bounds.
+
+    Raises InvalidRequest for a model whose money budget cannot be counted."""
     rules, shadows = _matching_rules(grant, model)
     has_money_budget = any(rule.has_money_budget for rule in rules)
     counts_money = has_money_budget or any(rule.has_money_budget for rule in shadows)
@@ -88,7 +91,8 @@ def quota_plan(grant: Grant, model: str) -> QuotaPlan:
     assert most_tokens is not None, "the tenant's own rule limits both rates"
     all_rules = (*rules, *shadows)
     parts = [part for rule in all_rules for part in _script_arguments(rule)]
-    arguments = [len(all_rules), len(shadows), *parts]
+    who = f"{grant.key.key_id}\n{model}" if is_recorded else ""
+    arguments = [len(all_rules), len(shadows), who, *parts]
     return QuotaPlan(
         tenant_id=grant.tenant.tenant_id,
         rules=rules,

@@ -11,6 +11,7 @@ from contracts.names import (
     quota_gateways_tag,
     quota_holds_key,
     quota_line_key,
+    quota_record_key,
     quota_reservations_key,
     quota_settled_key,
     quota_swept_key,
@@ -20,7 +21,7 @@ from gateway.admission.resp import pack, pack_arguments
 
 _KEYS = (  # in the order of keys.lua
     quota_bucket_key, quota_budget_key, quota_reservations_key, quota_holds_key, quota_swept_key,
-    quota_settled_key, quota_turns_key, quota_line_key,
+    quota_settled_key, quota_turns_key, quota_line_key, quota_record_key,
 )  # fmt: skip
 _NUM_PARTS = 3 + len(_KEYS)  # EVALSHA, script, number of keys, keys
 

@@ -13,7 +13,9 @@ from tests.gateway.processes import Valkey
 
 NUM_CLIENTS = 50
 TOKENS_PER_MINUTE, ASK = 12_000, 100
-KEY_NAMES = ["bucket", "budget", "reservations", "holds", "swept", "settled", "turns", "line"]
+KEY_NAMES = [
+    *("bucket", "budget", "reservations", "holds", "swept", "settled", "turns", "line", "record"),
+]
 _numbers = itertools.count()
 
 
@@ -36,7 +38,7 @@ class Store:
         rule = ("", TOKENS_PER_MINUTE, 10**9, 0, 0, 0, 0, 0)
         asked = (0, tokens, tokens, 0, f"r{next(_numbers)}", turn)
         clock = divmod(int(now_s * 1e6), 10**6)
-        reply = self._script(self._keys, [3_600_000, 1, *rule, *asked, *clock])
+        reply = self._script(self._keys, [3_600_000, 1, 0, "", *rule, *asked, *clock])
         return None if reply[0] == 0 else int(reply[2])
 
 

@@ -1,5 +1,5 @@
--- ARGV: lease (ms), number of rules, how many of them, the last, only count what they would refuse;
--- for each rule its name, then its limits, 0 for none: tokens and requests a minute, concurrent requests, tokens a day and a month, nano-dollars a day and a month;
+-- ARGV: lease (ms), number of rules, how many of them, the last, only count what they would refuse,
+-- who asks for what ('' if that is not to be noted); for each rule its name, then its limits, 0 for none: tokens and requests a minute, concurrent requests, tokens a day and a month, nano-dollars a day and a month;
 -- then what is asked for: 1 if it was served already, tokens that rates are charged, tokens and
 -- nano-dollars that budgets are charged, reservation id, and a number that stays the same when the
 -- same is asked again.
@@ -11,9 +11,9 @@ local LIMITS_PER_RULE = 8
 local TOKENS_A_MINUTE, REQUESTS_A_MINUTE, CONCURRENT = 1, 2, 3
 local TOKENS_A_DAY, TOKENS_A_MONTH, NANO_A_DAY, NANO_A_MONTH = 4, 5, 6, 7
 
-local FIRST = 4
+local FIRST = 5
 local lease_ms, num_rules, num_shadows = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local num_enforced = num_rules - num_shadows
+local num_enforced, who = num_rules - num_shadows, ARGV[4]
 local asked = FIRST - 1 + num_rules * LIMITS_PER_RULE
 local is_forced, tokens, budget_tokens, nano, id, turn = ARGV[asked + 1] == '1',
   tonumber(ARGV[asked + 2]), tonumber(ARGV[asked + 3]), tonumber(ARGV[asked + 4]),
@@ -202,6 +202,10 @@ if refused_by > 0 then
   if not keeps_turn and refused_by <= CONCURRENT and wait_ms <= MAX_TURN_MS then
     take_turn(turn, name, refused_by, refused_by == TOKENS_A_MINUTE and tokens or 1, NOW_MS + wait_ms)
   end
+end
+
+if who ~= '' then
+  note('reserve', who, is_forced and 1 or 0, tokens, budget_tokens, nano, id, turn, refused_by)
 end
 
 local token_rule, request_rule -- those with least left

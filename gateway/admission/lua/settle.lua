@@ -2,6 +2,7 @@
 -- nano-dollars used, 1 settle | 0 release.
 -- Returns how many were open: a second settlement of one id changes nothing.
 -- A release is a reservation that led to no request: it takes back the request, too.
+local is_recorded = redis.call('EXISTS', RECORD) == 1
 local num_open, num_settled, tokens_sum = 0, 0, 0
 for i = 1, #ARGV, 5 do
   local id, is_settled = ARGV[i], ARGV[i + 4] == '1'
@@ -17,6 +18,9 @@ for i = 1, #ARGV, 5 do
       redis.call('PEXPIRE', SWEPT, RECORD_TTL_MS + 1000)
     elseif record[IS_SWEPT] == 1 then
       redis.call('ZREM', SWEPT, id)
+    end
+    if is_recorded then
+      note('settle', id, tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3]), is_settled and 1 or 0)
     end
     if is_settled then
       num_settled, tokens_sum = num_settled + 1, tokens_sum + tonumber(ARGV[i + 1])
