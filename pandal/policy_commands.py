@@ -1,8 +1,10 @@
 """``pandal policy``: read, edit and explain quota policies, with their history."""
 
+import asyncio
 import shlex
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +28,7 @@ from pandal.policy_options import (
     JsonOption,
     WhyOption,
     policy_access,
+    quota_address,
 )
 from pandal.policy_yaml import from_yaml, read_yaml, to_yaml
 from pandal.screen import say
@@ -184,6 +187,35 @@ def import_(
         _edit(access, lambda _: wanted, action="import", why=why or f"from {path.name}")
     else:
         say("nothing changed")
+
+
+@policy_app.command("dry-run")
+def dry_run_command(
+    path: Annotated[Path, typer.Argument(help="The proposed policy, as export prints one.")],
+    tenant: Annotated[str | None, typer.Option(help="Only this one.")] = None,
+    minutes: Annotated[int, typer.Option(min=1, max=60, help="How far back.")] = 60,
+    data_dir: DataDirOption = None,
+    admin: AdminOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What a proposed policy would have done with the last hour's requests; stores nothing."""
+    from pandal.installation import require_extras
+
+    require_extras(("gateway", "local"))
+    from pandal.dry_run import dry_run, told
+
+    proposed = read_yaml(path)
+    current = policy_access(data_dir, admin).current().document
+    names = sorted({t.tenant_id for d in (current, proposed) for t in d.tenants})
+    wanted = [name for name in names if tenant in (None, name)]
+    since_s = time.time() - minutes * 60
+    quota = quota_address(data_dir)
+    found = asyncio.run(dry_run(quota, current, proposed, wanted, since_s))
+    if as_json:
+        say(msgspec.json.encode(found).decode())
+    else:
+        for line in told(found):
+            say(line)
 
 
 @policy_app.command()

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from gateway.resp_address import RespAddress
 from pandal.admin_client import AdminClient
 from pandal.datadir import DataDir, data_dir_at
 from pandal.errors import BadOption
@@ -34,6 +35,17 @@ AdminOption = Annotated[
 def policy_access(data_dir: Path | None, admin: str | None) -> PolicyAccess:
     client = admin_client(data_dir, admin)
     return LocalPolicies(directory(data_dir).policies) if client is None else client
+
+
+def quota_address(data_dir: Path | None) -> RespAddress:
+    """Of the store that keeps the record.  Raises BadOption."""
+    url = CommandSettings().quota_url
+    if url is None or data_dir is not None:
+        return RespAddress.parse(f"unix://{directory(data_dir).sockets / 'quota.sock'}")
+    try:
+        return RespAddress.parse(url.get_secret_value())
+    except ValueError as exc:
+        raise BadOption(f"PANDAL_QUOTA_URL: {exc}") from exc
 
 
 def admin_client(data_dir: Path | None, admin: str | None) -> AdminClient | None:

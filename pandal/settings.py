@@ -28,6 +28,8 @@ class CommandSettings(BaseSettings):
     # None: those of the local fleet, in its data directory.
     admin_url: str | None = None
     admin_token: SecretStr | None = None
+    # The quota store of those gateways, as their GATEWAY_QUOTA_URL: dry runs read its record.
+    quota_url: SecretStr | None = None
     # Where model files are kept.  None: the replica's own default.
     model_cache: Path | None = None
     # The XDG base directory; None: ~/.local/share, as its specification says.

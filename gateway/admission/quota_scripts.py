@@ -19,11 +19,11 @@ from contracts.names import (
 )
 from gateway.admission.resp import pack, pack_arguments
 
-_KEYS = (  # in the order of keys.lua
+KEY_BUILDERS = (  # in the order of keys.lua
     quota_bucket_key, quota_budget_key, quota_reservations_key, quota_holds_key, quota_swept_key,
     quota_settled_key, quota_turns_key, quota_line_key, quota_record_key,
 )  # fmt: skip
-_NUM_PARTS = 3 + len(_KEYS)  # EVALSHA, script, number of keys, keys
+_NUM_PARTS = 3 + len(KEY_BUILDERS)  # EVALSHA, script, number of keys, keys
 
 
 class Script:
@@ -73,7 +73,7 @@ def presence_command(tag: str, name: str) -> bytes:
 
 def pack_keys(tenant: TenantId) -> bytes:
     """What stands between the script and its arguments."""
-    return pack_arguments(len(_KEYS), *(build(tenant) for build in _KEYS))
+    return pack_arguments(len(KEY_BUILDERS), *(build(tenant) for build in KEY_BUILDERS))
 
 
 def pack_number(number: int) -> bytes:
