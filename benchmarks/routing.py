@@ -89,12 +89,14 @@ class _World:
         prompt = request.prompt
         self._num_requests += 1
         request_id = f"request-{self._num_requests}"
-        name = gateway.choose(prompt)
-        gateway.begin(name, prompt, request_id)
+        decision = gateway.choose(prompt)
+        name = decision.endpoint.name
+        uncached = prompt.num_tokens - min(prompt.num_tokens, int(decision.cached_tokens))
+        gateway.begin(name, uncached, prompt, request_id)
         is_counted = asked_s >= WARM_UP_S and not has_begun
 
         def first(job: Job) -> None:
-            gateway.first(name, prompt)
+            gateway.first(name, uncached)
             self._tell(request_id, job)
             if is_counted:
                 self.ttft_s.append(self.clock.now_s - asked_s)
@@ -102,7 +104,7 @@ class _World:
                 self.cached_tokens += job.cached_tokens
 
         def end(job: Job) -> None:
-            gateway.end(name)
+            gateway.end(name, prompt, job.cached_tokens)
             if job.num_generated < job.output_tokens:
                 is_begun = job.num_left == 0 and job.is_begun
                 self.send(request, asked_s, gateway, has_begun=is_begun or has_begun)

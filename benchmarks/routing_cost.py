@@ -10,6 +10,7 @@ from gateway.routing.candidates import Candidates
 from gateway.routing.endpoint import Endpoint, RoutingRequest
 from gateway.routing.hot_prefixes import HotPrefixes
 from gateway.routing.prefix_index import PrefixIndex
+from gateway.routing.prefix_reuse import PrefixReuse
 from gateway.routing.profiles import RoutingOptions, routing_profile
 from gateway.routing.ring import PrefixRing
 from gateway.routing.text_chain import BOUNDARIES_BYTES, prompt_text
@@ -42,9 +43,10 @@ class _Pool:
             endpoint.block_bit = self.index.blocks.enter()
         self.group = Candidates(endpoints, PrefixRing(e.name for e in endpoints))
         self.group.follow()
-        options = RoutingOptions(free_tokens=0, least_prefix_tokens=64)
-        self.ring = routing_profile(options, HotPrefixes(), source.random)
-        self.exact = routing_profile(options, HotPrefixes(), source.random, self.index)
+        options = RoutingOptions(least_prefix_tokens=64)
+        reuse = PrefixReuse(source.random)
+        self.ring = routing_profile(options, HotPrefixes(), reuse, source.random)
+        self.exact = routing_profile(options, HotPrefixes(), reuse, source.random, self.index)
         self.text = prompt_text(b"seed", source.randbytes(LONG_TOKENS * BYTES_PER_TOKEN))
         for endpoint in endpoints[: max(2, num // 10)]:
             self._hold(endpoint.block_bit, source.randrange(8_000, LONG_TOKENS))

@@ -9,20 +9,20 @@ from benchmarks.routing_traffic import Prompt
 from contracts.load import ReplicaLoad
 from gateway.prompt import Affinity
 from gateway.routing.candidates import Candidates
-from gateway.routing.decision import Reason, Scores
+from gateway.routing.decision import Decision, Reason, Scores
 from gateway.routing.endpoint import Endpoint, RoutingRequest
 from gateway.routing.hot_prefixes import HotPrefixes
 from gateway.routing.others_load import OthersLoad, neutral_tokens
 from gateway.routing.pickers.least_cost import LeastCost
 from gateway.routing.prefix_index import PrefixIndex
+from gateway.routing.prefix_reuse import PrefixReuse
 from gateway.routing.profile import RoutingProfile, Scorer
 from gateway.routing.profiles import RoutingOptions, routing_profile
-from gateway.routing.ring import PrefixRing
+from gateway.routing.ring import PrefixRing, ring_point
 from gateway.routing.scorers.least_tokens import LeastTokens
 
 SLOW_START_S = 20.0
 EXPECTED_OUTPUT = 40
-FREE_TOKENS = 512  # what a replica of this speed has done in two thirds of a second
 NO_BOUND = 1e9
 
 
@@ -69,6 +69,7 @@ class Gateway:
         self.index = PrefixIndex(10_000_000) if policy == "exact" else None
         self.num_open: dict[str, int] = {}
         self._hot = HotPrefixes()
+        self._reuse = PrefixReuse(source.random)
         self._known: dict[str, _Known] = {}
         self._ring = PrefixRing()
         self._group = Candidates([], self._ring)
@@ -82,9 +83,9 @@ class Gateway:
         }
         if policy in simple:
             return RoutingProfile([], simple[policy], LeastCost(source.random))
-        factor = NO_BOUND if policy == "ring" else 1.25
-        options = RoutingOptions(factor, FREE_TOKENS, least_prefix_tokens=64)
-        return routing_profile(options, self._hot, source.random, self.index)
+        factor = NO_BOUND if policy == "ring" else 1.2
+        options = RoutingOptions(factor, least_prefix_tokens=64)
+        return routing_profile(options, self._hot, self._reuse, source.random, self.index)
 
     def join(self, name: str, bit: int, now_s: float) -> None:
         endpoint = Endpoint(name, True, frozenset({"m"}), block_bit=bit)
@@ -106,7 +107,7 @@ class Gateway:
         self._group = Candidates(endpoints, self._ring)
         self._group.follow()
 
-    def choose(self, prompt: Prompt) -> str:
+    def choose(self, prompt: Prompt) -> Decision:
         request = RoutingRequest(
             "m",
             Affinity(prompt.key, prompt.conversation),
@@ -114,22 +115,28 @@ class Gateway:
             prompt.num_tokens + EXPECTED_OUTPUT,
             () if self.index is None else prompt.text.chain,
         )
-        return self._profile.decide(request, self._group).endpoint.name
+        return self._profile.decide(request, self._group)
 
-    def begin(self, name: str, prompt: Prompt, request_id: str) -> None:
-        self._known[name].endpoint.add_load(prompt.num_tokens + EXPECTED_OUTPUT)
+    def begin(self, name: str, uncached_tokens: int, prompt: Prompt, request_id: str) -> None:
+        self._known[name].endpoint.add_load(uncached_tokens + EXPECTED_OUTPUT)
         self.num_open[name] += 1
         if self.index is not None:
             self.index.expect(request_id, prompt.text)
 
-    def first(self, name: str, prompt: Prompt) -> None:
+    def first(self, name: str, uncached_tokens: int) -> None:
         if name in self._known:
-            self._known[name].endpoint.add_load(-prompt.num_tokens)
+            self._known[name].endpoint.add_load(-uncached_tokens)
 
-    def end(self, name: str) -> None:
-        if name in self._known:
-            self._known[name].endpoint.add_load(-EXPECTED_OUTPUT)
-            self.num_open[name] -= 1
+    def end(self, name: str, prompt: Prompt, cached_tokens: int) -> None:
+        if name not in self._known:
+            return
+        self._known[name].endpoint.add_load(-EXPECTED_OUTPUT)
+        self.num_open[name] -= 1
+        if name == self._ring.home(ring_point(prompt.key)):
+            affinity = Affinity(prompt.key, prompt.conversation)
+            self._reuse.learn(
+                affinity, prompt_tokens=prompt.num_tokens, cached_tokens=cached_tokens
+            )
 
     def tick(self, replicas: dict[str, SimulatedReplica], now_s: float) -> None:
         """With the reports of all replicas."""

@@ -12,6 +12,7 @@ from gateway.routing.text_chain import BOUNDARIES_BYTES
 
 BYTES_PER_TOKEN = 4
 _BOUNDARY_BLOCKS = [end // (BLOCK_TOKENS * BYTES_PER_TOKEN) for end in BOUNDARIES_BYTES]
+_SALT = b"s" * 32  # of the one tenant that they all belong to
 _MASK = (1 << 64) - 1
 _LEADING_TOKENS = 256  # below that a system prompt is no key of its own, as in the gateway
 
@@ -55,8 +56,9 @@ def prompt_of(leading: Sequence[Segment], rest: Sequence[Segment]) -> Prompt:
                 blocks.append(link)
                 filled = 0
     num_leading = sum(tokens for _, tokens in leading)
-    opening = repr((leading, rest[0][0])).encode()
-    key = repr(leading).encode() if num_leading >= _LEADING_TOKENS else opening
+    opening = _SALT + b"m" + repr((leading, rest[0][0])).encode()
+    is_long = num_leading >= _LEADING_TOKENS
+    key = _SALT + b"l" + repr(leading).encode() if is_long else opening
     return Prompt(blocks, num_leading + sum(tokens for _, tokens in rest), key, opening)
 
 
@@ -129,7 +131,7 @@ def retrieval(source: random.Random, until_s: float, load: float) -> Arrivals:
 def zipf(source: random.Random, until_s: float, load: float) -> Arrivals:
     """A few prefixes have most of the traffic."""
     popular = Zipf(source, 200, 1.2)
-    for number, at_s in enumerate(_poisson(source, 10.0 * load, until_s)):
+    for number, at_s in enumerate(_poisson(source, 18.0 * load, until_s)):
         leading = [(f"prefix-{popular()}", 640)]
         question = [(f"question-{number}", 60 + source.randrange(120))]
         yield at_s, Request(prompt_of(leading, question), _output(source))

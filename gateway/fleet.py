@@ -58,15 +58,9 @@ class Fleet:
 
     def choose(
         self, request: InferenceRequest, tried: Collection[str], target_ms: int | None = None
-    ) -> Replica:
-        """One that has not been ``tried`` for this request; if it can be, one expected to give the
-        first token within ``target_ms``.  Raises NoReplicaAvailable."""
-        return self.pool[self.decide(request, tried, target_ms).endpoint.name]
-
-    def decide(
-        self, request: InferenceRequest, tried: Collection[str], target_ms: int | None = None
     ) -> Decision:
-        """As ``choose``, with what it was made of."""
+        """For one that has not been ``tried`` for this request; if it can be, one expected to give
+        the first token within ``target_ms``.  Raises NoReplicaAvailable."""
         wanted = RoutingRequest(
             request.model,
             request.affinity,
@@ -107,16 +101,19 @@ class Fleet:
         return max(0.0, min(excess_s, default=0.0)) + prompt_tokens / self._tokens_per_s(replicas)
 
     def begin(
-        self, replica: Replica, request: InferenceRequest, now_s: float, request_id: str = ""
+        self, decision: Decision, request: InferenceRequest, now_s: float, request_id: str = ""
     ) -> Stay:
         """``request_id``: the replica's."""
         if request.text is not None:
             self._router.expect(request_id, request.text)
+        replica = self.pool[decision.endpoint.name]
         visit = None
         if self._is_forecasting:
             num_tokens = self._num_tokens(replica, request)
             visit = replica.forecast.send(num_tokens, now_s, tells_first_token=request.is_stream)
-        return Stay(replica, request.estimated_prompt_tokens, request.estimated_tokens, visit)
+        cached = min(int(decision.cached_tokens), request.estimated_prompt_tokens)
+        uncached = request.estimated_prompt_tokens - cached
+        return Stay(replica, uncached, request.estimated_tokens - cached, visit)
 
     def first_token(self, stay: Stay, now_s: float) -> None:
         stay.first_token()
@@ -140,7 +137,13 @@ class Fleet:
             self.pool.note(replica, is_failure=outcome is Outcome.UPSTREAM_FAILED)
 
     def processed(self, request: InferenceRequest, replica: str, usage: Usage) -> None:
-        """What the replica has probably cached from now on."""
+        """What the replica has probably cached from now on, and had before."""
+        self._router.served(
+            request.affinity,
+            replica,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_prompt_tokens,
+        )
         if not self._is_forecasting:
             return
         self._prefixes.processed(

@@ -16,6 +16,7 @@ from gateway.routing.block_streams import BlockStreams
 from gateway.routing.hot_prefixes import HotPrefixes
 from gateway.routing.pool import PoolTimings, ReplicaPool
 from gateway.routing.prefix_index import PrefixIndex
+from gateway.routing.prefix_reuse import PrefixReuse
 from gateway.routing.profiles import RoutingOptions, routing_profile
 from gateway.routing.router import Router
 from gateway.settings import Settings
@@ -71,11 +72,11 @@ def _router(
 ) -> Router:
     options = RoutingOptions(
         load_factor=settings.routing_load_factor,
-        free_tokens=settings.routing_free_tokens,
         least_prefix_tokens=settings.routing_least_prefix_tokens,
     )
-    hot = HotPrefixes()
-    return Router(pool, routing_profile(options, hot, random, index), hot, index)
+    hot, reuse = HotPrefixes(), PrefixReuse(random)
+    profile = routing_profile(options, hot, reuse, random, index)
+    return Router(pool, profile, hot, reuse, index)
 
 
 def _sources(settings: Settings, random: Callable[[], float]) -> list[Source]:

@@ -45,8 +45,7 @@ class Settings(BaseSettings):
     model_aliases: dict[str, str] = {}  # name a client may use -> model a replica serves
     routing: Literal["prefix", "exact"] = "prefix"  # exact: by the replicas' own block events
     routing_index_blocks: int = Field(default=1_000_000, ge=1)  # of exact routing; 170 bytes each
-    routing_load_factor: float = Field(default=1.25, ge=1)  # of the mean load; more moves prefixes
-    routing_free_tokens: int = Field(default=4_096, ge=0)  # a few requests: with fewer none queues
+    routing_load_factor: float = Field(default=1.2, ge=1)  # of the mean load; more moves prefixes
     routing_least_prefix_tokens: int = Field(default=64, ge=0)  # shorter prompts are soon computed
     routing_slow_start_s: float = Field(default=30.0, gt=0)  # a cache is warm after some requests
     policy_url: SecretStr | None = None  # as quota_url; None: the policy is in policy_file

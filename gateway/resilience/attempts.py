@@ -28,6 +28,7 @@ from gateway.metering import Meter
 from gateway.resilience.pause import pause
 from gateway.resilience.resumable_answer import ResumableAnswer
 from gateway.resilience.retries import Retries, is_replicas_failure, is_retriable
+from gateway.routing.decision import Decision
 from gateway.routing.replica import Replica
 from gateway.routing.stay import Stay
 from gateway.upstream.replica_client import read_body
@@ -139,8 +140,9 @@ class Attempts:
                     return response
                 await self._learn_end(response, failure)
 
-    def _begin_with(self, replica: Replica) -> Attempt:
-        """Sends the request to it."""
+    def _begin_with(self, decision: Decision) -> Attempt:
+        """Sends the request to the replica that was decided for."""
+        replica = self._fleet.pool[decision.endpoint.name]
         request_id = f"{self._context.request_id}-{self._num_begun}"
         self._num_begun += 1
         request = self._context.request
@@ -152,7 +154,7 @@ class Attempts:
         )
         if self._retries.breakers:
             self._retries.breakers.begin(request.model, replica.name)
-        stay = self._fleet.begin(replica, request, began_s, request_id)
+        stay = self._fleet.begin(decision, request, began_s, request_id)
         self._meter.replica, self._meter.attempt = replica.name, self._num_begun
         self.current = Attempt(replica, request_id, response, began_s, stay)
         return self.current
@@ -279,7 +281,7 @@ class Attempts:
         name = self.current.replica.name
         self._retries.breakers.failed(self._context.request.model, name)
 
-    def _choose(self, tried: set[str]) -> Replica:
+    def _choose(self, tried: set[str]) -> Decision:
         barred: Collection[str] = ()
         if self._retries.breakers:
             barred = self._retries.breakers.barred(self._context.request.model)
@@ -290,19 +292,23 @@ class Attempts:
                 raise
             return self._choose_but(tried)  # rather one that fails than none
 
-    def _choose_but(self, tried: set[str]) -> Replica:
+    def _choose_but(self, tried: set[str]) -> Decision:
         request, is_resuming = self._context.request, self._meter.num_breaks > 0
         target_ms = self._context.grant.admission.ttft_target_ms
         try:
-            replica = self._fleet.choose(request, tried, target_ms)
-            while is_resuming and not replica.has_reported:  # another make: it cannot resume
-                tried.add(replica.name)
-                replica = self._fleet.choose(request, tried, target_ms)
+            decision = self._fleet.choose(request, tried, target_ms)
+            while is_resuming and not self._can_resume(decision):
+                tried.add(decision.endpoint.name)
+                decision = self._fleet.choose(request, tried, target_ms)
         except NoReplicaAvailable as error:
             if self._retry_after_ms is not None:
                 error.retry_after_ms = self._retry_after_ms
             raise
-        return replica
+        return decision
+
+    def _can_resume(self, decision: Decision) -> bool:
+        """One of another make cannot."""
+        return self._fleet.pool[decision.endpoint.name].has_reported
 
     def _body_for(self, replica: Replica) -> bytes:
         request, body = self._context.request, self._exchange.body

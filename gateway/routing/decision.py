@@ -1,7 +1,7 @@
 """What a decision was made of, so that it can be explained."""
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -26,6 +26,7 @@ class Scores(msgspec.Struct, frozen=True):
     costs: Sequence[float]  # of each, in tokens to be done
     reason: Reason
     home: str | None = None  # where the prefix lives, if it has one
+    cached_tokens: Mapping[int, float] = {}  # of the prompt, by place, as far as any are expected
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -35,3 +36,4 @@ class Decision(msgspec.Struct, frozen=True):
     candidates: Sequence[Endpoint]
     places: Sequence[int]  # of those that were in question
     costs: Sequence[float]  # of each
+    cached_tokens: float = 0.0  # of the prompt, at the chosen one, as far as is known

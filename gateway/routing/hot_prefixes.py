@@ -8,13 +8,26 @@ from collections import OrderedDict
 from typing import Final
 
 _MAX_PREFIXES: Final = 4_096  # the one that was pressed longest ago is forgotten
+_MAX_USED: Final = 8_192  # more than are used in the seconds that count
+_FADE, _LEAST_USES = 0.9, 0.5  # of uses, a tick: half are forgotten after seven
 _CALM_TICKS: Final = 10  # without pressure before an owner is let go
 
 
 class HotPrefixes:
     def __init__(self) -> None:
+        self._uses: dict[int, float] = {}  # by the key's point on the ring, fading
         self._owners: dict[int, int] = {}  # by the key's point on the ring; two or more
         self._calm: OrderedDict[int, int] = OrderedDict()  # ticks since it was pressed
+
+    def use(self, point: int) -> float:
+        """One more request of it: how many there were lately, this one included."""
+        uses = self._uses.get(point)
+        if uses is None:
+            if len(self._uses) < _MAX_USED:
+                self._uses[point] = 1.0
+            return 1.0
+        self._uses[point] = uses = uses + 1.0
+        return uses
 
     def num_owners(self, point: int) -> int:
         return self._owners.get(point, 1)
@@ -35,6 +48,8 @@ class HotPrefixes:
 
     def tick(self) -> None:
         """About once a second."""
+        faded = ((point, uses * _FADE) for point, uses in self._uses.items())
+        self._uses = {point: uses for point, uses in faded if uses > _LEAST_USES}
         for point in list(self._calm):
             self._calm[point] += 1
             if self._calm[point] >= _CALM_TICKS:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +19,7 @@ from gateway.upstream.replica_client import ReplicaClient
 logger = logging.getLogger(__name__)
 
 _TICK_S: Final = 1.0
+_USUAL_SPEEDS: Final = 1.5  # times faster or slower than the mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,7 @@ class ReplicaPool:
             tokens = 0 if neutral is None else replica.others.tokens(now_s, neutral)
             replica.set_others_tokens(tokens)
             replica.warm_up(now_s, self._timings.slow_start_s)
+        _compare_speeds(replicas)
         self._set_ejected(eject({replica.name: replica.record for replica in replicas}, now_s))
 
     async def _tick(self) -> None:
@@ -247,3 +249,14 @@ class ReplicaPool:
         self.version += 1
         known = [r.models for r in self._replicas.values() if r.models is not None]
         self._known_models = frozenset[str]().union(*known)
+
+
+def _compare_speeds(replicas: Collection[Replica]) -> None:
+    """Those that are nearly as fast as all count as such: measured rates always differ a little."""
+    told = [r.prefill_tokens_per_s for r in replicas if r.prefill_tokens_per_s > 0]
+    mean = sum(told) / len(told) if told else 0.0
+    for replica in replicas:
+        rate = replica.prefill_tokens_per_s
+        slowness = mean / rate if rate > 0 else 1.0
+        is_usual = 1 / _USUAL_SPEEDS < slowness < _USUAL_SPEEDS
+        replica.endpoint.slowness = 1.0 if is_usual else slowness

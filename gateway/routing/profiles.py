@@ -8,6 +8,7 @@ from gateway.routing.filters.serves_model import ServesModel
 from gateway.routing.hot_prefixes import HotPrefixes
 from gateway.routing.pickers.least_cost import LeastCost
 from gateway.routing.prefix_index import PrefixIndex
+from gateway.routing.prefix_reuse import PrefixReuse
 from gateway.routing.profile import RoutingProfile, Scorer
 from gateway.routing.scorers.exact_prefix import ExactPrefix
 from gateway.routing.scorers.least_tokens import LeastTokens
@@ -16,14 +17,14 @@ from gateway.routing.scorers.prefix_owners import PrefixOwners
 
 @dataclass(frozen=True, slots=True)
 class RoutingOptions:
-    load_factor: float = 1.25  # see ``PrefixOwners``
-    free_tokens: int = 0
+    load_factor: float = 1.2  # see ``PrefixOwners``
     least_prefix_tokens: int = 0
 
 
 def routing_profile(
     options: RoutingOptions,
     hot: HotPrefixes,
+    reuse: PrefixReuse,
     random: Callable[[], float],
     index: PrefixIndex | None = None,
 ) -> RoutingProfile:
@@ -31,12 +32,11 @@ def routing_profile(
     scorer: Scorer
     scorer = owners = PrefixOwners(
         hot,
+        reuse,
         LeastTokens(random),
-        load_factor=options.load_factor,
-        free_tokens=options.free_tokens,
-        least_prefix_tokens=options.least_prefix_tokens,
+        options.load_factor,
+        options.least_prefix_tokens,
     )
     if index is not None:
-        least = options.least_prefix_tokens
-        scorer = ExactPrefix(index.anchors, owners, least_prefix_tokens=least)
+        scorer = ExactPrefix(index.anchors, owners)
     return RoutingProfile([ServesModel(), Ready()], scorer, LeastCost(random))

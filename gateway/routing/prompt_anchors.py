@@ -10,6 +10,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from gateway.prompt import PromptText
 from gateway.routing.block_index import BlockIndex
 from gateway.routing.text_chain import BOUNDARIES_BYTES
@@ -17,6 +19,11 @@ from gateway.routing.text_chain import BOUNDARIES_BYTES
 _MAX_ANCHORS: Final = 131_072  # some 30 MB; the longest unheard of is forgotten
 
 Anchor = tuple[int, int]  # a block's key, and the tokens up to its end
+
+
+class Found(msgspec.Struct, frozen=True):
+    known_tokens: int  # of the text, that some replica had computed for this gateway once
+    holders: Sequence[tuple[int, int]]  # bits, and how many tokens these hold; the most first
 
 
 class PromptAnchors:
@@ -39,22 +46,24 @@ class PromptAnchors:
             if key is None or self._put(text.chain[place], (key, depth * block_size)):
                 return
 
-    def find(self, chain: Sequence[int], wanted: int) -> list[tuple[int, int]]:
-        """Who holds how many tokens: bits and a number, the largest first; each of the bits that
-        are ``wanted`` at most once."""
-        found: list[tuple[int, int]] = []
-        get, holders = self._anchors.get, self._blocks.holders
+    def find(self, chain: Sequence[int], wanted: int) -> Found:
+        """Of the bits that are ``wanted``."""
+        holders: list[tuple[int, int]] = []
+        known_tokens = 0
+        get, holders_of = self._anchors.get, self._blocks.holders
         for link in reversed(chain):
             anchor = get(link)
             if anchor is None:
                 continue
-            bits = holders(anchor[0]) & wanted
+            key, tokens = anchor
+            known_tokens = max(known_tokens, tokens)
+            bits = holders_of(key) & wanted
             if bits:
-                found.append((bits, anchor[1]))
+                holders.append((bits, tokens))
                 wanted &= ~bits
                 if not wanted:
                     break
-        return found
+        return Found(known_tokens, holders)
 
     def _put(self, link: int, anchor: Anchor) -> bool:
         """Whether it was known before."""

@@ -22,6 +22,7 @@ class Replica:
         self.others = OthersLoad()
         self.record = Record()
         self.num_in_flight = 0  # requests this gateway has open on it
+        self.prefill_tokens_per_s = 0.0  # 0: it has not told
         self.knows_load = True  # until it says otherwise
         self.has_reported = False  # it is one of our own make
         self._others_tokens = 0  # of its endpoint's load
@@ -45,6 +46,7 @@ class Replica:
     def report(self, load: ReplicaLoad, now_s: float) -> None:
         self.forecast.report(load, now_s)
         self.others.report(load, self.num_in_flight, now_s)
+        self.prefill_tokens_per_s = load.prefill_tokens_per_s
 
     def set_others_tokens(self, num_tokens: int) -> None:
         self.endpoint.add_load(num_tokens - self._others_tokens)

@@ -3,14 +3,16 @@
 from collections.abc import Collection
 
 from gateway.errors import NoReplicaAvailable
-from gateway.prompt import PromptText
+from gateway.prompt import Affinity, PromptText
 from gateway.routing.candidates import Candidates
 from gateway.routing.decision import Decision, Reason
 from gateway.routing.endpoint import NO_AFFINITY, RoutingRequest
 from gateway.routing.hot_prefixes import HotPrefixes
 from gateway.routing.pool import ReplicaPool
 from gateway.routing.prefix_index import PrefixIndex
+from gateway.routing.prefix_reuse import PrefixReuse
 from gateway.routing.profile import RoutingProfile
+from gateway.routing.ring import ring_point
 
 
 class Router:
@@ -19,12 +21,14 @@ class Router:
         pool: ReplicaPool,
         profile: RoutingProfile,
         hot: HotPrefixes,
+        reuse: PrefixReuse,
         index: PrefixIndex | None = None,
     ) -> None:
         """``index``: which wants to know what is on its way."""
         self._pool = pool
         self._profile = profile
         self._hot = hot
+        self._reuse = reuse
         self._index = index
         self._candidates: dict[str, Candidates] = {}  # by model, as of that version
         self._version = pool.version
@@ -60,6 +64,13 @@ class Router:
         """The request is on its way to a replica, which will tell what its prompt is in blocks."""
         if self._index is not None:
             self._index.expect(request_id, text)
+
+    def served(
+        self, affinity: Affinity, replica: str, *, prompt_tokens: int, cached_tokens: int
+    ) -> None:
+        """What of a prompt was found there.  What was sent elsewhere tells nothing of its home."""
+        if replica == self._pool.ring.home(ring_point(affinity.key)):
+            self._reuse.learn(affinity, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
 
     def tick(self) -> None:
         """About once a second."""

@@ -11,7 +11,7 @@ class Stay:
         self, replica: Replica, prompt_tokens: int, num_tokens: int, visit: Visit | None
     ) -> None:
         self.replica = replica
-        self.prompt_tokens = prompt_tokens  # that are still to be prefilled
+        self.prompt_tokens = prompt_tokens  # that are still to be prefilled, without cached ones
         self.num_tokens = num_tokens  # that count as its load now, those included
         self.visit = visit  # None: nobody asks for forecasts
         replica.begin(num_tokens)

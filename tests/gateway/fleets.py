@@ -17,6 +17,7 @@ from gateway.prompt import Affinity
 from gateway.routing.hot_prefixes import HotPrefixes
 from gateway.routing.pool import PoolTimings, ReplicaPool
 from gateway.routing.prefix_index import PrefixIndex
+from gateway.routing.prefix_reuse import PrefixReuse
 from gateway.routing.profile import RoutingProfile
 from gateway.routing.profiles import RoutingOptions, routing_profile
 from gateway.routing.router import Router
@@ -39,10 +40,13 @@ LOAD = ReplicaLoad(
 
 
 def profile_of(
-    random: Callable[[], float], index: PrefixIndex | None = None, **options: Any
+    random: Callable[[], float],
+    index: PrefixIndex | None = None,
+    reuse: PrefixReuse | None = None,
+    **options: Any,
 ) -> tuple[RoutingProfile, HotPrefixes]:
-    hot = HotPrefixes()
-    return routing_profile(RoutingOptions(**options), hot, random, index), hot
+    hot, reuse = HotPrefixes(), reuse or PrefixReuse(lambda: 1.0)
+    return routing_profile(RoutingOptions(**options), hot, reuse, random, index), hot
 
 
 def fleet_of(
@@ -56,7 +60,8 @@ def fleet_of(
         pool[name].models = frozenset({"m"})
         pool[name].set_ready(is_ready=True)
     limits = RelayLimits(1, 1, 1.0, 1.0)
-    router = Router(pool, *profile_of(Random(1).random, free_tokens=4_096))
+    profile, hot = profile_of(Random(1).random)
+    router = Router(pool, profile, hot, PrefixReuse(lambda: 1.0))
     return Fleet(pool, router, limits, clock, lambda predicted, actual: None, on_progress)
 
 

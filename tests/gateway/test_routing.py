@@ -16,6 +16,7 @@ from gateway.routing.candidates import Candidates
 from gateway.routing.decision import Decision, Reason
 from gateway.routing.endpoint import Endpoint, RoutingRequest
 from gateway.routing.hot_prefixes import HotPrefixes
+from gateway.routing.prefix_reuse import PrefixReuse
 from gateway.routing.ring import PrefixRing, ring_point
 from tests.gateway.fleets import LOAD, fleet_of, inference_request, profile_of
 
@@ -36,7 +37,8 @@ class Scene:
     def __init__(self, names: Iterable[str], **settings: Any) -> None:
         self.ring = PrefixRing(names)
         self.endpoints = {name: endpoint(name) for name in names}
-        self.profile, self.hot = profile_of(Random(7).random, **settings)
+        self.reuse = PrefixReuse(lambda: 1.0)
+        self.profile, self.hot = profile_of(Random(7).random, reuse=self.reuse, **settings)
 
     def decide(self, key: bytes, **request: Any) -> Decision:
         group = Candidates(list(self.endpoints.values()), self.ring)
@@ -70,7 +72,7 @@ async def test_a_tried_replica_is_not_tried_again() -> None:
     fleet, request = fleet_of("a", "b", "c"), inference_request("m")
     tried: set[str] = set()
     for _ in range(3):
-        tried.add(fleet.choose(request, frozenset(tried)).name)
+        tried.add(fleet.choose(request, frozenset(tried)).endpoint.name)
     assert tried == {"a", "b", "c"}
     with pytest.raises(NoReplicaAvailable):
         fleet.choose(request, frozenset(tried))
@@ -78,16 +80,16 @@ async def test_a_tried_replica_is_not_tried_again() -> None:
 
 async def test_with_a_target_a_replica_that_would_be_late_is_passed_over() -> None:
     fleet, request = fleet_of("a", "b"), inference_request("m")
-    home = fleet.choose(request, ())
+    home = fleet.pool[fleet.choose(request, ()).endpoint.name]
     (other,) = {"a", "b"} - {home.name}
     for replica in (home, fleet.pool[other]):
         replica.forecast.report(LOAD, SYSTEM_CLOCK.monotonic_s())
     assert fleet.has_room(request, target_s=0.5)
     home.forecast.send(1_000.0, SYSTEM_CLOCK.monotonic_s(), tells_first_token=True)
-    assert fleet.choose(request, ()) is home
-    assert fleet.choose(request, (), target_ms=500).name == other
+    assert fleet.choose(request, ()).endpoint is home.endpoint
+    assert fleet.choose(request, (), target_ms=500).endpoint.name == other
     fleet.pool[other].forecast.send(5_000.0, SYSTEM_CLOCK.monotonic_s(), tells_first_token=True)
-    assert fleet.choose(request, (), target_ms=500) is home, "the least late"
+    assert fleet.choose(request, (), target_ms=500).endpoint is home.endpoint, "the least late"
     assert not fleet.has_room(request, target_s=0.5)
     assert fleet.drain_s(request, target_s=0.5, prompt_tokens=0) == pytest.approx(0.5, abs=0.1)
     assert fleet.drain_s(request, target_s=0.5, prompt_tokens=2_000) == pytest.approx(1.5, abs=0.1)
@@ -151,28 +153,36 @@ def test_shares_are_fair() -> None:
     assert max(homes[name] for name in names) < 1_300
 
 
-def test_a_home_with_more_than_its_share_gets_an_heir() -> None:
-    scene, key = Scene("abcd", free_tokens=100), KEYS[0]
-    first, second, third, _ = scene.order(key)
-    scene.load(**{first: 99})
-    assert scene.decide(key).reason is Reason.HOME, "below that nothing queues"
-    scene.load(**{first: 100})
-    decision = scene.decide(key)
+def test_a_home_with_more_than_it_is_worth_gets_an_heir() -> None:
+    """Half of a prompt is expected to be found: 100 tokens of 200, worth twice as many."""
+    key = KEYS[0]
+    first, second, third, _ = Scene("abcd").order(key)
+    for load, expected in ((200, first), (201, second)):
+        scene = Scene("abcd")
+        scene.load(**{first: load})
+        assert scene.route(key, prompt_tokens=200) == expected
+    scene = Scene("abcd")
+    scene.load(**{first: 400})
+    decision = scene.decide(key, prompt_tokens=200)
     assert (decision.endpoint.name, decision.reason, decision.home) == (second, Reason.GROWN, first)
-    scene.load(**dict.fromkeys("abcd", 1_000))
-    assert {scene.route(key) for _ in range(8)} == {scene.route(key)}, "evenly loaded: its own"
-    scene.load(**{first: 1_000, second: 1_000})
-    decision = scene.decide(key)
+    scene = Scene("abcd")
+    scene.load(**{first: 4_000, second: 4_000})
+    scene.hot.grow(ring_point(key), 2)
+    decision = scene.decide(key, prompt_tokens=200)
     assert (decision.endpoint.name, decision.reason) == (third, Reason.GROWN)
 
 
-def test_the_bound_is_in_tokens_and_its_factor_can_be_set() -> None:
+def test_its_share_of_a_high_load_is_a_homes_whatever_it_is_worth() -> None:
+    """The bound is in tokens, and its factor can be set."""
     key = KEYS[0]
     for factor, expected in ((1.25, 1), (2.5, 0)):
         scene = Scene("abcd", load_factor=factor)
         order = scene.order(key)
         scene.load(**{order[0]: 5_000, **dict.fromkeys(order[1:], 2_000)})
-        assert scene.route(key, num_tokens=100) == order[expected]
+        assert scene.route(key, num_tokens=100, prompt_tokens=100) == order[expected]
+    scene = Scene("abcd")
+    scene.load(**dict.fromkeys("abcd", 9_000))
+    assert {scene.route(key) for _ in range(8)} == {scene.order(key)[0]}, "evenly loaded: home"
 
 
 def test_with_the_heir_busy_too_it_goes_to_whoever_has_least() -> None:
@@ -183,6 +193,33 @@ def test_with_the_heir_busy_too_it_goes_to_whoever_has_least() -> None:
     assert (decision.endpoint.name, decision.reason) == (fourth, Reason.SPILL)
     assert decision.home == first
     assert list(decision.costs) == [scene.endpoints[name].load_tokens for name in "abcd"]
+
+
+def test_where_nothing_is_ever_found_again_any_place_is_as_good() -> None:
+    scene, key = Scene("abcd"), KEYS[0]
+    affinity = request_of(key).affinity
+    for _ in range(200):
+        scene.reuse.learn(affinity, prompt_tokens=500, cached_tokens=0)
+    home, *others = scene.order(key)
+    scene.load(**{home: 10, **dict.fromkeys(others, 5)})
+    decision = scene.decide(key)
+    assert decision.reason is Reason.NO_PREFIX
+    assert decision.endpoint.name in others
+    for _ in range(200):
+        scene.reuse.learn(affinity, prompt_tokens=500, cached_tokens=450)
+    assert scene.decide(key).reason is Reason.HOME
+    other_tenants = Affinity(b"t" * 33 + key, b"")
+    assert scene.reuse.expected_tokens(other_tenants, 100) == 50, "each learns for itself"
+
+
+def test_what_is_unknown_is_tried_now_and_then() -> None:
+    draws = iter([0.5, 0.01])
+    reuse, affinity = PrefixReuse(lambda: next(draws)), request_of(b"k").affinity
+    for _ in range(200):
+        reuse.learn(affinity, prompt_tokens=500, cached_tokens=0)
+    usual, explored = (reuse.expected_tokens(affinity, 1_000) for _ in range(2))
+    assert usual < 100
+    assert explored == 500
 
 
 def test_a_hot_prefix_gets_as_many_owners_as_it_needs_and_loses_them_again() -> None:
@@ -222,7 +259,7 @@ def test_hot_prefixes_are_bounded() -> None:
 
 
 def test_conversations_of_a_hot_prefix_keep_to_one_owner_each() -> None:
-    scene = Scene("abcdef", free_tokens=1_000)
+    scene = Scene("abcdef")
     scene.hot.grow(ring_point(b"hot"), 3)
     owners = set(scene.order(b"hot")[:3])
     group = Candidates(list(scene.endpoints.values()), scene.ring)
@@ -269,7 +306,7 @@ def test_blind_gateways_do_not_run_after_one_another() -> None:
 
 def test_one_that_joins_takes_its_keys_over_by_and_by_each_from_where_it_lived() -> None:
     names = [f"r{n}" for n in range(8)]
-    before, scene = PrefixRing(names[:-1]), Scene(names, free_tokens=1_000)
+    before, scene = PrefixRing(names[:-1]), Scene(names)
     joiner = scene.endpoints[names[-1]]
     points = {key: ring_point(key) for key in KEYS}
     moving = [key for key in KEYS if scene.ring.home(points[key]) == joiner.name]

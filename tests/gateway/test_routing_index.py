@@ -88,7 +88,8 @@ class Engine:
 
 def found(index: PrefixIndex, engine: Engine, text: bytes) -> int:
     chain = prompt_text(b"t", text).chain
-    return sum(tokens for _, tokens in index.anchors.find(chain, engine.follower.bit))
+    holders = index.anchors.find(chain, engine.follower.bit).holders
+    return sum(tokens for _, tokens in holders)
 
 
 def serve(index: PrefixIndex, engine: Engine, request_id: str, text: bytes) -> None:
@@ -261,11 +262,11 @@ def test_it_goes_where_its_tokens_are_cached_unless_more_is_to_do_there_than_the
         assert scene.decide(text)[1] is Reason.HOME, "nobody has it: where its prefix lives"
         serve(scene.index, scene.engines[holder], "r-0", text)
         assert scene.decide(text) == (holder, Reason.CACHED)
-        loads = {holder: 1_800, other: 0, "c": 100}
+        loads = {holder: 3_800, other: 0, "c": 100}
         for endpoint in scene.endpoints:
             endpoint.load_tokens = loads[endpoint.name]
         assert scene.decide(text) == (holder, Reason.CACHED), "they save more than that"
-        scene.endpoints["abc".index(holder)].load_tokens = 2_100
+        scene.endpoints["abc".index(holder)].load_tokens = 4_100
         assert scene.decide(text) == (other, Reason.CACHED), "now they do not"
 
 
@@ -273,7 +274,7 @@ def test_a_slow_replica_needs_more_cached_to_be_worth_it() -> None:
     text = prose(1, 8_000)
     scene = Scene()
     serve(scene.index, scene.engines["a"], "r-0", text)
-    scene.endpoints[0].load_tokens = 600
+    scene.endpoints[0].load_tokens = 1_200
     assert scene.decide(text)[0] == "a"
     scene.endpoints[0].slowness = 4.0
     assert scene.decide(text)[0] != "a"

@@ -1,87 +1,102 @@
-"""Prefer those where the prefix lives, as long as they have no more than their share to do.
+"""Prefer those where the prefix lives, as long as that costs less than having it elsewhere, too.
 
-Consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, 2017), the load in tokens.
-What does not fit at home makes the next one on the ring an owner, too, so that a hot prefix lives
-in as many places as it needs; when the next one is busy, the request goes to the least busy of all.
+Consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, 2017), the load in tokens:
+home is where a key hashes to, up to its share of the whole load.  Beyond it home is still worth
+waiting for as long as computing the prefix elsewhere takes, and what that would displace there; the
+more often a prefix is wanted, the less each of its requests has to wait for it.  What does not go
+home makes the next one on the ring an owner, too, so that a hot prefix lives in as many places as
+it needs; when that one is busy, the request goes to the least busy of all.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from gateway.prompt import Affinity
 from gateway.routing.candidates import Candidates
 from gateway.routing.decision import Reason, Scores
 from gateway.routing.endpoint import Endpoint, RoutingRequest
 from gateway.routing.hot_prefixes import HotPrefixes
+from gateway.routing.prefix_reuse import PrefixReuse
 from gateway.routing.ring import ring_point
 from gateway.routing.scorers.least_tokens import LeastTokens
 
 _KEY_SHARES: Final = 65_536  # in which the keys of one that joins move to it
+_TIMES_THE_SAVING: Final = 2.0  # it is computed again, and so is what it displaces
+_LEAST_RATIO: Final = 0.1  # of a prompt: with less to be found again, any place is as good
+_HEIR_SHARE: Final = 0.5  # of what home is worth: the heir has it only from the next time on
 
 
+@dataclass(frozen=True, slots=True)
 class PrefixOwners:
-    name = "prefix_owners"
-
-    def __init__(
-        self,
-        hot: HotPrefixes,
-        least_tokens: LeastTokens,
-        *,
-        load_factor: float,
-        free_tokens: int,
-        least_prefix_tokens: int,
-    ) -> None:
-        """``load_factor``: of the mean, more than which is too much; ``free_tokens`` never are.
-        A prompt below ``least_prefix_tokens`` is computed sooner than it is found again."""
-        self._hot = hot
-        self._least_tokens = least_tokens
-        self._load_factor = load_factor
-        self._free_tokens = free_tokens
-        self._least_prefix_tokens = least_prefix_tokens
+    hot: HotPrefixes
+    reuse: PrefixReuse
+    least_tokens: LeastTokens
+    load_factor: float  # of the mean load: an owner's share
+    least_prefix_tokens: int  # fewer are computed sooner than they are found again
+    name: str = "prefix_owners"
 
     def score(self, request: RoutingRequest, group: Candidates) -> Scores:
         affinity = request.affinity
-        if request.prompt_tokens < self._least_prefix_tokens and not affinity.is_clients:
-            return self._least_tokens.score(request, group)
+        if request.prompt_tokens < self.least_prefix_tokens and not affinity.is_clients:
+            return self.least_tokens.score(request, group)
+        saving = self.reuse.expected_tokens(affinity, request.prompt_tokens)
+        if saving < _LEAST_RATIO * request.prompt_tokens:
+            return self.least_tokens.score(request, group)
         point = ring_point(affinity.key)
-        num_owners = self._hot.num_owners(point)
-        bound = self._bound(request, group)
-        if num_owners == 1:
+        worth = _TIMES_THE_SAVING * saving / self.hot.use(point)
+        if self.hot.num_owners(point) == 1:
             home = group.places.get(group.ring.home(point))
             if home is not None:
                 endpoint = group.endpoints[home]
-                if endpoint.load_tokens < bound and endpoint.warmth == 1.0:
-                    return Scores((home,), (endpoint.load_tokens,), Reason.HOME, endpoint.name)
-        return self._among_owners(affinity, point, num_owners, bound, group)
+                most = max(worth, self._share(request, group))  # as if another were idle
+                if endpoint.load_tokens <= most and endpoint.warmth == 1.0:
+                    return _at(home, request, group, saving)
+        return self._among_owners(request, point, saving, worth, group)
 
-    def _bound(self, request: RoutingRequest, group: Candidates) -> float:
-        """Below which one may get the request.  Somebody always is, or is idle."""
+    def _share(self, request: RoutingRequest, group: Candidates) -> float:
         mean = (group.load.tokens + request.num_tokens) / len(group.endpoints)
-        return max(self._free_tokens, self._load_factor * mean)
+        return self.load_factor * mean
 
     def _among_owners(
-        self, affinity: Affinity, point: int, num_owners: int, bound: float, group: Candidates
+        self, request: RoutingRequest, point: int, saving: float, worth: float, group: Candidates
     ) -> Scores:
+        """Looks at everybody's load."""
+        loads = [endpoint.load_tokens for endpoint in group.endpoints]
         walk = _members(point, group)
-        owners = list(islice(walk, num_owners))
-        endpoints = group.endpoints
-        home = endpoints[owners[0]].name
-        reason = Reason.HOME if len(owners) == 1 else Reason.OWNER
+        owners = list(islice(walk, self.hot.num_owners(point)))
         usual = owners[0]
         if len(owners) > 1:
-            usual = owners[ring_point(affinity.conversation) % len(owners)]
-        if endpoints[usual].load_tokens < bound:
-            return Scores((usual,), (endpoints[usual].load_tokens,), reason, home)
-        self._hot.press(point)
-        free = [place for place in owners if endpoints[place].load_tokens < bound]
+            usual = owners[ring_point(request.affinity.conversation) % len(owners)]
+        least, share = min(loads), self._share(request, group)
+        most = max(share, least + worth)
+        if loads[usual] <= most and loads[usual] <= min(loads[o] for o in owners) + worth:
+            return _at(usual, request, group, saving, owners)
+        self.hot.press(point)
+        home = group.endpoints[owners[0]].name
+        free = [place for place in owners if loads[place] <= most]
         if free:
-            return Scores(free, [endpoints[place].load_tokens for place in free], reason, home)
+            costs = [loads[place] + request.prompt_tokens - saving for place in free]
+            return Scores(free, costs, Reason.OWNER, home, dict.fromkeys(free, saving))
         heir = next(walk, None)
-        if heir is not None and endpoints[heir].load_tokens < bound:
-            self._hot.grow(point, len(owners) + 1)
-            return Scores((heir,), (endpoints[heir].load_tokens,), Reason.GROWN, home)
-        return self._least_tokens.spread(group, Reason.SPILL, home)
+        if heir is not None and loads[heir] <= max(share, least + _HEIR_SHARE * worth):
+            self.hot.grow(point, len(owners) + 1)
+            return Scores((heir,), (loads[heir] + request.prompt_tokens,), Reason.GROWN, home)
+        return self.least_tokens.spread(group, Reason.SPILL, home)
+
+
+def _at(
+    place: int,
+    request: RoutingRequest,
+    group: Candidates,
+    saving: float,
+    owners: Sequence[int] = (),
+) -> Scores:
+    """That one, where the prefix lives."""
+    cost = group.endpoints[place].load_tokens + request.prompt_tokens - saving
+    home = group.endpoints[owners[0] if owners else place].name
+    reason = Reason.OWNER if len(owners) > 1 else Reason.HOME
+    return Scores((place,), (cost,), reason, home, {place: saving})
 
 
 def _members(point: int, group: Candidates) -> Iterator[int]:
