@@ -23,19 +23,23 @@ class KubernetesLease:
         return decoded(body, Lease)
 
     async def create(self, spec: LeaseSpec) -> None:
-        await self._api.create(self._collection, self._document(spec, version=None))
+        await self._api.create(self._collection, self._document(spec, {}))
 
     async def replace(self, known: Lease, spec: LeaseSpec) -> None:
-        document = self._document(spec, version=known.metadata.resource_version)
+        """What others have said of it stays: a chart knows its own by that."""
+        metadata = known.metadata
+        said = {
+            "resourceVersion": metadata.resource_version,
+            "labels": dict(metadata.labels),
+            "annotations": dict(metadata.annotations),
+        }
+        document = self._document(spec, said)
         await self._api.replace(f"{self._collection}/{self._name}", document)
 
-    def _document(self, spec: LeaseSpec, *, version: str | None) -> Json:
-        metadata: Json = {"name": self._name}
-        if version is not None:
-            metadata["resourceVersion"] = version
+    def _document(self, spec: LeaseSpec, said: Json) -> Json:
         return {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
-            "metadata": metadata,
+            "metadata": {"name": self._name, **said},
             "spec": msgspec.to_builtins(spec),
         }

@@ -133,8 +133,14 @@ class LeaseSpec(Struct, frozen=True, kw_only=True):
     renew_time: str | None = None
 
 
+class LabelledMetadata(Metadata, frozen=True, kw_only=True):
+    """Of what is written whole: others know their objects by labels."""
+
+    labels: Mapping[str, str] = {}
+
+
 class Lease(Struct, frozen=True, kw_only=True):
-    metadata: Metadata
+    metadata: LabelledMetadata
     spec: LeaseSpec = LeaseSpec()
 
 

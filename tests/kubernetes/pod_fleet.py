@@ -49,6 +49,7 @@ class Engine:
 class PodFleet:
     api: KubernetesApi
     namespace: str
+    label_selector: str = ""  # of the pods that are engines; empty: all are
     rate_per_s: float = 0.0
     port: int = field(default_factory=free_port)
     engines: dict[str, Engine] = field(default_factory=dict)  # by address
@@ -76,7 +77,7 @@ class PodFleet:
         return next(e for e in self.engines.values() if e.name == name)
 
     async def _look(self) -> None:
-        body = await self.api.get(paths.pods(self.namespace))
+        body = await self.api.get(paths.pods(self.namespace), labelSelector=self.label_selector)
         pods = msgspec.json.decode(body, type=Listed[Pod]).items
         here = {pod.status.pod_ip: pod for pod in pods if pod.status.pod_ip}
         self.most_at_once = max(self.most_at_once, len(pods))

@@ -123,6 +123,8 @@ def _assert_rules_are_what_is_used(scene: Scene) -> None:
         entry = json.loads(line)
         if "objectRef" not in entry or "resource" not in entry["objectRef"]:
             continue
+        if not entry["user"]["username"].startswith("system:serviceaccount:fleet:"):
+            continue
         reference = entry["objectRef"]
         resource = "/".join(filter(None, (reference["resource"], reference.get("subresource"))))
         used.add((reference.get("apiGroup", ""), resource, entry["verb"]))

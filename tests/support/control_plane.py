@@ -29,7 +29,7 @@ kind: Policy
 omitStages: [RequestReceived]
 rules:
 - level: Metadata
-  userGroups: ["system:serviceaccounts:fleet"]
+  userGroups: ["system:serviceaccounts:fleet", "system:serviceaccounts:chart"]
 - level: None
 """
 

@@ -1,0 +1,361 @@
+"""The chart on a real API server: installed, scaled, upgraded, rolled back, uninstalled.
+
+The namespace enforces Pod Security "restricted"; kwok's pods become ready without running.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from autoscaler.kubernetes import paths
+from autoscaler.kubernetes.api import KubernetesApi
+from tests.kubernetes.conftest import Scene, eventually
+from tests.kubernetes.pod_fleet import PodFleet
+from tests.support.control_plane import ControlPlane
+from tests.support.helm import CHART, Helm, helm
+
+pytestmark = pytest.mark.timeout(300)
+
+NAMESPACE = "chart"  # its service accounts' calls are in the audit log
+RESTRICTED = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
+CI = sorted((CHART / "ci").glob("*-values.yaml"))
+QUICK = {
+    "upWindowSeconds": 1, "downWindowSeconds": 3, "downIntervalSeconds": 1,
+    "guardWindowSeconds": 5, "drainDeadlineSeconds": 60, "respectManualSeconds": 0,
+}  # fmt: skip
+
+
+def values(fleet: PodFleet) -> dict[str, Any]:
+    """One pool on GPUs that is scaled, one that is not; and what the tests' nodes can hold."""
+    return {
+        "poolDefaults": {"podAnnotations": {"test/cold-start": "1s"}},
+        "pools": [
+            {
+                "name": "chat", "model": "chat", "port": fleet.port, "maxNumSeqs": 10,
+                "gpu": {"count": 1},
+                "capacity": {"tokensPerS": 1000, "coldStartS": 2},
+                "autoscaling": {"enabled": True, "maxReplicas": 4, "spec": QUICK},
+            },
+            {"name": "cpu", "model": "SmolLM2-135M-Instruct"},
+        ],
+    }  # fmt: skip
+
+
+class Release:
+    def __init__(self, helm: Helm, config: Path, folder: Path) -> None:
+        self._helm = helm
+        self._config = config
+        self._folder = folder
+
+    async def run(self, command: str, *arguments: str, values: Any = None) -> str:
+        files = []
+        if values is not None:
+            path = self._folder / "values.yaml"
+            path.write_text(yaml.safe_dump(values))
+            files = [str(CHART), "-f", str(path)]
+        done = await asyncio.to_thread(
+            self._helm.run, command, "r", *files, "-n", NAMESPACE, *arguments,
+            "--kubeconfig", str(self._config),
+        )  # fmt: skip
+        assert "would violate PodSecurity" not in done.stderr + done.stdout
+        return done.stdout
+
+    def kubectl(self, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(self._helm.kubectl), "--kubeconfig", str(self._config), *arguments],
+            input=text, capture_output=True, text=True,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    return helm(4, tmp_path_factory.mktemp("helm"))
+
+
+@pytest.fixture
+async def release(
+    program: Helm, control_plane: ControlPlane, admin: KubernetesApi, tmp_path: Path
+) -> Release:
+    """Of nothing yet: a namespace with its Secret, and volumes for two claims."""
+    await admin.create(
+        "/api/v1/namespaces", {"metadata": {"name": NAMESPACE, "labels": RESTRICTED}}
+    )
+    secret = {"key-pepper": "0123456789abcdef", "quota-url": "redis://quota:6379"}
+    await admin.create(
+        f"/api/v1/namespaces/{NAMESPACE}/secrets",
+        {"metadata": {"name": "pandal"}, "stringData": secret},
+    )
+    for number in range(2):
+        await admin.create("/api/v1/persistentvolumes", volume(f"chart-{number}"))
+    return Release(program, control_plane.kubeconfig("admin"), tmp_path)
+
+
+def volume(name: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
+        "spec": {
+            "capacity": {"storage": "10Gi"}, "accessModes": ["ReadWriteOnce"],
+            "hostPath": {"path": f"/tmp/{name}"}, "persistentVolumeReclaimPolicy": "Retain",
+        },
+    }  # fmt: skip
+
+
+async def test_from_an_empty_namespace_and_back(
+    release: Release, control_plane: ControlPlane, admin: KubernetesApi, tmp_path: Path
+) -> None:
+    fleet = PodFleet(admin, NAMESPACE, label_selector="pandal.dev/pool=chat")
+    told = values(fleet)
+    await release.run("install", "--wait", "--timeout", "120s", values=told)
+    token = await _token(admin, "autoscaler")
+    kubeconfig = control_plane.kubeconfig("autoscaler-chart", token)
+    scene = Scene(
+        admin, control_plane, NAMESPACE, kubeconfig, tmp_path, fleet, name="r-pandal-chat"
+    )
+    running = asyncio.create_task(fleet.run())
+    try:
+        process = await _installed_autoscaler(scene)
+        await _scales(scene)
+        await _upgrade_and_rollback(release, scene, told)
+        process.terminate()
+        assert await asyncio.to_thread(process.wait) == 0
+        await _finds_replicas(scene)
+        for component in ("autoscaler", "gateway"):
+            used, denied = _asked(scene, component)
+            assert denied == []
+            assert used == await _rights(scene, component)
+        await _uninstall(release, admin)
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        for process in scene.processes:
+            process.kill()
+            process.wait()
+
+
+async def _token(api: KubernetesApi, component: str) -> str:
+    """Of the account that the chart made for it."""
+    account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/r-pandal-{component}"
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    answer = msgspec.json.decode(await api.create(f"{account}/token", request))
+    return str(answer["status"]["token"])
+
+
+async def _installed_autoscaler(scene: Scene) -> subprocess.Popen[bytes]:
+    """The program with the environment that its pod was given, but for where it runs."""
+    variables = await _variables(scene, "autoscaler")
+    told = {key.removeprefix("AUTOSCALER_").lower(): text for key, text in variables.items()}
+    here = {"host": "127.0.0.1", "port": 0, "period_s": 0.4, "log_level": "debug"}
+    return scene.start_autoscaler(**{**told, **here})
+
+
+async def _variables(scene: Scene, component: str) -> dict[str, str]:
+    path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/r-pandal-{component}"
+    found: dict[str, str] = (await scene.get(path))["data"]
+    return found
+
+
+async def _finds_replicas(scene: Scene) -> None:
+    """A gateway with its pod's environment follows the pools' Services as its own account."""
+    credentials = scene.folder / "credentials"
+    credentials.mkdir()
+    (credentials / "token").write_text(await _token(scene.api, "gateway"))
+    (credentials / "ca.crt").write_bytes(scene.plane.ca.read_bytes())
+    (scene.folder / "policies.json").write_text('{"version": 0}')
+    here = {
+        "GATEWAY_HOST": "127.0.0.1", "GATEWAY_PORT": "0",
+        "GATEWAY_KUBERNETES_URL": scene.plane.server,
+        "GATEWAY_KUBERNETES_CREDENTIALS": str(credentials),
+        "GATEWAY_POLICY_FILE": str(scene.folder / "policies.json"),
+        "GATEWAY_SPOOL_DIR": str(scene.folder / "spool"),
+        "GATEWAY_KEY_PEPPER": "0123456789abcdef",
+        "GATEWAY_QUOTA_URL": f"unix://{scene.folder}/nobody.sock",
+    }  # fmt: skip
+    told = await _variables(scene, "gateway")
+    scene.processes.append(_started("gateway", {**told, **here}, scene.folder))
+
+    async def follows() -> bool:
+        return ("discovery.k8s.io", "endpointslices", "watch") in _asked(scene, "gateway")[0]
+
+    await eventually(follows, "the gateway to watch")
+
+
+def _started(service: str, environment: dict[str, str], folder: Path) -> subprocess.Popen[bytes]:
+    with (folder / f"{service}.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", service],
+            stdout=log, stderr=log, env={**os.environ, **environment},
+        )  # fmt: skip
+
+
+async def _scales(scene: Scene) -> None:
+    scene.fleet.rate_per_s = 4.0
+    await scene.until(lambda status: status.get("ready") == 1, "the first replica to be seen")
+    scene.fleet.rate_per_s = 60.0
+    await scene.until_count(lambda count: count == 4, "up to what there may be")
+    scene.fleet.rate_per_s = 3.0
+    await scene.until_count(lambda count: count == 1, "down to one")
+    assert scene.fleet.cut == []
+    scene.fleet.rate_per_s = 60.0
+    await scene.until_count(lambda count: count == 4, "up again")
+
+
+async def _upgrade_and_rollback(release: Release, scene: Scene, told: dict[str, Any]) -> None:
+    """What is changed is rolled, what the autoscaler counts stays counted."""
+    before = await _templates(scene)
+    more = {**told, "gateway": {"settings": {"maxWaiting": 77}}}
+    await release.run("upgrade", "--wait", "--timeout", "120s", values=more)
+    after = await _templates(scene)
+    assert {name for name in before if before[name] != after[name]} == {"r-pandal-gateway"}
+    assert await scene.count() == 4
+    await release.run("rollback", "1", "--wait", "--timeout", "120s")
+    assert await _templates(scene) == before
+    assert await scene.count() == 4
+    secret = f"/api/v1/namespaces/{NAMESPACE}/secrets/pandal"
+    await scene.api.patch(secret, {"stringData": {"quota-url": "redis://elsewhere:6379"}})
+    await release.run("upgrade", "--wait", "--timeout", "120s", values=told)
+    after = await _templates(scene)
+    assert {name for name in before if before[name] != after[name]} == {"r-pandal-gateway"}
+
+
+async def _templates(scene: Scene) -> dict[str, Any]:
+    found = await scene.get(paths.collection("apps/v1", NAMESPACE, "deployments"))
+    return {item["metadata"]["name"]: item["spec"]["template"] for item in found["items"]}
+
+
+async def _rights(scene: Scene, component: str) -> set[tuple[str, str, str]]:
+    role = await scene.get(
+        f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/roles/r-pandal-{component}"
+    )
+    return {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def _asked(scene: Scene, component: str) -> tuple[set[tuple[str, str, str]], list[str]]:
+    """What it asked the API server for, and what was denied, by the audit log."""
+    used, denied = set(), []
+    account = f"system:serviceaccount:{NAMESPACE}:r-pandal-{component}"
+    for line in scene.plane.audit_log.read_text().splitlines():
+        entry = json.loads(line)
+        if entry["user"]["username"] != account or "objectRef" not in entry:
+            continue
+        reference = entry["objectRef"]
+        if "resource" in reference:
+            resource = "/".join(filter(None, (reference["resource"], reference.get("subresource"))))
+            used.add((reference.get("apiGroup", ""), resource, entry["verb"]))
+            if entry["annotations"]["authorization.k8s.io/decision"] != "allow":
+                denied.append(entry["requestURI"])
+    return used, denied
+
+
+async def _uninstall(release: Release, api: KubernetesApi) -> None:
+    """The definition stays, and what bills are made of: the claims say so."""
+    await release.run("uninstall", "--wait", "--timeout", "120s")
+
+    async def are_gone() -> bool:
+        found = msgspec.json.decode(await api.get(paths.pods(NAMESPACE)))
+        return not found["items"]
+
+    await eventually(are_gone, "the pods to be gone")
+    kinds = release.kubectl("api-resources", "--verbs=list", "--namespaced", "-o", "name").stdout
+    left = release.kubectl(
+        "get", ",".join(kinds.split()), "-n", NAMESPACE, "-o", "name", "--ignore-not-found",
+        "-l", "app.kubernetes.io/instance=r",
+    )  # fmt: skip
+    assert left.returncode == 0, left.stderr
+    assert left.stdout.split() == [
+        "persistentvolumeclaim/r-pandal-ledger", "persistentvolumeclaim/r-pandal-spool",
+    ]  # fmt: skip
+    leases = msgspec.json.decode(await api.get(paths.leases(NAMESPACE)))
+    assert leases["items"] == []
+
+
+OPERATORS = (
+    ("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors"),
+    ("monitoring.coreos.com", "v1", "PrometheusRule", "prometheusrules"),
+    ("gateway.networking.k8s.io", "v1", "HTTPRoute", "httproutes"),
+)
+
+
+def loose_definition(group: str, version: str, kind: str, plural: str) -> dict[str, Any]:
+    """As far as the API server must know a kind that an operator brings."""
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{plural}.{group}",
+            "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
+        },
+        "spec": {
+            "group": group, "scope": "Namespaced",
+            "names": {"kind": kind, "plural": plural, "listKind": f"{kind}List"},
+            "versions": [
+                {
+                    "name": version, "served": True, "storage": True,
+                    "schema": {"openAPIV3Schema": schema},
+                }
+            ],
+        },
+    }  # fmt: skip
+
+
+async def test_the_api_server_takes_every_scenario_strictly(
+    program: Helm, control_plane: ControlPlane, admin: KubernetesApi, tmp_path: Path
+) -> None:
+    """Server-side, and nothing is stored: a field that it does not know is refused."""
+    await admin.create("/api/v1/namespaces", {"metadata": {"name": "strict", "labels": RESTRICTED}})
+    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    for operator in OPERATORS:
+        await admin.create(definitions, loose_definition(*operator))
+        group, version, _, plural = operator
+
+        async def is_served(path: str = f"/apis/{group}/{version}/{plural}") -> bool:
+            with suppress(Exception):
+                await admin.get(path)
+                return True
+            return False
+
+        await eventually(is_served, f"{plural} to be served")
+    release = Release(program, control_plane.kubeconfig("admin"), tmp_path)
+    for path in CI:
+        rendered = yaml.safe_dump_all(program.template([path], "--namespace", "strict"))
+        done = await asyncio.to_thread(
+            release.kubectl, "apply", "--server-side", "--dry-run=server", "--validate=strict",
+            "-n", "strict", "-f", "-", text=rendered,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{path.name}: {done.stderr}"
+        assert "Warning" not in done.stderr, f"{path.name}: {done.stderr}"
+
+
+async def test_the_definition_refuses_a_pool_that_makes_no_sense(
+    release_of_nothing: Release,
+) -> None:
+    bad = {
+        "pools": [
+            {
+                "name": "a", "model": "m",
+                "autoscaling": {"enabled": True, "spec": {"urgency": 7}},
+            }
+        ]
+    }  # fmt: skip
+    with pytest.raises(AssertionError, match="urgency"):
+        await release_of_nothing.run("install", values=bad)
+
+
+@pytest.fixture
+def release_of_nothing(program: Helm, control_plane: ControlPlane, tmp_path: Path) -> Release:
+    return Release(program, control_plane.kubeconfig("admin"), tmp_path)
