@@ -30,6 +30,7 @@ class Trace:
     budget: Budget | None = None
     usage: Usage | None = None
     outcome: Outcome | None = None
+    is_counted_elsewhere = False  # it reads an answer whose request has a trace of its own
 
     def __init__(self, request_id: str, operation: Operation, started_monotonic_s: float) -> None:
         self.request_id = request_id
@@ -82,6 +83,9 @@ class AccessLog:
         return Trace(request_id, operation, self._clock.monotonic_s())
 
     def finish(self, trace: Trace) -> None:
+        if trace.is_counted_elsewhere:
+            self._metrics.num_active -= 1
+            return
         self._count(trace)
         if self._is_on:
             self._write(self._line(trace))

@@ -36,6 +36,7 @@ from gateway.policy_wiring import PolicyParts, wire_policies
 from gateway.readiness import Readiness
 from gateway.replica_wiring import Replicas, wire_replicas
 from gateway.resilience.breaker import Breakers
+from gateway.resilience.idempotency import Idempotency, IdempotencyLimits
 from gateway.resilience.retries import Retries, RetryLimits
 from gateway.resilience.retry_budget import RetryBudget
 from gateway.resp_address import RespAddress
@@ -48,6 +49,7 @@ from gateway.workers.place import Place
 from gateway.workers.siblings import Siblings
 
 _GATHER_S = 0.01  # of events nobody waits for: fewer, larger writes
+_MAX_KEPT_ANSWERS = 100_000  # under idempotency keys, whatever their size
 _CLOSE_S = 5.0  # for the last settlements and events, after the last request
 
 
@@ -115,6 +117,7 @@ async def create_app(
                 limiter=parts.limiter,
                 fleet=parts.fleet,
                 retries=_retries(settings, clock),
+                idempotency=_idempotency(settings, clock),
                 turnstile=parts.turnstile,
                 desk=_desk(settings, parts, source),
                 access_log=AccessLog(parts.metrics, clock, write_log),
@@ -245,6 +248,16 @@ def _retries(settings: Settings, clock: Clock) -> Retries:
     )
     budget = RetryBudget(settings.retry_budget_ratio)
     return Retries(limits, budget, Breakers(clock.monotonic_s), SystemRandom().random)
+
+
+def _idempotency(settings: Settings, clock: Clock) -> Idempotency:
+    limits = IdempotencyLimits(
+        kept_s=settings.idempotency_kept_s,
+        max_kept=_MAX_KEPT_ANSWERS,
+        max_kept_bytes=settings.idempotency_max_bytes,
+        answer_timeout_s=settings.answer_timeout_s,
+    )
+    return Idempotency(limits, clock.monotonic_s)
 
 
 def _desk(settings: Settings, parts: _Parts, source: EventSource) -> SettlementDesk:

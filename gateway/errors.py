@@ -111,6 +111,22 @@ class ModelNotFound(GatewayError):
     param = "model"
 
 
+class IdempotencyMismatch(GatewayError):
+    """The key has come with another body before."""
+
+    status = 422
+    type = "invalid_request_error"
+    code = "idempotency_key_reused"
+
+
+class AnswerNotKept(GatewayError):
+    """The key's request has been answered, and its answer is too large to be repeated."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "answer_not_kept"
+
+
 class RateLimited(GatewayError):
     """Refused by a rate; ``limit`` is ``"tokens"``, ``"requests"`` or ``"concurrent_requests"``."""
 

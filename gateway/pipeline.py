@@ -40,6 +40,7 @@ from gateway.fleet import Fleet
 from gateway.metering import Usage
 from gateway.policies import Grant
 from gateway.relay import Relay
+from gateway.resilience.idempotency import REPLAYED, Idempotency
 from gateway.resilience.retries import Retries
 from gateway.settlement import Settlement, SettlementDesk
 from gateway.turnstile import Turnstile
@@ -58,6 +59,7 @@ class Stages:
     limiter: RedisLimiter
     fleet: Fleet
     retries: Retries
+    idempotency: Idempotency
     turnstile: Turnstile
     desk: SettlementDesk
     access_log: AccessLog
@@ -114,6 +116,9 @@ class Pipeline:
             trace.grant = grant = stages.authenticator.authenticate(
                 head.authorization, exchange.peer
             )
+            if head.idempotency_key is not None:
+                await self._share(exchange, trace, head.idempotency_key, grant)
+                return
             request, exchange.body = stages.reader.read(
                 head.operation, exchange.body, grant, head.session
             )
@@ -148,6 +153,24 @@ class Pipeline:
             self._refuse(exchange, trace, GatewayError("The gateway failed."))
         finally:
             stages.access_log.finish(trace)
+
+    async def _share(self, exchange: Exchange, trace: Trace, key: bytes, grant: Grant) -> None:
+        """The answer to whatever was asked first under the key: one request, however often sent."""
+        idempotency, tenant = self._stages.idempotency, grant.tenant.tenant_id
+        answer = idempotency.find(tenant, key, exchange)
+        if answer is None:
+            answer = idempotency.begin(tenant, key, exchange)
+            trace.is_counted_elsewhere = True
+            ended = answer.join(exchange, b"")
+            self.start(answer)
+        else:
+            ended = answer.join(exchange, REPLAYED)
+        try:
+            await exchange.watch(ended)
+        except Interrupted:
+            answer.leave(exchange)
+            raise
+        trace.status = answer.status
 
     # Admission
 

@@ -17,6 +17,7 @@ from gateway.api.context import Operation
 Header = tuple[bytes, bytes]
 
 _SESSION: Final = HEADER_SESSION_ID.encode()
+_IDEMPOTENCY_KEY: Final = b"idempotency-key"
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*", re.IGNORECASE)
 _END: Final = b"\r\n\r\n"
 _MOST_DIGITS: Final = 9
@@ -27,6 +28,7 @@ class RequestHead(msgspec.Struct, frozen=True, eq=False):
     headers: Sequence[Header]  # names in lower case; without the body's length
     authorization: bytes | None
     session: bytes | None
+    idempotency_key: bytes | None
     keep_alive: bool
     is_chunking_understood: bool  # HTTP/1.0 clients do not
 
@@ -45,6 +47,7 @@ def request_head(
         kept,
         first.get(b"authorization"),
         first.get(_SESSION),
+        first.get(_IDEMPOTENCY_KEY),
         keep_alive,
         is_chunking_understood,
     )

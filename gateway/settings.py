@@ -82,6 +82,8 @@ class Settings(BaseSettings):
     idle_timeout_s: float = Field(default=60.0, gt=0)  # the longest gap between two chunks
     upstream_keep_alive_s: float = Field(default=60.0, gt=0)  # a replica closes after 75 s
     abort_timeout_s: float = Field(default=4.0, gt=0)  # the count comes after a step of the engine
+    idempotency_kept_s: float = Field(default=600.0, ge=0)  # clients try again within minutes
+    idempotency_max_bytes: int = Field(default=64 * 1024 * 1024, ge=0)  # of answers kept for them
     max_retries: int = Field(default=2, ge=0, le=10)  # of a request, before its first byte
     retry_budget_ratio: float = Field(default=0.2, ge=0, le=1)  # retries a request, over all
     retry_wait_s: float = Field(default=2.0, ge=0)  # a longer Retry-After is the client's to wait

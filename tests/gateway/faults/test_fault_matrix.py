@@ -65,6 +65,10 @@ CELLS = [
 ]
 
 
+def tenant_of(cell: Cell) -> str:
+    return f"fault-{CELLS.index(cell)}"
+
+
 @dataclass(frozen=True)
 class Expected:
     status: int | None  # None: the client has left, and reads nothing more
@@ -104,7 +108,7 @@ def expected(cell: Cell) -> Expected:
 async def scene(
     cell: Cell, folder: Path, valkey: Valkey, policies: Policies, upstream: Upstream
 ) -> AsyncIterator[tuple[Gateway, Scene, Faulty]]:
-    tenant = f"fault-{cell}"
+    tenant = tenant_of(cell)
     policies.add(tenant, f"sk-{tenant}", tokens_per_minute=10**6)
     retries = 2 if cell.may_retry else 0
     async with running(
@@ -157,15 +161,17 @@ async def test_fault(
     async with scene(cell, tmp_path, valkey, policies, upstream) as (gateway, scene_, faulty):
         exchange = scene_.exchange(stream=cell.is_stream)
         flow: Flow = gateway.pipeline.start(exchange)
-        if cell.client != "stays":
+        if cell.client == "stays":
+            faulty.may_act = True
+        else:
             await leave(cell, exchange, scene_, upstream)
-        faulty.may_act = True
         await until(lambda: flow.is_over)
+        faulty.may_act = True
         check_view(wanted, scene_.transport.written)
         assert gateway.pipeline.retries.breakers.state(MODEL, "replica-0") == wanted.breaker
         if wanted.outcome is None:
             assert scene_.events() == []
-            assert valkey.settled(f"fault-{cell}") == {}
+            assert valkey.settled(tenant_of(cell)) == {}
             return
         event = await scene_.only_event()
         assert event.outcome is wanted.outcome
