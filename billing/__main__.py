@@ -8,14 +8,18 @@ import asyncio
 import logging
 import signal
 import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, closing
 
+from billing.alerts import AlertBook
 from billing.consumer import Consumer, EventSource
 from billing.current_prices import CurrentPrices
 from billing.errors import BillingError, PriceBookInvalid, RequestInvalid
 from billing.kafka_source import KafkaSource
-from billing.ledger import Ledger
+from billing.ledger import Ledger, utc_now
 from billing.settings import PREFIX, Settings, unread_variables
 from billing.spool_source import SpoolSource
+from billing.watches import BudgetWatch, CounterWatch, watch
 from contracts.environment import BadSettings, read_settings
 from contracts.logs import configure_logging, log_bad_settings
 
@@ -56,11 +60,36 @@ async def _run(settings: Settings) -> None:
         )
         logger.info("started")
         try:
-            await consumer.run(stop)
+            async with _watching(settings):
+                await consumer.run(stop)
         finally:
             await source.close()
     finally:
         ledger.close()
+
+
+@asynccontextmanager
+async def _watching(settings: Settings) -> AsyncIterator[None]:
+    """What looks after budgets, for as long as the block runs."""
+    done = asyncio.Event()
+    with ExitStack() as stack:
+        watches = [asyncio.create_task(watch(step, done)) for step in _steps(settings, stack)]
+        try:
+            yield
+        finally:
+            done.set()
+            await asyncio.gather(*watches)
+
+
+def _steps(settings: Settings, stack: ExitStack) -> Iterator[Callable[[], None]]:
+    """What is watched; ``stack`` closes it."""
+    ledger_url = settings.ledger_url.get_secret_value()
+    if settings.terms is not None:
+        book = stack.enter_context(closing(AlertBook(ledger_url, utc_now)))
+        yield BudgetWatch(book, settings.terms, utc_now).step
+    if settings.quota_url is not None and settings.policy_file is not None:
+        quota_url = settings.quota_url.get_secret_value()
+        yield CounterWatch(ledger_url, quota_url, settings.policy_file, utc_now).step
 
 
 def _source(settings: Settings, ledger: Ledger) -> EventSource:

@@ -9,6 +9,7 @@ BillingError
 │   └── LedgerMissing    there is no ledger yet
 ├── OffsetConflict       another consumer has moved the source; carries where to
 ├── QuotaStoreUnavailable  the gateways' quota store does not answer
+├── WebhookFailed        whoever is to be alerted cannot be reached now
 ├── SourceUnavailable    the source cannot be read now; nothing is lost by waiting
 └── SourceLost           records are gone that were never posted; a person must decide
 """
@@ -56,6 +57,10 @@ class OffsetConflict(BillingError):
 
 
 class QuotaStoreUnavailable(BillingError):
+    pass
+
+
+class WebhookFailed(BillingError):
     pass
 
 

@@ -37,9 +37,21 @@ class Settings(BaseSettings):
     kafka_stall_timeout_s: float = Field(default=60.0, ge=5)
     # None: the packaged price book.
     price_book: Path | None = None
+    # What was agreed with tenants: time zones, budgets to be alerted of, a webhook.  None: nothing.
+    terms: Path | None = None
+    # The gateways' quota store and policy document, to keep spend counters from standing below the
+    # ledger after the store was lost.  None: nobody does that.
+    quota_url: SecretStr | None = None
+    policy_file: Path | None = None
     # A person who has just sent a request should find its line in the ledger.
     poll_interval_s: float = Field(default=0.2, gt=0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @model_validator(mode="after")
+    def _counters_have_both(self) -> Self:
+        if (self.quota_url is None) != (self.policy_file is None):
+            raise ValueError("set BILLING_QUOTA_URL and BILLING_POLICY_FILE, or neither")
+        return self
 
     @model_validator(mode="after")
     def _has_a_source(self) -> Self:

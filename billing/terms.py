@@ -58,7 +58,7 @@ class TenantTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 class Webhook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     url: str
-    secret_file: Path  # signs every call; 16 bytes at least
+    secret_file: str  # signs every call; 16 bytes at least
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -100,6 +100,9 @@ def billing_child(plan: FleetPlan, inherited: Mapping[str, str]) -> ChildSpec:
         "BILLING_LEDGER_URL": plan.data_dir.ledger_url,
         "BILLING_SPOOL_DIR": str(plan.data_dir.spool),
         "BILLING_POLL_INTERVAL_S": str(BILLING_POLL_INTERVAL_S),
+        "BILLING_TERMS": str(plan.data_dir.terms),
+        "BILLING_QUOTA_URL": plan.quota_url,
+        "BILLING_POLICY_FILE": str(plan.data_dir.policies),
         **_optional("BILLING_KAFKA_BOOTSTRAP", plan.kafka_bootstrap),
     }
     return _service(

@@ -1,0 +1,100 @@
+"""What billing looks after beside posting: budgets that run out, counters that were lost.
+
+Each is a step that blocks and may fail; it is taken again and again, in a thread, for as long as
+billing runs.  A failure is said once, until it is over, and never stops the posting.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from billing.alerts import AlertBook
+from billing.errors import BillingError, LedgerMissing, TermsInvalid
+from billing.spend_counters import raise_counters
+from billing.terms import NO_TERMS, Terms, read_terms
+from billing.webhook import WebhookSender
+from contracts.errors import ContractError
+from contracts.policy import decode_policy_document
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S: Final = 2.0  # a budget is known to have run out within five seconds, a posting included
+
+
+async def watch(step: Callable[[], None], stop: asyncio.Event) -> None:
+    """Until ``stop`` is set."""
+    fault: str | None = None
+    while not stop.is_set():
+        try:
+            await asyncio.to_thread(step)
+            fault = None
+        except (BillingError, ContractError, OSError) as exc:
+            if str(exc) != fault:
+                logger.error("a watch of billing fails", extra={"error": str(exc)})  # noqa: TRY400 - no bug
+            fault = str(exc)
+        except Exception:
+            logger.exception("a watch of billing failed")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(INTERVAL_S):
+                await stop.wait()
+
+
+class BudgetWatch:
+    """Raises alerts and tells them; without a webhook the log is where they are told."""
+
+    def __init__(self, book: AlertBook, terms_path: Path, now: Callable[[], datetime]) -> None:
+        self._book = book
+        self._path = terms_path
+        self._now = now
+        self._terms = NO_TERMS
+
+    def step(self) -> None:
+        """Raises TermsInvalid, LedgerUnavailable, WebhookFailed.  Bad terms leave the last good."""
+        try:
+            self._terms = read_terms(self._path)
+        except TermsInvalid:
+            self._tell(self._terms)
+            raise
+        self._tell(self._terms)
+
+    def _tell(self, terms: Terms) -> None:
+        for alert in self._book.raise_due(terms):
+            fields = {"tenant_id": alert.tenant_id, "reason": alert.alert_id}
+            logger.warning("a budget has reached a threshold", extra=fields)
+        pending = self._book.pending()
+        if not pending:
+            return
+        sender = None if terms.webhook is None else WebhookSender(terms.webhook, self._now)
+        for alert in pending:
+            if sender is not None:
+                sender.send(alert.alert_id, alert.document)
+            self._book.mark_delivered(alert)
+
+
+class CounterWatch:
+    """Keeps the quota's spend counters from standing below the ledger."""
+
+    def __init__(
+        self, ledger_url: str, quota_url: str, policy_path: Path, now: Callable[[], datetime]
+    ) -> None:
+        self._ledger_url = ledger_url
+        self._quota_url = quota_url
+        self._policy_path = policy_path
+        self._now = now
+
+    def step(self) -> None:
+        """Raises LedgerUnavailable, QuotaStoreUnavailable, ContractError, OSError."""
+        try:
+            policies = decode_policy_document(self._policy_path.read_bytes())
+        except FileNotFoundError:
+            return  # no tenant yet
+        with contextlib.suppress(LedgerMissing):
+            num_raised = raise_counters(
+                self._ledger_url, self._quota_url, policies, now=self._now()
+            )
+            if num_raised:
+                logger.warning("spend counters raised", extra={"num_posted": num_raised})

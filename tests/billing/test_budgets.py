@@ -1,0 +1,286 @@
+"""Each threshold alerts once a period, signed; counters that were lost stand at the ledger."""
+
+import http.server
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from billing.alerts import AlertBook
+from billing.budgets import days_of
+from billing.errors import QuotaStoreUnavailable, TermsInvalid, WebhookFailed
+from billing.ledger import Ledger
+from billing.posting import rate_batch
+from billing.spend_counters import raise_counters
+from billing.terms import NO_TERMS, BudgetPeriod, Webhook, parse_terms, read_terms
+from billing.watches import BudgetWatch
+from billing.webhook import WebhookSender, signature
+from contracts.names import quota_budget_key, quota_rule_name, tenant_id
+from contracts.policy import PolicyDocument, TenantPolicy
+from contracts.quota import QuotaRule
+from contracts.usage import UsageEvent
+from tests.billing.usage_events import BOOK, MODEL, NOON, batch_of, usage
+from tests.gateway.processes import Valkey
+from tests.support.ports import free_port
+
+SECRET = b"0123456789abcdef"
+TERMS = """
+tenants:
+  acme:
+    budgets:
+      - {name: month, period: month, usd: "0.0005", thresholds_percent: [100, 50, 80]}
+      - {name: ci, period: day, usd: "0.0002", key_id: key-2}
+"""
+
+
+class Clock:
+    now = NOON
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def book(either: Ledger, either_url: str, clock: Clock) -> Iterator[AlertBook]:
+    book = AlertBook(either_url, clock)
+    yield book
+    book.close()
+
+
+def post(ledger: Ledger, *events: UsageEvent, first: int | None = None) -> None:
+    ledger.post(rate_batch(batch_of(list(events), first=first), BOOK))
+
+
+def test_each_threshold_is_raised_once_a_period(
+    either: Ledger, book: AlertBook, clock: Clock, either_url: str
+) -> None:
+    """An event is 0.0002322 USD: two are 92 percent of the month, five more than all."""
+    terms = parse_terms(TERMS)
+    assert book.raise_due(terms) == []
+    post(either, usage(1), usage(2))
+    assert [a.threshold_percent for a in book.raise_due(terms)] == [50, 80]
+    post(either, usage(3, key_id="key-2"), usage(4), usage(5), first=2)
+    assert [a.alert_id for a in book.raise_due(terms)] == [
+        "acme/month/2026-11/100",
+        "acme/ci/2026-11-29/80",
+        "acme/ci/2026-11-29/100",
+    ]
+    again = AlertBook(either_url, clock)  # another process, which remembers nothing
+    assert book.raise_due(terms) == again.raise_due(terms) == []
+    again.close()
+    clock.now = NOON + timedelta(days=1)
+    post(either, usage(6, key_id="key-2", occurred_at=clock.now), first=5)
+    assert [a.alert_id for a in book.raise_due(terms)] == [
+        "acme/ci/2026-11-30/80",
+        "acme/ci/2026-11-30/100",
+    ]
+
+
+def test_an_alert_is_pending_until_it_was_taken(either: Ledger, book: AlertBook) -> None:
+    post(either, usage(1), usage(2))
+    raised = book.raise_due(parse_terms(TERMS))
+    assert book.pending() == raised
+    book.mark_delivered(raised[0])
+    book.mark_delivered(raised[0])
+    assert book.pending() == raised[1:]
+    told = msgspec.json.decode(raised[0].document)
+    assert (told["type"], told["tenant_id"]) == ("budget.threshold.v1", "acme")
+    assert (told["spent_usd"], told["budget_usd"]) == ("0.000464400014", "0.0005")
+
+
+@pytest.mark.parametrize(
+    ("period", "now", "name", "num_days"),
+    [
+        (BudgetPeriod.DAY, NOON, "2026-11-29", 1),
+        (BudgetPeriod.MONTH, NOON, "2026-11", 30),
+        (BudgetPeriod.MONTH, datetime(2026, 12, 31, 23, 59, tzinfo=UTC), "2026-12", 31),
+        (BudgetPeriod.MONTH, datetime(2028, 2, 29, tzinfo=UTC), "2028-02", 29),
+    ],
+)
+def test_periods_are_those_of_the_calendar(
+    period: BudgetPeriod, now: datetime, name: str, num_days: int
+) -> None:
+    days = days_of(period, now)
+    assert (days.name, days.last - days.first + 1) == (name, num_days)
+    today = (now.date() - datetime(1970, 1, 1, tzinfo=UTC).date()).days
+    assert days.first <= today <= days.last
+
+
+class Receiver:
+    """A webhook's other side: answers with ``status``, keeps what it accepted."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.calls: list[tuple[dict[str, str], bytes]] = []
+        receiver = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                receiver.calls.append(({k.lower(): v for k, v in self.headers.items()}, body))
+                self.send_response(receiver.status)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, *_arguments: object) -> None: ...
+
+        self.server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/alerts"
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    receiver = Receiver()
+    thread = threading.Thread(target=receiver.server.serve_forever, daemon=True)
+    thread.start()
+    yield receiver
+    receiver.server.shutdown()
+    receiver.server.server_close()
+    thread.join()
+
+
+def test_alerts_are_told_signed_and_again_until_they_are_taken(
+    ledger: Ledger, ledger_url: str, clock: Clock, receiver: Receiver, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_bytes(SECRET + b"\n")
+    hook = f"webhook: {{url: '{receiver.url}', secret_file: '{tmp_path / 'secret'}'}}\n"
+    (tmp_path / "terms.yaml").write_text(hook + TERMS)
+    post(ledger, usage(1), usage(2))
+    book = AlertBook(ledger_url, clock)
+    watch = BudgetWatch(book, tmp_path / "terms.yaml", clock)
+    receiver.status = 503
+    with pytest.raises(WebhookFailed):
+        watch.step()
+    receiver.status = 204
+    watch.step()
+    watch.step()
+    book.close()
+    ids = [headers["x-pandal-alert-id"] for headers, _ in receiver.calls]
+    assert ids == ["acme/month/2026-11/50"] * 2 + ["acme/month/2026-11/80"]
+    headers, body = receiver.calls[-1]
+    at_s = int(NOON.timestamp())
+    assert headers["x-pandal-signature"] == f"t={at_s},v1={signature(SECRET, at_s, body)}"
+
+
+def test_bad_terms_are_said_and_the_last_good_ones_hold(
+    ledger: Ledger, ledger_url: str, clock: Clock, tmp_path: Path
+) -> None:
+    path = tmp_path / "terms.yaml"
+    path.write_text(TERMS)
+    book = AlertBook(ledger_url, clock)
+    watch = BudgetWatch(book, path, clock)
+    watch.step()
+    path.write_text("tenants: [")
+    post(ledger, usage(1), usage(2))
+    with pytest.raises(TermsInvalid):
+        watch.step()
+    assert book.pending() == []  # without a webhook the log is where they are told
+    assert book.raise_due(parse_terms(TERMS)) == []  # raised already
+    book.close()
+
+
+@pytest.mark.parametrize(
+    ("webhook", "message"),
+    [
+        ({"url": "file:///etc/passwd"}, "http"),
+        ({"secret_file": "/no/such/file"}, "secret_file"),
+        ({"secret_file": "/dev/null"}, "16 bytes"),
+    ],
+)
+def test_a_webhook_that_cannot_be_is_refused(
+    webhook: dict[str, object], message: str, clock: Clock
+) -> None:
+    sound = Webhook(url="http://127.0.0.1:1/", secret_file="/dev/null")
+    with pytest.raises(TermsInvalid, match=message):
+        WebhookSender(msgspec.structs.replace(sound, **webhook), clock)
+
+
+@pytest.mark.parametrize(
+    ("yaml", "message"),
+    [
+        ("tenants: {acme: {time_zone: Mars/Olympus}}", "time zone"),
+        ("tenants: {'No Tenant': {}}", "tenant id"),
+        ("tenants: {acme: {budgets: [{name: a, period: week, usd: '1'}]}}", "period"),
+        ("tenants: {acme: {budgets: [{name: a, period: day, usd: 1}]}}", "usd"),
+        ("tenants: {acme: {budgets: [{name: a, period: day, usd: 'x'}]}}", "usd as text"),
+        ("tenants: {acme: {budgets: [{name: a, period: day, usd: '0'}]}}", "usd as text"),
+        ("tenants: {acme: {budgets: [{name: a, period: day, usd: '1e99'}]}}", "usd as text"),
+        (
+            "tenants: {acme: {budgets: [{name: a, period: day, usd: '1'}, "
+            "{name: a, period: day, usd: '1'}]}}",
+            "stands twice",
+        ),
+        ("tenant: {}", "unknown field"),
+        ("a: [", "terms"),
+    ],
+)
+def test_unsound_terms_are_refused_with_the_reason(yaml: str, message: str) -> None:
+    with pytest.raises(TermsInvalid, match=message):
+        parse_terms(yaml)
+
+
+def test_no_terms_are_terms(tmp_path: Path) -> None:
+    assert read_terms(None) == read_terms(tmp_path / "none.yaml") == parse_terms("") == NO_TERMS
+    assert NO_TERMS.of("anyone").time_zone == "UTC"
+
+
+@pytest.fixture(scope="module")
+def quota(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    valkey = Valkey(tmp_path_factory.mktemp("quota"))
+    valkey.start()
+    yield valkey
+    valkey.stop()
+
+
+ACME = TenantPolicy(
+    tenant_id=tenant_id("acme"),
+    tier="standard",
+    rules=(
+        QuotaRule(nano_usd_per_month=10**9),
+        QuotaRule(key_id="key-1", model=MODEL, tokens_per_day=1_000),
+        QuotaRule(model="unused", tokens_per_day=1_000),
+        QuotaRule(key_id="key-2", requests_per_minute=5),
+    ),
+)
+POLICIES = PolicyDocument(version=1, tenants=(ACME,))
+NOVEMBER, TODAY = 2026 * 12 + 10, (NOON.date() - datetime(1970, 1, 1, tzinfo=UTC).date()).days
+
+
+def test_counters_that_were_lost_stand_at_the_ledger_again_and_none_is_lowered(
+    ledger: Ledger, ledger_url: str, quota: Valkey
+) -> None:
+    yesterday = NOON - timedelta(days=1)
+    post(ledger, usage(1), usage(2, key_id="key-2"), usage(3, occurred_at=yesterday))
+    with quota.client as store:
+        key = quota_budget_key(tenant_id("acme"))
+        month = f"m{NOVEMBER}nano"
+        named = quota_rule_name("key-1", MODEL)
+        store.hset(key, f"d{TODAY}nano", 10**9)  # what runs, and is not in the ledger yet
+        assert raise_counters(ledger_url, quota.url, POLICIES, now=NOON) == 7
+        assert raise_counters(ledger_url, quota.url, POLICIES, now=NOON) == 0
+        found = {name.decode(): int(value) for name, value in store.hgetall(key).items()}
+        assert 0 < store.ttl(key) <= 70 * 86_400
+    assert found == {
+        f"d{TODAY}nano": 10**9,
+        f"d{TODAY}tokens": 214,
+        f"m{NOVEMBER}tokens": 321,
+        month: -(-3 * 232_200_007 // 1_000),
+        f"{named}d{TODAY}tokens": 107,
+        f"{named}d{TODAY}nano": -(-232_200_007 // 1_000),
+        f"{named}m{NOVEMBER}tokens": 214,
+        f"{named}m{NOVEMBER}nano": -(-2 * 232_200_007 // 1_000),
+    }
+
+
+def test_a_store_that_is_away_is_an_error_of_its_own(ledger: Ledger, ledger_url: str) -> None:
+    for url in (f"redis://127.0.0.1:{free_port()}", "not a url"):
+        with pytest.raises(QuotaStoreUnavailable):
+            raise_counters(ledger_url, url, POLICIES, now=NOON)
