@@ -1,0 +1,1 @@
+"""Whole blocks of a KV cache, gathered and scattered."""

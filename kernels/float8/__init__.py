@@ -1,0 +1,1 @@
+"""What float8 numbers are, for kernels that write them."""

@@ -1,0 +1,1 @@
+"""Linear over float8 weights and activations."""

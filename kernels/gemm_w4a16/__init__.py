@@ -1,0 +1,1 @@
+"""Linear over 4-bit weights and 16-bit activations."""

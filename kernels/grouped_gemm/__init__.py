@@ -1,0 +1,1 @@
+"""One product for each group of rows that share a matrix."""

@@ -1,0 +1,1 @@
+"""Low-rank adapters, another for each row."""

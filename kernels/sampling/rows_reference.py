@@ -1,0 +1,99 @@
+"""The definitions, in plain PyTorch: with a sort, in float64."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """How each row's token is drawn.  All tensors are [num_rows], on the logits' device."""
+
+    temperatures: torch.Tensor  # float64; 0: the most likely token
+    top_ks: torch.Tensor  # int32; 0: all
+    top_ps: torch.Tensor  # float64; 0: the most likely token
+    min_ps: torch.Tensor  # float64
+    uniforms: torch.Tensor  # float64 in [0, 1): all the randomness of the draw
+    are_greedy: bool = False  # all of them, whatever stands in the tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    counts: torch.Tensor  # [num_rows, vocab] int32: of each token in the output so far
+    is_in_prompt: torch.Tensor  # [num_rows, vocab] bool
+    repetition: torch.Tensor  # [num_rows] float32; 1: none
+    presence: torch.Tensor  # [num_rows] float32; 0: none
+    frequency: torch.Tensor  # likewise
+
+
+@dataclass(frozen=True, slots=True)
+class LogitBias:
+    """Entries; no (row, token) twice.  A token outside the vocabulary changes nothing."""
+
+    rows: torch.Tensor  # [num_entries] int64
+    token_ids: torch.Tensor  # [num_entries] int64
+    values: torch.Tensor  # [num_entries] float32; -inf bans
+
+
+def sample_reference(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """[num_rows, vocab] -> [num_rows] int64: the first token whose cumulative mass exceeds a draw.
+
+    Tokens less likely than min_p of the likeliest are out; then all but the top_k likeliest; then
+    all behind the smallest set whose mass reaches top_p.  Cut sets stand in the order of their
+    likelihood, of equals the smallest id first; whole ones in the order of ids.
+
+    Source: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration"; min_p: Nguyen et
+    al. 2024.
+    """
+    return torch.tensor(
+        [_sample_row(row.double(), draws, index) for index, row in enumerate(logits)],
+        dtype=torch.int64,
+        device=logits.device,
+    )
+
+
+def _sample_row(row: torch.Tensor, draws: Draws, index: int) -> int:
+    temperature, top_k = float(draws.temperatures[index]), int(draws.top_ks[index])
+    top_p = float(draws.top_ps[index])
+    if draws.are_greedy or temperature == 0.0 or top_p == 0.0 or top_k == 1:
+        return int((row == row.max()).int().argmax())
+    weights = torch.exp((row - row.max()) / temperature)
+    weights[weights < float(draws.min_ps[index])] = 0.0
+    is_cut = 0 < top_k < len(row)
+    order = torch.arange(len(row), device=row.device)
+    if is_cut or top_p < 1.0:
+        order = torch.sort(weights, descending=True, stable=True).indices
+        order = order[:top_k] if is_cut else order
+        mass = weights[order]
+        order = order[: max(1, int((mass.cumsum(0) - mass < top_p * mass.sum()).sum()))]
+    cumulative = weights[order].cumsum(0)
+    draw = float(draws.uniforms[index]) * float(cumulative[-1])
+    return int(order[min(int((cumulative <= draw).sum()), len(order) - 1)])
+
+
+def penalize_reference(logits: torch.Tensor, penalties: Penalties) -> torch.Tensor:
+    """Repetition divides what is positive and multiplies what is not, of all tokens seen; the
+    others are subtracted, once and once per occurrence in the output.
+
+    Source: Keskar et al. 2019, "CTRL"; the OpenAI API reference.
+    """
+    x, counts = logits.float(), penalties.counts
+    repetition = penalties.repetition[:, None]
+    is_seen = (counts > 0) | penalties.is_in_prompt
+    x = torch.where(is_seen, torch.where(x > 0, x / repetition, x * repetition), x)
+    x = x - penalties.frequency[:, None] * counts - penalties.presence[:, None] * (counts > 0)
+    return x.to(logits.dtype)
+
+
+def bias_reference(logits: torch.Tensor, bias: LogitBias) -> torch.Tensor:
+    """Each entry's value added to its place."""
+    is_known = (bias.token_ids >= 0) & (bias.token_ids < logits.shape[1])
+    x = logits.float()
+    place = (bias.rows[is_known], bias.token_ids[is_known])
+    x[place] = x[place] + bias.values[is_known]
+    return x.to(logits.dtype)
+
+
+def logprobs_reference(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """log softmax(logits) of each row's tokens.  [num_rows, vocab] and [num_rows, n] ids"""
+    return torch.log_softmax(logits.float(), dim=-1).gather(1, token_ids)
