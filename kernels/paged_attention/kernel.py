@@ -14,16 +14,14 @@ LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 @triton.jit
 def paged_attention_kernel(
     q_ptr,  # [num_tokens, heads, HEAD_DIM]
-    keys_ptr,  # [num_blocks, block_size, kv_heads, HEAD_DIM]
-    values_ptr,  # likewise
+    keys_ptr, values_ptr,  # each [num_blocks, block_size, kv_heads, HEAD_DIM]
     key_scales_ptr, value_scales_ptr,  # each [kv_heads] float32
     block_tables_ptr,  # [num_seqs, table_width] int32
     query_starts_ptr,  # [num_seqs + 1] int32: the row where each sequence's begin
     context_lengths_ptr,  # [num_seqs] int32: positions, the last of them its last row's
     output_ptr,  # [num_tokens, heads, HEAD_DIM]; of splits [num_tokens, heads, num_splits, ...]
     sums_ptr,  # of splits: [num_tokens, heads, num_splits] float32, log2 of the sum
-    q_stride, num_seqs, table_width, block_size, scale, softcap, window,
-    split_keys,  # 0: each sequence's are shared out evenly
+    q_stride, num_seqs, table_width, block_size, scale, softcap, window, split_keys,
     GROUP: tl.constexpr,  # query heads of a KV head
     HEAD_DIM: tl.constexpr, HEAD_BLOCK: tl.constexpr,  # power of two >= HEAD_DIM
     ROWS: tl.constexpr, KEYS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
@@ -36,26 +34,25 @@ def paged_attention_kernel(
     first_token = (tl.program_id(0) - first_row // (ROWS // GROUP) - sequence) * (ROWS // GROUP)
     if first_token >= num_tokens:
         return
-    row = tl.arange(0, ROWS)
+    row, column = tl.arange(0, ROWS), tl.arange(0, HEAD_BLOCK)
     token = first_token + row // GROUP
     is_row = (row // GROUP < ROWS // GROUP) & (token < num_tokens)
     head = kv_head * GROUP + row % GROUP
-    column = tl.arange(0, HEAD_BLOCK)
     mask = is_row[:, None] & (column < HEAD_DIM)[None, :]
     q_offset = (first_row + token).to(tl.int64) * q_stride + head * HEAD_DIM
     q = tl.load(q_ptr + q_offset[:, None] + column[None, :], mask=mask, other=0.0).to(DOT)
     context = tl.load(context_lengths_ptr + sequence)
-    position = context - num_tokens + token  # [ROWS]
-    begin, end = _span(context, first_token + context - num_tokens, window, split_keys,
-                       ROWS // GROUP, KEYS, HAS_WINDOW, IS_SPLIT)  # fmt: skip
-    key_scale = scale * tl.load(key_scales_ptr + kv_head)
+    start_position = context - num_tokens
+    begin, end = _span(context, start_position + first_token, window, split_keys, ROWS // GROUP,
+                       KEYS, HAS_WINDOW, IS_SPLIT)  # fmt: skip
+    scale *= tl.load(key_scales_ptr + kv_head)
     largest, total = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, HEAD_BLOCK], tl.float32)
     for start in range(begin // KEYS * KEYS, end, KEYS):
         largest, total, mixed = _attend(
             q, keys_ptr, values_ptr, block_tables_ptr + sequence * table_width, start, end,
-            position[:, None], column, block_size, largest, total, mixed, key_scale, softcap,
-            window, HEAD_DIM, KEYS, HAS_SOFTCAP, HAS_WINDOW, DOT,
+            (start_position + token)[:, None], column, block_size, largest, total, mixed, scale,
+            softcap, window, HEAD_DIM, KEYS, HAS_SOFTCAP, HAS_WINDOW, DOT,
         )  # fmt: skip
     mixed *= tl.load(value_scales_ptr + kv_head) / tl.where(total > 0, total, 1.0)[:, None]
     place = (first_row + token).to(tl.int64) * (tl.num_programs(1) * GROUP) + head
@@ -85,7 +82,10 @@ def _span(
     context, first_position, window, split_keys,
     TOKENS: tl.constexpr, KEYS: tl.constexpr, HAS_WINDOW: tl.constexpr, IS_SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Of the keys that any row of the tile sees, those of this split."""
+    """Of the keys that any row of the tile sees, those of this split.
+
+    split_keys: of each; 0: the sequence's are shared out evenly.
+    """
     begin = first_position * 0
     end = tl.minimum(context, first_position + TOKENS)
     if HAS_WINDOW:

@@ -1,16 +1,18 @@
 """Triton: one program per row draws its token, without a sort.
 
-A token's key is its weight's bits, then its id reversed: keys are all different, and their order is
-that of the likelihood, of equals the smallest id first.  What top-k and top-p keep, and what a draw
-falls on, is each the largest key whose mass, with all above it, reaches a target; bisection finds
-it, and snaps to keys that exist, so that it ends early.  Masses are float64, in a fixed order.
+A token's key is its logit's bits, made to ascend, then its id reversed: keys are all different, and
+their order is the ranking, of equals the smallest id first.  What top-k and top-p keep is all from
+the largest key on whose mass, with all above it, reaches a target; bisection finds it, and snaps to
+keys that exist, so that it ends early.  Masses are float64, in a fixed order.
 """
 
 import triton
 import triton.language as tl
 
 NO_TOKEN: tl.constexpr = tl.constexpr(0x7FFFFFFF)
-BEYOND_KEYS: tl.constexpr = tl.constexpr(0x3F800001 << 32)  # weights are at most 1
+# Of minus and of plus infinity; their difference is within 63 bits.
+LOWEST_KEY: tl.constexpr = tl.constexpr(-(0x7F800001 << 31))
+BEYOND_KEYS: tl.constexpr = tl.constexpr(0x7F800001 << 31)
 
 
 @triton.jit
@@ -40,10 +42,15 @@ def sample_kernel(
             total = _weigh(logits_ptr, weights_ptr, vocab, largest, temperature, min_p, BLOCK)
             tl.debug_barrier()
             uniform = tl.load(uniforms_ptr + row)
-            if ((top_k > 0) & (top_k < vocab)) | (top_p < 1.0):
-                token = _draw_cut(weights_ptr, vocab, total, top_k, top_p, uniform, BLOCK)
-            else:
-                token = _draw_whole(weights_ptr, vocab, uniform * total, best, BLOCK)
+            kept = top_k.to(tl.int64) * 0 + LOWEST_KEY
+            if (top_k > 0) & (top_k < vocab):
+                kept = _threshold(logits_ptr, weights_ptr, vocab, kept, top_k.to(tl.float64), True,
+                                  BLOCK)  # fmt: skip
+                total, _a, _b = _mass_from(logits_ptr, weights_ptr, vocab, kept, kept, False, BLOCK)
+            if top_p < 1.0:
+                kept = _threshold(logits_ptr, weights_ptr, vocab, kept, top_p * total, False, BLOCK)
+                total, _a, _b = _mass_from(logits_ptr, weights_ptr, vocab, kept, kept, False, BLOCK)
+            token = _draw(logits_ptr, weights_ptr, vocab, kept, uniform * total, best, BLOCK)
     tl.store(tokens_ptr + row, token.to(tl.int64))
 
 
@@ -80,63 +87,65 @@ def _weigh(logits_ptr, weights_ptr, vocab, largest, temperature, min_p, BLOCK: t
 
 
 @triton.jit
-def _draw_whole(weights_ptr, vocab, draw, best, BLOCK: tl.constexpr):
-    """The first token, by id, whose cumulative mass exceeds the draw."""
+def _draw(logits_ptr, weights_ptr, vocab, kept, draw, best, BLOCK: tl.constexpr):
+    """The first token, by id, where the cumulative mass of the kept exceeds the draw."""
     lane = tl.arange(0, BLOCK)
     before = draw * 0.0
     first = best * 0 + NO_TOKEN
+    last = best
     for start in range(0, vocab, BLOCK):
         token = start + lane
-        weight = tl.load(weights_ptr + token, mask=token < vocab, other=0.0).to(tl.float64)
-        is_beyond = (before + tl.cumsum(weight, axis=0) > draw) & (weight > 0.0)
+        weight, key = _token(logits_ptr, weights_ptr, vocab, token)
+        is_kept = (key >= kept) & (weight > 0.0)
+        mass = tl.where(is_kept, weight.to(tl.float64), 0.0)
+        is_beyond = (before + tl.cumsum(mass, axis=0) > draw) & is_kept
         first = tl.minimum(first, tl.min(tl.where(is_beyond, token, NO_TOKEN), axis=0))
-        before += tl.sum(weight, axis=0)
-    return tl.where(first == NO_TOKEN, best, first)  # none: the sums differ in their last bits
+        last = tl.maximum(last, tl.max(tl.where(is_kept, token, 0), axis=0))
+        before += tl.sum(mass, axis=0)
+    return tl.where(first == NO_TOKEN, last, first)  # none: the sums differ in their last bits
 
 
 @triton.jit
-def _draw_cut(weights_ptr, vocab, total, top_k, top_p, uniform, BLOCK: tl.constexpr):
-    kept = top_k.to(tl.int64) * 0
-    if (top_k > 0) & (top_k < vocab):
-        kept = _threshold(weights_ptr, vocab, kept, top_k.to(tl.float64), True, False, BLOCK)
-        total, _above, _below = _mass_from(weights_ptr, vocab, kept, kept, False, BLOCK)
-    if top_p < 1.0:
-        kept = _threshold(weights_ptr, vocab, kept, top_p * total, False, False, BLOCK)
-        total, _above, _below = _mass_from(weights_ptr, vocab, kept, kept, False, BLOCK)
-    key = _threshold(weights_ptr, vocab, kept, uniform * total, False, True, BLOCK)
-    return -(key & NO_TOKEN).to(tl.int32) + NO_TOKEN
+def _token(logits_ptr, weights_ptr, vocab, token):
+    """[BLOCK] weights, and keys; of what is not in the vocabulary, no weight."""
+    mask = token < vocab
+    weight = tl.load(weights_ptr + token, mask=mask, other=0.0)
+    x = tl.load(logits_ptr + token, mask=mask, other=0.0).to(tl.float32) + 0.0  # no -0
+    bits = x.to(tl.int32, bitcast=True)
+    ascending = (bits ^ ((bits >> 31) & NO_TOKEN)).to(tl.int64)
+    return weight, (ascending << 31) + (-token + NO_TOKEN).to(tl.int64)
 
 
 @triton.jit
 def _threshold(
-    weights_ptr, vocab, lowest, target, IS_COUNT: tl.constexpr, IS_STRICT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The largest key that, with all above it, reaches (or exceeds) the target, or ``lowest``."""
+    logits_ptr, weights_ptr, vocab, lowest, target, IS_COUNT: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The largest key that, with all above it, reaches the target, or ``lowest``."""
     low = lowest
     high = lowest * 0 + BEYOND_KEYS
     while high - low > 1:
         middle = low + (high - low) // 2
-        mass, above, below = _mass_from(weights_ptr, vocab, middle, low, IS_COUNT, BLOCK)
-        is_reached = (mass > target) if IS_STRICT else (mass >= target)
+        mass, above, below = _mass_from(
+            logits_ptr, weights_ptr, vocab, middle, low, IS_COUNT, BLOCK
+        )
+        is_reached = mass >= target
         low = tl.where(is_reached, above, low)
         high = tl.where(is_reached, high, below + 1)
     return low
 
 
 @triton.jit
-def _mass_from(weights_ptr, vocab, key, low, IS_COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    """(mass, or number, of the tokens from a key on; their lowest key; the next key below, at
-    least low)."""
+def _mass_from(
+    logits_ptr, weights_ptr, vocab, key, low, IS_COUNT: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Of the tokens from a key on the mass, or number, and the lowest key; the next key below, at
+    least low."""
     lane = tl.arange(0, BLOCK)
     mass = tl.zeros([BLOCK], tl.float64)
     above = tl.full([BLOCK], BEYOND_KEYS, tl.int64)
     below = tl.zeros([BLOCK], tl.int64) + low
     for start in range(0, vocab, BLOCK):
-        token = start + lane
-        weight = tl.load(weights_ptr + token, mask=token < vocab, other=0.0)
-        bits = weight.to(tl.int32, bitcast=True).to(tl.int64)
-        own = (bits << 32) | (-token + NO_TOKEN).to(tl.int64)
+        weight, own = _token(logits_ptr, weights_ptr, vocab, start + lane)
         is_in = (own >= key) & (weight > 0.0)
         share = tl.full([BLOCK], 1.0, tl.float64) if IS_COUNT else weight.to(tl.float64)
         mass += tl.where(is_in, share, 0.0)

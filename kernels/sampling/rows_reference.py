@@ -1,8 +1,13 @@
-"""The definitions, in plain PyTorch: with a sort, in float64."""
+"""The definitions for rows of any device, in plain PyTorch; of a draw, one row after the other."""
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
+
+from kernels.sampling.draw import Draw
+from kernels.sampling.reference import sample_reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,40 +40,28 @@ class LogitBias:
     values: torch.Tensor  # [num_entries] float32; -inf bans
 
 
-def sample_reference(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """[num_rows, vocab] -> [num_rows] int64: the first token whose cumulative mass exceeds a draw.
-
-    Tokens less likely than min_p of the likeliest are out; then all but the top_k likeliest; then
-    all behind the smallest set whose mass reaches top_p.  Cut sets stand in the order of their
-    likelihood, of equals the smallest id first; whole ones in the order of ids.
-
-    Source: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration"; min_p: Nguyen et
-    al. 2024.
-    """
-    return torch.tensor(
-        [_sample_row(row.double(), draws, index) for index, row in enumerate(logits)],
-        dtype=torch.int64,
-        device=logits.device,
-    )
+def draw_reference(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """[num_rows, vocab] -> [num_rows] int64.  See ``reference.sample_reference``, of each row."""
+    rows = logits.float().cpu().numpy()
+    tokens = [_draw_row(row, draws, index) for index, row in enumerate(rows)]
+    return torch.tensor(tokens, dtype=torch.int64, device=logits.device)
 
 
-def _sample_row(row: torch.Tensor, draws: Draws, index: int) -> int:
-    temperature, top_k = float(draws.temperatures[index]), int(draws.top_ks[index])
-    top_p = float(draws.top_ps[index])
+def _draw_row(row: npt.NDArray[np.float32], draws: Draws, index: int) -> int:
+    temperature, top_p = float(draws.temperatures[index]), float(draws.top_ps[index])
+    top_k = int(draws.top_ks[index])
     if draws.are_greedy or temperature == 0.0 or top_p == 0.0 or top_k == 1:
-        return int((row == row.max()).int().argmax())
-    weights = torch.exp((row - row.max()) / temperature)
-    weights[weights < float(draws.min_ps[index])] = 0.0
-    is_cut = 0 < top_k < len(row)
-    order = torch.arange(len(row), device=row.device)
-    if is_cut or top_p < 1.0:
-        order = torch.sort(weights, descending=True, stable=True).indices
-        order = order[:top_k] if is_cut else order
-        mass = weights[order]
-        order = order[: max(1, int((mass.cumsum(0) - mass < top_p * mass.sum()).sum()))]
-    cumulative = weights[order].cumsum(0)
-    draw = float(draws.uniforms[index]) * float(cumulative[-1])
-    return int(order[min(int((cumulative <= draw).sum()), len(order) - 1)])
+        return int(row.argmax())
+    return sample_reference(
+        row,
+        Draw(
+            uniform=float(draws.uniforms[index]),
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=float(draws.min_ps[index]),
+        ),
+    )
 
 
 def penalize_reference(logits: torch.Tensor, penalties: Penalties) -> torch.Tensor:

@@ -13,19 +13,19 @@ from kernels.sampling.rows_reference import (
     LogitBias,
     Penalties,
     bias_reference,
+    draw_reference,
     logprobs_reference,
     penalize_reference,
-    sample_reference,
 )
 
 _BLOCK: Final = 4096  # tokens at a time
 
 
 def sample(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """See ``rows_reference.sample_reference`` for the definition and the shapes."""
+    """See ``rows_reference.draw_reference`` for the definition and the shapes."""
     _check(logits)
     if not runs_triton(logits):
-        return sample_reference(logits, draws)
+        return draw_reference(logits, draws)
     num_rows, vocab = logits.shape
     tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows:

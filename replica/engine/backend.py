@@ -1,6 +1,6 @@
-"""What computes the steps: torch, which runs every model, or the compiled step, which is faster.
+"""What computes the steps: a GPU; else torch, which runs every model, or the faster compiled step.
 
-Chosen before any weight is read, because the two keep weights in memory differently.
+Chosen before any weight is read, because they keep weights in memory differently.
 """
 
 from collections.abc import Callable, Collection
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from replica.engine.kv_blocks import PLAIN, KvOptions
 from replica.engine.launcher import ModelRunner
+from replica.engine.memory_plan import MemoryPlan
 from replica.engine.messages import CpuBackend, Device, EngineConfig, KvCacheDtype, Precision
 from replica.errors import ModelUnsupported
 from replica.model.loader import OpenedModel
@@ -31,6 +32,10 @@ class Backend(Protocol):
         """In memory."""
         ...
 
+    def plan(self, report: ReportProgress) -> MemoryPlan:
+        """How much it can hold.  A limit that cannot be kept is said at once: raises ModelError."""
+        ...
+
     def load(
         self, num_blocks: int, report: ReportProgress, options: KvOptions = PLAIN
     ) -> ModelRunner:
@@ -41,9 +46,9 @@ class Backend(Protocol):
 def choose_backend(
     config: EngineConfig, opened: OpenedModel, eos_token_ids: Collection[int]
 ) -> Backend:
-    """Raises ModelUnsupported when the compiled step, or what only it can do, cannot be had."""
-    if config.device is not Device.CPU:
-        raise ModelUnsupported(f"nothing here computes steps on the device {config.device}")
+    """Raises ModelUnsupported when what was asked for, or what only it can do, cannot be had."""
+    if config.device is Device.CUDA:
+        return _cuda_backend(config, opened, eos_token_ids)
     is_plain = config.precision is Precision.EXACT and config.kv_cache_dtype is KvCacheDtype.FLOAT32
 
     def torch_because(reason: str) -> "TorchBackend":
@@ -68,3 +73,17 @@ def choose_backend(
     if config.cpu_backend is CpuBackend.COMPILED:
         raise ModelUnsupported(f"the compiled backend cannot run this: {reason}")
     return torch_because(f"{reason}; {TORCH_COSTS}")
+
+
+def _cuda_backend(
+    config: EngineConfig, opened: OpenedModel, eos_token_ids: Collection[int]
+) -> Backend:
+    # Not at the top: it takes torch, which the compiled step does without.
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ModelUnsupported("device cuda was asked for, and torch finds no GPU that it can use")
+    from replica.gpu.backend import DeviceBackend
+    from replica.gpu.device import CudaDevice
+
+    return DeviceBackend(opened, config, eos_token_ids, CudaDevice())

@@ -22,8 +22,10 @@ from kernels.threads.team import ThreadTeam
 from kernels.vector_ir.compile_cache import compiling_into
 from replica.engine.compiled_runner import CompiledRunner
 from replica.engine.cores import num_usable_cores
+from replica.engine.free_memory import available_bytes
 from replica.engine.kv_blocks import PLAIN, KvBlocks, KvOptions
-from replica.engine.messages import EngineConfig
+from replica.engine.memory_plan import MemoryPlan, plan_memory
+from replica.engine.messages import EngineConfig, KvCacheDtype
 from replica.model.config import LlamaConfig
 from replica.model.damage import blaming
 from replica.model.loader import OpenedModel
@@ -42,6 +44,8 @@ def obstacle(model: LlamaConfig, config: EngineConfig) -> str | None:
         return f"kernels are not compiled for {sys.platform} on {platform.machine()}"
     if model.has_qkv_bias or model.has_qk_norm:
         return "biases on q, k and v, or norms on their heads, are not compiled"
+    if config.kv_cache_dtype is KvCacheDtype.FLOAT8:
+        return f"keys and values as {config.kv_cache_dtype} need a GPU"
     try:
         fitting_level(shape_of(model), KvFormat(config.kv_cache_dtype), config.block_size)
     except ValueError as exc:
@@ -63,6 +67,7 @@ class CompiledBackend:
         with blaming(opened.path):
             self._model = PackedModel(opened.source, opened.config, config.precision)
         self._path = opened.path
+        self._model_config = opened.config
         self._shape = shape_of(opened.config)
         self._config = config
         self._kv_format = KvFormat(config.kv_cache_dtype)
@@ -82,6 +87,15 @@ class CompiledBackend:
     @property
     def weights_bytes(self) -> int:
         return self._model.size_bytes
+
+    def plan(self, _report: Callable[[float, str], None]) -> MemoryPlan:
+        """Before the weights are read."""
+        return plan_memory(
+            self._config,
+            self._model_config,
+            weights_bytes=self.weights_bytes,
+            available_bytes=available_bytes(self._config.memory_bytes),
+        )
 
     def load(
         self,

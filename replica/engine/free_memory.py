@@ -13,6 +13,11 @@ def free_memory_bytes(root: Path = Path("/")) -> int:
     return min(_machine_bytes(root), *_group_bytes(root), 1 << 62)
 
 
+def available_bytes(limit_bytes: int | None) -> int:
+    """The limit, or what there is; what libraries have taken for themselves is gone already."""
+    return free_memory_bytes() if limit_bytes is None else limit_bytes
+
+
 def _machine_bytes(root: Path) -> int:
     match = re.search(r"^MemAvailable:\s+(\d+) kB$", (root / "proc/meminfo").read_text(), re.M)
     return 1 << 62 if match is None else int(match[1]) << 10

@@ -8,7 +8,7 @@ one is still being computed.
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from replica.engine.batch import FlatBatch, with_carried_tokens
 from replica.engine.step import SampledToken
@@ -31,6 +31,7 @@ class LaunchedStep(Protocol):
         ...
 
 
+@runtime_checkable
 class StepLauncher(Protocol):
     @property
     def num_ahead(self) -> int:

@@ -56,6 +56,7 @@ class KvCacheDtype(enum.StrEnum):
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     INT8 = "int8"  # a scale per token and head
+    FLOAT8 = "float8"  # on a GPU: e4m3
 
     def bytes_per_head(self, head_dim: int) -> int:
         """Of one token's keys, or values."""
@@ -66,6 +67,8 @@ class KvCacheDtype(enum.StrEnum):
                 return 2 * head_dim
             case KvCacheDtype.INT8:
                 return head_dim + 4
+            case KvCacheDtype.FLOAT8:
+                return head_dim
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

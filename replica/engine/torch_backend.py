@@ -6,7 +6,9 @@ from typing import Final
 import torch
 
 from replica.engine.cores import num_usable_cores
+from replica.engine.free_memory import available_bytes
 from replica.engine.kv_blocks import PLAIN, KvOptions
+from replica.engine.memory_plan import MemoryPlan, plan_memory
 from replica.engine.messages import EngineConfig
 from replica.engine.runner import TorchRunner
 from replica.model.loader import OpenedModel
@@ -30,12 +32,21 @@ class TorchBackend:
         )
         self.description = f"torch, {torch.get_num_threads()} threads: {reason}"
         self._opened = opened
-        self._block_size = config.block_size
+        self._config = config
         self._eos_token_ids = eos_token_ids
 
     @property
     def weights_bytes(self) -> int:
         return self._opened.weights_bytes
+
+    def plan(self, _report: Callable[[float, str], None]) -> MemoryPlan:
+        """Before the weights are read."""
+        return plan_memory(
+            self._config,
+            self._opened.config,
+            weights_bytes=self.weights_bytes,
+            available_bytes=available_bytes(self._config.memory_bytes),
+        )
 
     def load(
         self, num_blocks: int, report: Callable[[float, str], None], options: KvOptions = PLAIN
@@ -43,7 +54,7 @@ class TorchBackend:
         return TorchRunner(
             self._opened.load(lambda ratio: report(ratio, _LOADING)),
             num_blocks=num_blocks,
-            block_size=self._block_size,
+            block_size=self._config.block_size,
             eos_token_ids=self._eos_token_ids,
             options=options,
         )

@@ -10,11 +10,10 @@ from contracts.replica_api import Phase
 from replica.engine.backend import ReportProgress, choose_backend
 from replica.engine.block_manager import BlockManager
 from replica.engine.channel import Channel
-from replica.engine.free_memory import free_memory_bytes
 from replica.engine.kv_blocks import KvOptions
 from replica.engine.launcher import InlineLauncher, ModelRunner, StepLauncher, ThreadLauncher
 from replica.engine.loop import EngineLoop
-from replica.engine.memory_plan import MemoryPlan, plan_memory
+from replica.engine.memory_plan import MemoryPlan
 from replica.engine.messages import EngineConfig, Loading, Precision, Ready
 from replica.engine.prefix import PrefixIdentity
 from replica.engine.scheduler import Scheduler, SchedulerLimits
@@ -72,6 +71,8 @@ def _kv_dtype(config: EngineConfig) -> str:
 
 
 def _launcher(runner: ModelRunner, config: EngineConfig) -> StepLauncher:
+    if isinstance(runner, StepLauncher):  # it computes beside us without a thread's help
+        return runner
     if not config.is_async_scheduling:
         return InlineLauncher(runner)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -84,17 +85,6 @@ def _load(
     """The last is what computes the steps, and why.  The model's file is closed again."""
     opened = open_model(path)
     backend = choose_backend(config, opened, tokenizer.eos_token_ids)
-    # Before the weights: a limit that cannot be kept is said at once.
-    plan = plan_memory(
-        config,
-        opened.config,
-        weights_bytes=backend.weights_bytes,
-        available_bytes=_available_bytes(config),
-    )
+    plan = backend.plan(report)
     options = KvOptions(plan.num_host_blocks, is_poisoned=config.is_kv_poisoned)
     return plan, backend.load(plan.num_blocks, report, options), backend.description
-
-
-def _available_bytes(config: EngineConfig) -> int:
-    """After the backend is chosen: what its libraries take for themselves is gone already."""
-    return free_memory_bytes() if config.memory_bytes is None else config.memory_bytes

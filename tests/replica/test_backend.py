@@ -22,7 +22,6 @@ from replica.engine.kv_blocks import KvOptions
 from replica.engine.launcher import InlineLauncher, ThreadLauncher
 from replica.engine.messages import (
     CpuBackend,
-    Device,
     KvCacheDtype,
     Precision,
     SamplingParams,
@@ -186,11 +185,6 @@ def test_torch_runs_what_is_not_compiled_and_says_why(
         choose_backend(wanted.engine_config(), other, [])
 
 
-def test_a_device_without_a_backend_is_refused(tiny: OpenedModel) -> None:
-    with pytest.raises(ModelUnsupported, match="cuda"):
-        choose_backend(Settings(device=Device.CUDA).engine_config(), tiny, [])
-
-
 def test_torch_is_used_when_asked_for(tiny: OpenedModel) -> None:
     config = Settings(cpu_backend=CpuBackend.TORCH).engine_config()
     assert "torch" in choose_backend(config, tiny, []).description
@@ -202,10 +196,10 @@ def test_torch_takes_the_cores_that_quotas_leave(tiny: OpenedModel) -> None:
         assert f"torch, {expected} threads" in choose_backend(config, tiny, []).description
 
 
-@pytest.mark.parametrize("dtype", list(KvCacheDtype), ids=str)
+@pytest.mark.parametrize("dtype", list(KvFormat), ids=str)
 @pytest.mark.parametrize("head_dim", [1, 64, 96])
-def test_planned_are_the_bytes_that_the_kernels_take(dtype: KvCacheDtype, head_dim: int) -> None:
-    assert dtype.bytes_per_head(head_dim) == KvFormat(dtype).head_bytes(head_dim)
+def test_planned_are_the_bytes_that_the_kernels_take(dtype: KvFormat, head_dim: int) -> None:
+    assert KvCacheDtype(dtype).bytes_per_head(head_dim) == dtype.head_bytes(head_dim)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kernels.paged_attention.formats import KvFormat
 from replica.engine.backend import choose_backend
 from replica.engine.batch import FlatBatch, SampledRow, Segment
 from replica.engine.kv_blocks import KvOptions
@@ -25,7 +26,7 @@ with_all_kinds_of_kv = pytest.mark.parametrize(
     ("backend", "dtype"),
     [
         (CpuBackend.TORCH, KvCacheDtype.FLOAT32),
-        *((CpuBackend.COMPILED, dtype) for dtype in KvCacheDtype),
+        *((CpuBackend.COMPILED, KvCacheDtype(dtype)) for dtype in KvFormat),
     ],
     ids=str,
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from contracts.names import HEADER_REQUEST_ID
+from kernels.paged_attention.formats import KvFormat
 from replica.engine.backend import choose_backend
 from replica.engine.kv_blocks import KvOptions
 from replica.engine.messages import CpuBackend, KvCacheDtype, Preempted, Preemption, SamplingParams
@@ -121,7 +122,7 @@ def test_what_there_are_copies_of_is_neither_queued_nor_looked_up() -> None:
     ("backend", "dtype"),
     [
         (CpuBackend.TORCH, KvCacheDtype.FLOAT32),
-        *((CpuBackend.COMPILED, dtype) for dtype in KvCacheDtype),
+        *((CpuBackend.COMPILED, KvCacheDtype(dtype)) for dtype in KvFormat),
     ],
     ids=str,
 )

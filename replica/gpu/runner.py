@@ -1,0 +1,122 @@
+"""Steps on a device: launched without a wait, their tokens carried over there, read when asked for.
+
+A ModelRunner and a StepLauncher in one: between two steps no number comes to the host but those
+that the loop asks for, a step later.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+
+from kernels.paged_attention.rows import AttentionRows
+from kernels.sampling.rows_reference import Draws, LogitBias
+from kernels.sampling.triton_op import bias_, sample
+from replica.engine.batch import FlatBatch, results_of
+from replica.engine.launcher import Tokens
+from replica.engine.step import NOT_FINITE, SampledToken
+from replica.gpu.decode_graphs import DecodeGraphs
+from replica.gpu.device import Device, Mark
+from replica.gpu.inputs import HostDraws, carried, host_draws, host_inputs
+from replica.gpu.kv_cache import DeviceKvCache
+from replica.gpu.model import DeviceInputs, DeviceLlama
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStep:
+    """A LaunchedStep."""
+
+    batch: FlatBatch
+    numbers: torch.Tensor  # on the host: tokens, whether logits are finite, whether rows are
+    mark: Mark
+
+    def result(self) -> Tokens:
+        self.mark.wait()
+        num_sampled = len(self.batch.sampled_rows)
+        tokens, are_finite, rows = self.numbers.tensor_split((num_sampled, 2 * num_sampled))
+        sampled = {
+            row.row: SampledToken(token, is_finite=True) if is_finite else NOT_FINITE
+            for row, token, is_finite in zip(
+                self.batch.sampled_rows, tokens.tolist(), are_finite.tolist(), strict=True
+            )
+        }
+        return results_of(self.batch, [bool(row) for row in rows.tolist()], sampled)
+
+
+class DeviceRunner:
+    """A ModelRunner and a StepLauncher."""
+
+    def __init__(
+        self,
+        device: Device,
+        model: DeviceLlama,
+        cache: DeviceKvCache,
+        graphs: DecodeGraphs,
+        *,
+        eos_token_ids: Collection[int],
+        num_ahead: int,
+    ) -> None:
+        """num_ahead: 0, or 1 to schedule while a step computes."""
+        self.num_ahead = num_ahead
+        self._device = device
+        self._model = model
+        self._cache = cache
+        self._graphs = graphs
+        self._eos_token_ids = sorted(eos_token_ids)
+        # By segment of the latest batch; a segment that decided nothing has any token.
+        self._latest = torch.zeros(0, dtype=torch.int64, device=device.torch_device)
+
+    def execute(self, batch: FlatBatch) -> Tokens:
+        """See ``replica.engine.launcher.ModelRunner``."""
+        return self.launch(batch).result()
+
+    @torch.inference_mode()
+    def launch(self, batch: FlatBatch) -> DeviceStep:
+        """See ``replica.engine.launcher.StepLauncher``."""
+        self._cache.apply(batch.kv_operations)
+        hidden = self._hidden_states(batch)
+        draws = host_draws(batch, self._eos_token_ids)
+        tokens, are_finite = self._draw(hidden, draws)
+        self._latest = torch.zeros(
+            len(batch.segments), dtype=torch.int64, device=self._device.torch_device
+        ).index_copy_(0, self._device.upload(draws.segments), tokens)
+        row_is_finite = torch.isfinite(hidden.float().sum(-1))
+        numbers = torch.cat([tokens, are_finite.long(), row_is_finite.long()])
+        return DeviceStep(batch, self._device.download(numbers), self._device.mark())
+
+    def _hidden_states(self, batch: FlatBatch) -> torch.Tensor:
+        if self._graphs.can_run(batch):
+            self._carry(batch, self._graphs.fill(batch))
+            return self._graphs.run(batch)
+        upload, host = self._device.upload, host_inputs(batch)
+        token_ids = upload(host.token_ids)
+        self._carry(batch, token_ids)
+        attention = AttentionRows(
+            query_starts=upload(host.query_starts),
+            context_lengths=upload(host.context_lengths),
+            block_tables=upload(host.block_tables),
+            max_query_tokens=host.max_query_tokens,
+            max_context=host.max_context,
+        )
+        inputs = DeviceInputs(token_ids, upload(host.positions), upload(host.slots), attention)
+        return self._model.hidden_states(inputs, self._cache)
+
+    def _carry(self, batch: FlatBatch, token_ids: torch.Tensor) -> None:
+        """Puts the tokens in that the step before decides; the host need not know them."""
+        if batch.carried_tokens:
+            rows, segments = map(self._device.upload, carried(batch))
+            token_ids.index_copy_(0, rows, self._latest[segments])
+
+    def _draw(self, hidden: torch.Tensor, draws: HostDraws) -> tuple[torch.Tensor, torch.Tensor]:
+        """(tokens int64, whether their logits are finite), each [num_sampled]."""
+        upload = self._device.upload
+        logits = self._model.logits(hidden[upload(draws.rows)])
+        are_finite = torch.isfinite(logits.sum(-1))
+        if draws.banned.size:
+            rows, token_ids = upload(draws.banned)
+            values = torch.full(rows.shape, float("-inf"), device=rows.device)
+            bias_(logits, LogitBias(rows, token_ids, values))
+        temperatures, top_ps, min_ps, uniforms = upload(draws.settings)
+        top_ks = upload(draws.top_ks)
+        settings = Draws(temperatures, top_ks, top_ps, min_ps, uniforms, draws.are_greedy)
+        return sample(logits, settings), are_finite

@@ -1,0 +1,115 @@
+"""Weights of a Llama on a device: a layer at a time goes from the file to where it stays."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kernels.kv_write.reference import HeadNorms
+from replica.gpu.device import Device
+from replica.gpu.linear import DenseLinear, Linear
+from replica.model.config import LlamaConfig
+from replica.model.rotary_tables import rotary_tables
+from replica.model.tensor_source import (
+    ReportProgress,
+    TensorSource,
+    assembles_tied,
+    load_checked,
+    refuse_unknown,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLayer:
+    input_norm: torch.Tensor  # [hidden]
+    qkv: Linear  # hidden -> (heads + 2 * kv_heads) * head_dim: q, then k, then v
+    output: Linear  # heads * head_dim -> hidden
+    post_norm: torch.Tensor  # [hidden]
+    gate_up: Linear  # hidden -> 2 * intermediate: gate, then up
+    down: Linear  # intermediate -> hidden
+    head_norms: HeadNorms | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWeights:
+    embedding: torch.Tensor  # [vocab, hidden]
+    layers: Sequence[DeviceLayer]
+    final_norm: torch.Tensor  # [hidden]
+    lm_head: Linear  # hidden -> vocab
+    tables: tuple[torch.Tensor, torch.Tensor]  # cos and sin, [max_positions, head_dim / 2] float32
+
+
+class WeightLoader:
+    """Raises ModelInvalid for missing or misshapen tensors, ModelUnsupported for unknown ones."""
+
+    def __init__(
+        self, source: TensorSource, config: LlamaConfig, device: Device, dtype: torch.dtype
+    ) -> None:
+        refuse_unknown(set(source.names()), config)
+        self._source = source
+        self._config = config
+        self._device = device
+        self._dtype = dtype
+
+    @property
+    def size_bytes(self) -> int:
+        """On the device, of all matrices and vectors."""
+        is_tied = assembles_tied(self._config, set(self._source.names()))
+        return self._dtype.itemsize * self._config.num_weights(is_tied=is_tied)
+
+    def load(self, report_progress: ReportProgress) -> DeviceWeights:
+        config = self._config
+        embedding = self._tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        layers = []
+        for index in range(config.num_layers):
+            layers.append(self._layer(index))
+            report_progress(len(layers) / config.num_layers)
+        lm_head = embedding
+        if not assembles_tied(config, set(self._source.names())):
+            lm_head = self._tensor("lm_head.weight", config.vocab_size, config.hidden_size)
+        cos, sin = (self._device.upload(table) for table in rotary_tables(config))
+        final_norm = self._tensor("model.norm.weight", config.hidden_size)
+        return DeviceWeights(embedding, layers, final_norm, DenseLinear(lm_head), (cos, sin))
+
+    def _layer(self, index: int) -> DeviceLayer:
+        config, prefix = self._config, f"model.layers.{index}."
+        hidden, intermediate = config.hidden_size, config.intermediate_size
+        q_size = config.num_heads * config.head_dim
+        sizes = {"q": q_size, "k": config.num_kv_heads * config.head_dim}
+        sizes["v"] = sizes["k"]
+        qkv = self._stacked({f"{prefix}self_attn.{n}_proj": s for n, s in sizes.items()}, hidden)
+        bias = None
+        if config.has_qkv_bias:
+            names = [f"{prefix}self_attn.{name}_proj.bias" for name in sizes]
+            bias = torch.cat(
+                [self._tensor(n, s) for n, s in zip(names, sizes.values(), strict=True)]
+            )
+        mlp = {f"{prefix}mlp.{name}_proj": intermediate for name in ("gate", "up")}
+        return DeviceLayer(
+            input_norm=self._tensor(prefix + "input_layernorm.weight", hidden),
+            qkv=DenseLinear(qkv, bias),
+            output=DenseLinear(self._tensor(prefix + "self_attn.o_proj.weight", hidden, q_size)),
+            post_norm=self._tensor(prefix + "post_attention_layernorm.weight", hidden),
+            gate_up=DenseLinear(self._stacked(mlp, hidden)),
+            down=DenseLinear(self._tensor(prefix + "mlp.down_proj.weight", hidden, intermediate)),
+            head_norms=self._head_norms(prefix) if config.has_qk_norm else None,
+        )
+
+    def _head_norms(self, prefix: str) -> HeadNorms:
+        head_dim = self._config.head_dim
+        return HeadNorms(
+            q=self._tensor(prefix + "self_attn.q_norm.weight", head_dim),
+            k=self._tensor(prefix + "self_attn.k_norm.weight", head_dim),
+            eps=self._config.rms_norm_eps,
+        )
+
+    def _stacked(self, rows_of_names: dict[str, int], in_features: int) -> torch.Tensor:
+        parts = [
+            load_checked(self._source, name + ".weight", (rows, in_features))
+            for name, rows in rows_of_names.items()
+        ]
+        return self._device.upload(np.concatenate(parts)).to(self._dtype)
+
+    def _tensor(self, name: str, *shape: int) -> torch.Tensor:
+        return self._device.upload(load_checked(self._source, name, shape)).to(self._dtype)
