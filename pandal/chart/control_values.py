@@ -40,6 +40,9 @@ BILLING_MANAGED: Final = {
     "spool_dir": "usage.spool",
     "kafka_bootstrap": "usage.kafka.bootstrap",
     "price_book": "billing.prices",
+    "terms": "never: no value names any yet",
+    "quota_url": "never: no value asks for it yet",
+    "policy_file": "never: no value asks for it yet",
 }
 
 
