@@ -4,6 +4,7 @@ from typing import Final, Literal
 
 from pydantic import Field
 
+from gateway.admin.settings import Settings as AdminSettingsSource
 from gateway.settings import ReplicaAddress, Settings
 from pandal.chart.settings_fields import settings_values
 from pandal.chart.shared_values import (
@@ -42,6 +43,22 @@ MANAGED: Final = {
 
 class GatewaySettings(
     settings_values("GatewaySettings", Settings, without=MANAGED)  # type: ignore[misc] # made
+):
+    """All but what the chart decides."""
+
+
+ADMIN_MANAGED: Final = {
+    "host": "every address of the pod",
+    "port": "admin.port",
+    "policy_url": "gateway.policies.url",
+    "policy_file": "never: gateway.policies.url",
+    "key_pepper": "gateway.keyPepper",
+    "static_tokens": "admin.staticTokens",
+}
+
+
+class AdminSettings(
+    settings_values("AdminSettings", AdminSettingsSource, without=ADMIN_MANAGED)  # type: ignore[misc] # made
 ):
     """All but what the chart decides."""
 
@@ -153,4 +170,23 @@ class Usage(Group):
     kafka: Kafka = Kafka()
     spool: Volume = Field(
         Volume(), description="More than one gateway needs ReadWriteMany, or Kafka and emptyDir"
+    )
+
+
+class Admin(Placement):
+    """The admin API of policies and keys, on the gateway's image."""
+
+    enabled: bool = Field(False, description="Needs gateway.policies.url")
+    replicas: int = Field(1, ge=1)
+    port: int = Field(8090, ge=1024, le=65_535)
+    static_tokens: SecretKey = Field(
+        SecretKey(key="static-tokens"),
+        description="A JSON list of name, token and role; empty: only an identity provider's count",
+    )
+    clients: list[Object] = Field(
+        [], description="Who may ask it, as a NetworkPolicy's peers; empty: nobody in the cluster"
+    )
+    service_account: ServiceAccount = ServiceAccount()
+    settings: AdminSettings = Field(
+        AdminSettings(), description="Every other setting of the admin API"
     )

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import Field
 
 from pandal.chart.control_values import Autoscaler, Billing, Monitoring, NetworkPolicy, StreamTest
-from pandal.chart.gateway_values import Gateway, Usage
+from pandal.chart.gateway_values import Admin, Gateway, Usage
 from pandal.chart.pool_values import Pool, PoolDefaults
 from pandal.chart.shared_values import Group, OptionalName, ServiceAccount
 
@@ -23,6 +23,7 @@ class Values(Group):
     image_pull_secrets: list[OptionalName] = Field([], description="Of every pod")
     common_labels: dict[str, str] = Field({}, description="Of every object, not of selectors")
     gateway: Gateway = Gateway()
+    admin: Admin = Admin()
     usage: Usage = Usage()
     pools: list[Pool] = Field(
         [Pool(name="smollm2", model="SmolLM2-135M-Instruct")],

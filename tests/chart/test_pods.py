@@ -1,12 +1,16 @@
 """What is true of every pod, in every scenario: rights, secrets, ends, starts, names, rolls."""
 
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from billing.ledger import Ledger
 from contracts.policy import decode_policy_document
 from tests.chart import manifests
 from tests.chart.conftest import Written
@@ -116,6 +120,22 @@ def test_nothing_secret_is_rendered(objects: Objects) -> None:
     assert not manifests.of_kind(objects, "Secret")
 
 
+def test_the_hook_makes_a_ledger_that_billing_takes(helm4: Helm, tmp_path: Path) -> None:
+    """Its command, run here: on a ledger that is not there, and again on the one that is."""
+    (everything,) = (path for path in CI if scenario(path) == "everything")
+    (job,) = manifests.of_kind(helm4.template([everything]), "Job")
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    for _ in range(2):
+        subprocess.run(
+            [sys.executable, *container["command"][1:]],
+            check=True,
+            env={**os.environ, "BILLING_LEDGER_URL": url},
+        )
+    Ledger(url).close()
+
+
 LONG = {
     "fullnameOverride": "a" * 60,
     "pools": [{"name": f"{'b' * 38}-{i}", "model": "m"} for i in range(2)],
@@ -186,4 +206,4 @@ def test_a_count_that_someone_scales_is_not_written(helm4: Helm) -> None:
     (path,) = (path for path in CI if scenario(path) == "everything")
     deployments = manifests.of_kind(helm4.template([Path(path)]), "Deployment")
     counted = {d["metadata"]["name"] for d in deployments if "replicas" in d["spec"]}
-    assert counted == {"llm-autoscaler", "llm-billing"}
+    assert counted == {"llm-admin", "llm-autoscaler", "llm-billing"}

@@ -94,6 +94,7 @@ CPU_POOL = {"name": "a", "model": "m"}
             },
             "a gateway of its own",
         ),
+        ({"admin": {"enabled": True}}, "admin.enabled"),
         ({"gateway": {"quotaUrl": {"existingSecret": ""}}}, "gateway.quotaUrl"),
         ({"monitoring": {"alerts": {"enabled": True}}}, "monitoring.alerts.runbooks"),
     ],

@@ -1,5 +1,6 @@
 """Values become settings: as Helm writes them, and as the services read them."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from pydantic_settings import BaseSettings
 
 from autoscaler.settings import Settings as AutoscalerSettings
 from billing.settings import Settings as BillingSettings
+from gateway.admin.settings import Settings as AdminSettings
 from gateway.settings import Settings as GatewaySettings
 from pandal.chart import control_values, gateway_values, pool_values
 from replica.settings import Settings as ReplicaSettings
@@ -18,6 +20,8 @@ from tests.support.helm import Helm
 OTHERS: dict[type, tuple[Any, ...]] = {bool: (True, False), str: ("other", "info", "debug")}
 NUMBERS = (200, 7, 4096, 1 << 33, 0.75, 0.96)
 SECRETS = {
+    "ADMIN_KEY_PEPPER": "0123456789abcdef",
+    "ADMIN_POLICY_URL": "redis://quota:6379",
     "GATEWAY_KEY_PEPPER": "0123456789abcdef",
     "GATEWAY_QUOTA_URL": "redis://quota:6379",
     "BILLING_LEDGER_URL": "postgresql://ledger",
@@ -57,8 +61,14 @@ def plain(value: Any) -> Any:
     return getattr(value, "value", value)
 
 
+ALL_PARTS: dict[str, Any] = {
+    "poolDefaults": {"autoscaling": {"enabled": True}},
+    "gateway": {"policies": {"url": {"existingSecret": "store"}}},
+    "admin": {"enabled": True},
+}
 CASES = [
     ("gateway", "r-pandal-gateway", "GATEWAY_", GatewaySettings, gateway_values.GatewaySettings),
+    ("admin", "r-pandal-admin", "ADMIN_", AdminSettings, gateway_values.AdminSettings),
     ("poolDefaults", "r-pandal-smollm2", "REPLICA_", ReplicaSettings, pool_values.ReplicaSettings),
     (
         "autoscaler", "r-pandal-autoscaler", "AUTOSCALER_", AutoscalerSettings,
@@ -79,8 +89,8 @@ def test_every_setting_arrives_as_it_was_set(
     settings: type[BaseSettings],
     group: type[BaseModel],
 ) -> None:
-    values: Any = {"poolDefaults": {"autoscaling": {"enabled": True}}}
     wanted = changed(group)
+    values = copy.deepcopy(ALL_PARTS)
     values.setdefault(place, {})["settings"] = wanted
     found = _read(helm4.template(written(values)), name, prefix, settings, monkeypatch)
     for field, info in group.model_fields.items():
@@ -98,8 +108,7 @@ def test_a_default_stays_the_services_own(
     settings: type[BaseSettings],
     group: type[BaseModel],
 ) -> None:
-    values = {"poolDefaults": {"autoscaling": {"enabled": True}}}
-    found = _read(helm4.template(written(values)), name, prefix, settings, monkeypatch)
+    found = _read(helm4.template(written(ALL_PARTS)), name, prefix, settings, monkeypatch)
     for field in group.model_fields:
         assert getattr(found, field) == settings.model_fields[field].default, field
 

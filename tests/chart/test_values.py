@@ -9,6 +9,7 @@ from pydantic_settings import BaseSettings
 
 from autoscaler.settings import Settings as AutoscalerSettings
 from billing.settings import Settings as BillingSettings
+from gateway.admin.settings import Settings as AdminSettings
 from gateway.settings import Settings as GatewaySettings
 from pandal.chart import control_values, gateway_values, pool_values
 from pandal.chart.__main__ import CHART, generated_files
@@ -17,6 +18,7 @@ from replica.settings import Settings as ReplicaSettings
 
 SERVICES = [
     (GatewaySettings, gateway_values.MANAGED, gateway_values.GatewaySettings, "gateway"),
+    (AdminSettings, gateway_values.ADMIN_MANAGED, gateway_values.AdminSettings, "admin"),
     (ReplicaSettings, pool_values.MANAGED, pool_values.ReplicaSettings, "poolDefaults"),
     (
         AutoscalerSettings,
