@@ -14,6 +14,7 @@ import typer
 from pandal.bench.commands import bench_app
 from pandal.billing_commands import audit, billing_app, prices_app, usage
 from pandal.datadir import DataDir, data_dir_at
+from pandal.doctor.command import doctor
 from pandal.errors import PandalError
 from pandal.explain import explain
 from pandal.key_commands import keys_app
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.command()(plan)
 app.command()(simulate)
 app.command()(explain)
+app.command()(doctor)
 app.command()(audit)
 app.command()(usage)
 app.add_typer(billing_app, name="billing")

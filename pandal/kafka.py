@@ -2,9 +2,13 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 
 from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError
 
 from pandal.errors import PreflightFailed
@@ -44,3 +48,62 @@ async def _check_brokers(bootstrap: str, topic: str) -> None:
 
 def _failed(bootstrap: str, fact: str) -> PreflightFailed:
     return PreflightFailed(f"Kafka at {bootstrap} ({KAFKA_BOOTSTRAP}) {fact}")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """``None`` where the brokers do not tell."""
+
+    num_partitions: int
+    least_replicas: int  # of its partitions
+    least_in_sync: int
+    min_in_sync: int | None  # without so many, nothing is accepted
+    retention_ms: int | None  # -1: for ever
+
+
+def topic_facts(bootstrap: str, topic: str) -> TopicFacts | None:
+    """Blocks.  ``None``: there is no such topic.  Raises PreflightFailed."""
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    return asyncio.run(_topic_facts(bootstrap, topic))
+
+
+async def _topic_facts(bootstrap: str, topic: str) -> TopicFacts | None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        async with asyncio.timeout(ANSWER_DEADLINE_S):
+            await admin.start()
+            (described,) = await admin.describe_topics([topic])
+            partitions = described["partitions"]
+            if described["error_code"] or not partitions:
+                return None
+            configured = await _topic_settings(admin, topic)
+    except TimeoutError as exc:
+        raise _failed(bootstrap, f"does not answer in {ANSWER_DEADLINE_S:g} s") from exc
+    except (KafkaError, OSError) as exc:
+        raise _failed(bootstrap, "cannot be reached") from exc
+    finally:
+        with suppress(KafkaError, OSError):
+            await admin.close()
+    return TopicFacts(
+        num_partitions=len(partitions),
+        least_replicas=min(len(p["replicas"]) for p in partitions),
+        least_in_sync=min(len(p["isr"]) for p in partitions),
+        min_in_sync=_whole(configured.get("min.insync.replicas")),
+        retention_ms=_whole(configured.get("retention.ms")),
+    )
+
+
+async def _topic_settings(admin: AIOKafkaAdminClient, topic: str) -> Mapping[str, str]:
+    """Empty where the brokers do not tell."""
+    try:
+        answers = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
+    except KafkaError:
+        return {}
+    entries = [
+        entry for answer in answers for resource in answer.resources for entry in resource[4]
+    ]
+    return {str(entry[0]): str(entry[1]) for entry in entries}
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.lstrip("-").isdigit() else None

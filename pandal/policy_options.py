@@ -1,14 +1,19 @@
 """Options that the commands for policies and keys share: which policy they are about, and why."""
 
+import os
+from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from contracts.policy import PolicyDocument
 from gateway.resp_address import RespAddress
 from pandal.admin_client import AdminClient
 from pandal.datadir import DataDir, data_dir_at
 from pandal.errors import BadOption
+from pandal.key_access import LocalKeys, RemoteKeys
 from pandal.policy_access import LocalPolicies, PolicyAccess
 from pandal.settings import CommandSettings
 
@@ -35,6 +40,16 @@ AdminOption = Annotated[
 def policy_access(data_dir: Path | None, admin: str | None) -> PolicyAccess:
     client = admin_client(data_dir, admin)
     return LocalPolicies(directory(data_dir).policies) if client is None else client
+
+
+def last_used(
+    data_dir: Path | None, admin: str | None, document: PolicyDocument
+) -> Mapping[str, datetime]:
+    """By key id, of those of whom it was noted."""
+    client = admin_client(data_dir, admin)
+    access = LocalKeys(directory(data_dir), os.urandom) if client is None else RemoteKeys(client)
+    keys = [key for tenant in document.tenants for key in access.keys(tenant.tenant_id)]
+    return {key.key_id: key.last_used_at for key in keys if key.last_used_at is not None}
 
 
 def quota_address(data_dir: Path | None) -> RespAddress:

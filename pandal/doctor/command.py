@@ -1,0 +1,96 @@
+"""``pandal doctor``: the examinations, one after the other."""
+
+import asyncio
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import typer
+
+from contracts.names import USAGE_TOPIC
+from pandal.datadir import DataDir
+from pandal.doctor.disk import disk_findings
+from pandal.doctor.finding import Finding, Level, failure
+from pandal.doctor.policies import policy_findings
+from pandal.errors import PandalError
+from pandal.fleet_record import running_fleet
+from pandal.policy_options import (
+    AdminOption,
+    DataDirOption,
+    JsonOption,
+    directory,
+    last_used,
+    policy_access,
+    quota_address,
+)
+from pandal.screen import say
+from pandal.settings import CommandSettings
+
+_MARKS: Final = {Level.OK: "ok  ", Level.WARNING: "warn", Level.FAILURE: "FAIL"}
+
+
+def doctor(
+    replica: Annotated[
+        list[str] | None,
+        typer.Option(help="A replica's URL; repeatable.", show_default="the running fleet's"),
+    ] = None,
+    data_dir: DataDirOption = None,
+    admin: AdminOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Examine store, broker, replicas, policies and disk; say what to do; fail if something is."""
+    from pandal.installation import require_extras
+
+    require_extras(("gateway",))
+    found = list(_findings(replica or [], data_dir, admin))
+    if as_json:
+        say(msgspec.json.encode(found).decode())
+    else:
+        for finding in found:
+            say(f"{_MARKS[finding.level]}  {finding.about:<9} {finding.fact}")
+            if finding.advice:
+                say(f"{'':16}{finding.advice}")
+    if any(finding.level is Level.FAILURE for finding in found):
+        raise typer.Exit(1)
+
+
+def _findings(
+    replicas: Sequence[str], data_dir: Path | None, admin: str | None
+) -> Iterator[Finding]:
+    from pandal.doctor.replicas import examine, replica_findings
+    from pandal.doctor.valkey import valkey_findings
+
+    local, settings = directory(data_dir), CommandSettings()
+    yield from asyncio.run(valkey_findings(quota_address(data_dir)))
+    if settings.kafka_bootstrap is not None:
+        from pandal.doctor.kafka import kafka_findings
+
+        yield from kafka_findings(settings.kafka_bootstrap, USAGE_TOPIC)
+    examined = examine(_replicas(replicas, local))
+    yield from replica_findings(examined)
+    served = {model for each in examined for model in each.models} if examined else None
+    yield from _policies(data_dir, admin, served)
+    if local.root.exists():
+        yield from disk_findings(local.root)
+
+
+def _replicas(told: Sequence[str], local: DataDir) -> Mapping[str, str]:
+    """By name: those that were named, or the running fleet's."""
+    if told:
+        return {url: url for url in told}
+    fleet = running_fleet(local)
+    return {} if fleet is None else fleet.replica_urls
+
+
+def _policies(
+    data_dir: Path | None, admin: str | None, served: Collection[str] | None
+) -> Iterator[Finding]:
+    try:
+        document = policy_access(data_dir, admin).current().document
+        used = last_used(data_dir, admin, document)
+    except PandalError as exc:
+        yield failure("policies", str(exc), "pandal policy history tells who wrote it")
+        return
+    yield from policy_findings(document, at=datetime.now(UTC), served=served, last_used=used)
