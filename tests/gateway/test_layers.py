@@ -11,7 +11,7 @@ HOMES = {
     "redis": set(),
     "uhashring": {"routing/ring.py"},
     "aiokafka": {"outbox/kafka.py"},
-    "uvicorn": {"client_connection.py", "protocol.py", "server.py"},
+    "uvicorn": {"admin/__main__.py", "client_connection.py", "protocol.py", "server.py"},
     "uvloop": {"__main__.py"},
 }
 
