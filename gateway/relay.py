@@ -6,7 +6,6 @@ with an error event.  The relay keeps the meter; it never settles.
 """
 
 import asyncio
-import re
 from collections.abc import Sequence
 
 import msgspec
@@ -16,6 +15,7 @@ from contracts.replica_api import AbortedUsage
 from contracts.usage import UsageSource
 from gateway.api.context import RequestContext
 from gateway.api.event_stream import DONE, EventSplitter, EventTooLarge, event_payload
+from gateway.api.plain_events import has_text, is_plain, num_with_text, plain_end
 from gateway.api.upstream_errors import error_in_event, refusal
 from gateway.errors import NoReplicaAvailable, UpstreamError, UpstreamRefused
 from gateway.exchange import Exchange
@@ -27,23 +27,9 @@ from gateway.resilience.retries import Retries
 from gateway.upstream.replica_client import read_body
 from gateway.upstream.response import UpstreamResponse
 
-_GENERATED_TEXT = re.compile(
-    rb'"(?:content|text|reasoning_content|reasoning|arguments)"\s*:\s*"[^"]'
-)
 _UNHURRIED_ABORT_S = 30.0  # with the client gone only its reservation waits; a step may take long
 _DRAIN_S = 0.1  # an answer that ended a moment before the abort is on its way already
 _ANSWER_BYTES_PER_TOKEN = 4  # of a document whose replica reports no usage
-
-
-def _is_plain(chunk: bytes) -> bool:
-    """Whole events, LF their line end, of which none can be one that must be looked at."""
-    return (
-        chunk.endswith(b"\n\n")
-        and b'"usage"' not in chunk
-        and b'"error"' not in chunk
-        and DONE not in chunk
-        and b"\r" not in chunk
-    )
 
 
 def _split(splitter: EventSplitter, chunk: bytes) -> Sequence[bytes]:
@@ -204,21 +190,51 @@ class Relay:
     async def _relay_from(self, response: UpstreamResponse) -> bytes:
         exchange, answer = self._exchange, self._attempts.answer
         self._splitter = splitter = EventSplitter(self._fleet.limits.max_event_bytes)
+        taker = self._take_plain if answer is None else self._take_token
         while True:
-            chunk = await exchange.watch(response.next_chunk())
-            if answer is not None:
-                end = self._relay_tokens(splitter, chunk, answer)
-                if end is not None:
-                    return end
-            elif splitter.is_between_events and _is_plain(chunk):
-                self._count_texts(chunk)
-                self._send(chunk)
-            else:
-                end = self._relay_events(splitter, chunk)
-                if end is not None:
-                    return end
+            chunk = await exchange.watch(response.next_chunk(taker))
             if exchange.is_write_paused:
                 await exchange.wait_writable()
+            if answer is not None:
+                end = self._relay_tokens(splitter, chunk, answer)
+            else:
+                end = self._relay_plain(splitter, chunk)
+            if end is not None:
+                return end
+
+    # Most chunks, without waking the flow
+
+    def _take_plain(self, chunk: bytes) -> bool:
+        """Whole events as they are."""
+        splitter = self._splitter
+        assert splitter is not None
+        if self._exchange.is_write_paused or splitter.rest:
+            return False
+        if not is_plain(chunk):
+            return False
+        self._send_plain(chunk)
+        return True
+
+    def _take_token(self, chunk: bytes) -> bool:
+        """One event of a replica that tells tokens.  Raises UpstreamError."""
+        splitter, answer = self._splitter, self._attempts.answer
+        assert splitter is not None
+        assert answer is not None
+        if self._exchange.is_write_paused or splitter.rest:
+            return False
+        if not chunk.endswith(_TEXT_END) or chunk.find(b"\n\n") != len(chunk) - 2:
+            return False
+        self._send(answer.take(chunk))
+        return True
+
+    def _relay_plain(self, splitter: EventSplitter, chunk: bytes) -> bytes | None:
+        """As ``_relay_events``, what need not be looked at in one piece."""
+        end = plain_end(chunk) if not splitter.rest else 0
+        if end:
+            self._send_plain(chunk[:end])
+            if end == len(chunk):
+                return None
+        return self._relay_events(splitter, chunk[end:])
 
     def _relay_tokens(
         self, splitter: EventSplitter, chunk: bytes, answer: ResumableAnswer
@@ -265,7 +281,7 @@ class Relay:
     def _is_for_client(self, payload: bytes, before: list[bytes]) -> bool:
         """Reads what the meter needs.  Raises UpstreamRefused for an error event."""
         if b'"usage"' not in payload and b'"error"' not in payload:
-            self._count_text(payload)
+            self._meter.num_content_events += has_text(payload)
             return True
         try:
             chunk = _chunk_decoder.decode(payload)
@@ -279,20 +295,14 @@ class Relay:
         if usage is not None:
             self._meter.engine_usage = usage
         if chunk.choices:
-            self._count_text(payload)
+            self._meter.num_content_events += has_text(payload)
             return True
         self._is_usage_final = usage is not None
         return usage is None or self._context.request.wants_usage_chunk
 
-    def _count_texts(self, events: bytes) -> None:
-        if events.find(b"\n\n") == len(events) - 2:  # one, as a rule
-            self._meter.num_content_events += _GENERATED_TEXT.search(events) is not None
-        else:
-            for event in events.split(b"\n\n"):
-                self._count_text(event)
-
-    def _count_text(self, payload: bytes) -> None:
-        self._meter.num_content_events += _GENERATED_TEXT.search(payload) is not None
+    def _send_plain(self, events: bytes) -> None:
+        self._meter.num_content_events += num_with_text(events)
+        self._send(events)
 
     def _send(self, events: bytes) -> None:
         if not events:

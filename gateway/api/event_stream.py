@@ -26,30 +26,25 @@ class EventTooLarge(ValueError):
 class EventSplitter:
     def __init__(self, max_event_bytes: int) -> None:
         self._max_event_bytes = max_event_bytes
-        self._rest = b""
+        self.rest = b""  # held back: the beginning of an event
         self._scanned = 0  # bytes of the rest known to hold no boundary
-
-    @property
-    def is_between_events(self) -> bool:
-        """Nothing is held back."""
-        return not self._rest
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """Whole events with their terminators.  Raises EventTooLarge."""
-        buffer = self._rest + chunk
+        buffer = self.rest + chunk
         boundary = _LF_BOUNDARY if b"\r" not in buffer else _BOUNDARY
         start, scan = 0, self._scanned
         while (match := boundary.search(buffer, scan)) is not None:
             yield buffer[start : match.end()]
             start = scan = match.end()
-        self._rest = buffer[start:]
-        self._scanned = max(0, len(self._rest) - 3)  # a boundary is at most four bytes long
-        if len(self._rest) > self._max_event_bytes:
+        self.rest = buffer[start:]
+        self._scanned = max(0, len(self.rest) - 3)  # a boundary is at most four bytes long
+        if len(self.rest) > self._max_event_bytes:
             raise EventTooLarge(f"a server-sent event of over {self._max_event_bytes} bytes")
 
     def flush(self) -> bytes:
         """What is left at the end of the stream: an event only if a held CR ended it."""
-        rest, self._rest, self._scanned = self._rest, b"", 0
+        rest, self.rest, self._scanned = self.rest, b"", 0
         return rest
 
 

@@ -4,6 +4,7 @@ A consumer waits on completions and takes bytes; the connection fills them.  Whe
 slow the connection stops reading, so a slow client costs a bounded buffer and nothing more.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 from gateway.completion import Completion
@@ -23,6 +24,9 @@ class Source(Protocol):
         """The consumer has lost interest."""
 
 
+Taker = Callable[[bytes], bool]  # False: it has not taken it
+
+
 class UpstreamResponse:
     """``head`` is done when the status line and headers are in, or failed with an UpstreamError."""
 
@@ -36,6 +40,7 @@ class UpstreamResponse:
     _num_buffered_bytes = 0
     _failure: UpstreamError | None = None
     _next: Completion[bytes] | None = None
+    _taker: Taker | None = None
     source: Source | None = None  # None: nothing more will come
 
     def __init__(self, request: bytes) -> None:
@@ -55,13 +60,17 @@ class UpstreamResponse:
 
     # For the consumer
 
-    def next_chunk(self) -> Completion[bytes]:
-        """Everything that came since the last call; empty at the end; or fails."""
+    def next_chunk(self, taker: Taker | None = None) -> Completion[bytes]:
+        """Everything that came since the last call; empty at the end; or fails.
+
+        What comes while it is waited for is offered to ``taker`` first.  What that takes wakes
+        nobody; what it raises fails the wait, if it is an UpstreamError.
+        """
         chunk: Completion[bytes] = Completion()
         if self._chunks or self.is_ended or self._failure is not None:
             self._give(chunk)
         else:
-            self._next = chunk
+            self._next, self._taker = chunk, taker
         return chunk
 
     def take(self) -> bytes:
@@ -112,9 +121,29 @@ class UpstreamResponse:
         waiter = self._next
         if waiter is None or waiter.is_done:
             return
-        if self._chunks or self.is_ended or self._failure is not None:
+        is_over = self.is_ended or self._failure is not None
+        if self._taker is not None and self._chunks and not is_over:
+            self._offer(self._taker, waiter)
+        elif self._chunks or is_over:
             self._next = None
             self._give(waiter)
+
+    def _offer(self, taker: Taker, waiter: Completion[bytes]) -> None:
+        chunks = self._chunks
+        if len(chunks) == 1 and not self.is_paused:
+            chunk = chunks.pop()
+            self._num_buffered_bytes = 0
+        else:
+            chunk = self.take()
+        try:
+            is_taken = taker(chunk)
+        except UpstreamError as failure:
+            self._next = None
+            waiter.fail(failure)
+        else:
+            if not is_taken:
+                self._next = None
+                waiter.resolve(chunk)
 
     def end(self) -> None:
         self.is_ended = True
