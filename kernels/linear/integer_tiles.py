@@ -38,6 +38,15 @@ class _Group:
     offset: Value | None  # None: the codes have a zero point
 
 
+@dataclass(frozen=True, slots=True)
+class _RowGroup:
+    """One group of one row of x, in every lane."""
+
+    quads: Sequence[Value]
+    scale: Value
+    code_sum: Value
+
+
 def emit_integer_rows(
     e: Emitter,
     spec: LinearSpecialization,
@@ -49,6 +58,44 @@ def emit_integer_rows(
     y_stride: Value,  # bytes
     num_rows: Value,
     scratch: Value,  # SCRATCH_BYTES of this thread: sums of a block of rows
+) -> None:
+    with e.builder.if_else(e.builder.icmp_signed("==", num_rows, e.i64(1))) as (lone, several):
+        with lone:
+            _emit_lone_row(e, spec.weight_format, weights, x, num_groups, y)
+        with several:
+            _emit_blocks_of_rows(
+                e, spec, weights, x, x_stride, num_groups, y, y_stride, num_rows, scratch
+            )
+
+
+def _emit_lone_row(
+    e: Emitter, weight_format: WeightFormat, weights: Value, x: Value, num_groups: Value, y: Value
+) -> None:
+    """Sums stay in registers, and what is read of x serves the whole tile."""
+    columns = range(0, TILE_COLUMNS, e.lanes)
+    sums = e.variables([e.zero for _ in columns])
+    with e.loop(num_groups) as group:
+        address = e.at(weights, e.times(group, weight_format.group_bytes))
+        row = _read_row(e, e.at(x, e.times(group, GROUP_BYTES)))
+        e.prefetch_ahead(address, weight_format.group_bytes)
+        for column, total in zip(columns, sums, strict=True):
+            codes = _unpacked(e, weight_format, address, e.i64(column))
+            e.set(total, _with_product(e, weight_format, codes, row, e.get(total)))
+    for column, total in zip(columns, sums, strict=True):
+        e.store_f32(e.get(total), y, 4 * column)
+
+
+def _emit_blocks_of_rows(
+    e: Emitter,
+    spec: LinearSpecialization,
+    weights: Value,
+    x: Value,
+    x_stride: Value,
+    num_groups: Value,
+    y: Value,
+    y_stride: Value,
+    num_rows: Value,
+    scratch: Value,
 ) -> None:
     """Sums stay in the scratch until they are whole: rows of y may all fall on one cache set."""
     rounded = e.builder.add(num_rows, e.i64(_ROWS_PER_BLOCK - 1))
@@ -67,9 +114,11 @@ def emit_integer_rows(
                 codes = _unpacked(e, spec.weight_format, address, e.times(turn, e.lanes))
                 sums = e.at(scratch, e.times(turn, 4 * e.lanes))
                 with e.loop(num_here) as row:
-                    x_row = e.at(x_group, e.builder.mul(row, x_stride))
+                    x_row = _read_row(e, e.at(x_group, e.builder.mul(row, x_stride)))
                     target = e.at(sums, e.times(row, _ROW_BYTES))
-                    _emit_row(e, spec.weight_format, codes, x_row, target)
+                    before = e.load_f32(target)
+                    total = _with_product(e, spec.weight_format, codes, x_row, before)
+                    e.store_f32(total, target)
         with e.loop(num_here) as row:
             source = e.at(scratch, e.times(row, _ROW_BYTES))
             target = e.at(y_block, e.builder.mul(row, y_stride))
@@ -77,21 +126,28 @@ def emit_integer_rows(
                 e.store_f32(e.load_f32(source, offset), target, offset)
 
 
-def _emit_row(
-    e: Emitter, weight_format: WeightFormat, codes: _Group, x: Value, sums: Value
-) -> None:
-    quads = [broadcast_quad(e, x, offset) for offset in range(0, GROUP_SIZE, 4)]
+def _read_row(e: Emitter, x: Value) -> _RowGroup:
+    return _RowGroup(
+        quads=[broadcast_quad(e, x, offset) for offset in range(0, GROUP_SIZE, 4)],
+        scale=e.broadcast(x, SCALE_OFFSET_BYTES),
+        code_sum=e.broadcast(x, SUM_OFFSET_BYTES),
+    )
+
+
+def _with_product(
+    e: Emitter, weight_format: WeightFormat, codes: _Group, x: _RowGroup, before: Value
+) -> Value:
+    """``before`` plus the product of one group."""
     total = e.constant_i32(0)
     for shift, operands in codes.planes:
-        total = e.builder.add(total, e.shift_left(dot(e, operands, quads), shift))
+        total = e.builder.add(total, e.shift_left(dot(e, operands, x.quads), shift))
     product = e.to_f32(total)
-    scale, code_sum = e.broadcast(x, SCALE_OFFSET_BYTES), e.broadcast(x, SUM_OFFSET_BYTES)
     if codes.offset is None:
         zero_point = e.constant(-_ZERO_POINT[weight_format])
-        product = e.mul(e.fma(code_sum, zero_point, product), codes.scale)
+        product = e.mul(e.fma(x.code_sum, zero_point, product), codes.scale)
     else:
-        product = e.fma(product, codes.scale, e.mul(codes.offset, code_sum))
-    e.store_f32(e.fma(product, scale, e.load_f32(sums)), sums)
+        product = e.fma(product, codes.scale, e.mul(codes.offset, x.code_sum))
+    return e.fma(product, x.scale, before)
 
 
 def _unpacked(e: Emitter, weight_format: WeightFormat, group: Value, column: Value) -> _Group:

@@ -1,5 +1,8 @@
 """What is known of a request after its end, and that nobody is told a count that nobody has."""
 
+import gc
+import tracemalloc
+
 import pytest
 
 from replica.engine.live_request import LiveRequest, ignore_end
@@ -64,3 +67,25 @@ def test_a_request_that_never_began_has_used_nothing() -> None:
     log.close(request)
     assert log.finished_usage("one id") == Usage()
     assert log.finished_usage("another") is None
+
+
+def test_what_is_remembered_levels_off() -> None:
+    """A fifth of a kilobyte a request, until there are as many as are remembered."""
+    log = RequestLog()
+
+    def serve(first: int, count: int) -> int:
+        for index in range(first, first + count):
+            request = LiveRequest(f"id {index:020}", 0.0, is_abort_wanted=False)
+            log.open(request)
+            log.close(request)
+            log.bury(f"unknown {index:020}", until_s=0.0)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        full_bytes = serve(0, 12_000)
+        assert serve(12_000, 12_000) == pytest.approx(full_bytes, abs=100_000)
+    finally:
+        tracemalloc.stop()
+    assert full_bytes < 8_000_000
