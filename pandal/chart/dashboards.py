@@ -71,6 +71,23 @@ GATEWAY: Final = (
         },
     ),
     Panel(
+        "Streams that a replica broke",
+        "cps",
+        {"broken": total(rate(m.GATEWAY_STREAM_BREAKS))},
+    ),
+    Panel("From a break to the next token", "s", _quantiles(m.GATEWAY_STREAM_RECOVERY)),
+    Panel(
+        "Policy",
+        "short",
+        {
+            "gateways with a bad one stored": total(m.GATEWAY_POLICY_REFUSED + _HERE),
+            "gateways without its store": total(m.GATEWAY_POLICY_LOST + _HERE),
+            "refused in shadow by {{rule}}, a second": total(
+                rate(m.GATEWAY_SHADOW_REFUSALS), "rule"
+            ),
+        },
+    ),
+    Panel(
         "Quota store",
         "short",
         {

@@ -1,7 +1,11 @@
 """The images' definitions: each stage's commands, what is in them, and what is said of it."""
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -20,6 +24,12 @@ def stage(name: str) -> str:
     found = re.search(rf"^FROM \S+ AS {name}\n(.*?)(?=^FROM|\Z)", DOCKERFILE, re.S | re.M)
     assert found is not None, f"no stage {name}"
     return found[1]
+
+
+def named() -> set[str]:
+    """What is sent to be built."""
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    return {line[1:] for line in lines if line.startswith("!")}
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -50,18 +60,13 @@ def test_ports_are_the_charts() -> None:
 
 def test_what_is_sent_to_be_built_is_what_is_needed() -> None:
     """The context leaves everything out but what is named."""
-    named = {
-        line[1:]
-        for line in (ROOT / ".dockerignore").read_text().splitlines()
-        if line.startswith("!")
-    }
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = {
         name.rstrip("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]
     }
-    assert packages <= named
-    assert {"pyproject.toml", "requirements.lock", "README.md", "LICENSE"} <= named
-    assert all((ROOT / name).exists() for name in named)
+    assert packages <= named()
+    assert {"pyproject.toml", "requirements.lock", "README.md", "LICENSE"} <= named()
+    assert all((ROOT / name).exists() for name in named())
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -89,3 +94,35 @@ def test_nothing_is_listed_that_is_not_installed() -> None:
     lock = "# a comment\npydantic==2.14.4\nmade-up-name==1.0\n"
     assert list(locked_packages(lock)) == [("pydantic", "2.14.4"), ("made-up-name", "1.0")]
     assert [package.name for package in installed_packages(lock)] == ["pydantic"]
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a builder is sent: what is named, and nothing else."""
+    folder = tmp_path_factory.mktemp("context")
+    for name in named():
+        place = ROOT / name
+        if place.is_dir():
+            shutil.copytree(place, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(place, folder / name)
+    return folder
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_what_is_sent_is_enough_to_run(context: Path, service: str) -> None:
+    """Each entry reads its settings, and refuses one that there is not."""
+    installed = [path for path in sys.path if path.endswith("site-packages")]
+    misspelt = f"{service}_NOPE".upper()
+    done = subprocess.run(
+        [sys.executable, "-m", service],
+        cwd=context,
+        env={
+            "PYTHONPATH": os.pathsep.join([str(context), *installed]),
+            f"{service}_NOPE".upper(): "",
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2, done.stderr
+    assert misspelt in done.stderr

@@ -1,6 +1,7 @@
 """Every expression of alerts and dashboards is PromQL, and names metrics that a service exports."""
 
 import ast
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ EXPORTERS = ("gateway", "replica", "autoscaler", "billing")
 HISTOGRAM_PARTS = ("_bucket", "_sum", "_count")
 
 
+@functools.cache
 def exported() -> set[str]:
     """Names in contracts.metrics that a service's source uses: all that /metrics can say."""
     names = {

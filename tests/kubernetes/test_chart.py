@@ -211,6 +211,7 @@ async def _scales(scene: Scene) -> None:
 
 async def _upgrade_and_rollback(release: Release, scene: Scene, told: dict[str, Any]) -> None:
     """What is changed is rolled, what the autoscaler counts stays counted."""
+    await _definition_is_applied_again(release)
     before = await _templates(scene)
     more = {**told, "gateway": {"settings": {"maxWaiting": 77}}}
     await release.run("upgrade", "--wait", "--timeout", "120s", values=more)
@@ -225,6 +226,14 @@ async def _upgrade_and_rollback(release: Release, scene: Scene, told: dict[str, 
     await release.run("upgrade", "--wait", "--timeout", "120s", values=told)
     after = await _templates(scene)
     assert {name for name in before if before[name] != after[name]} == {"r-pandal-gateway"}
+
+
+async def _definition_is_applied_again(release: Release) -> None:
+    """As before an upgrade: Helm leaves definitions alone."""
+    done = await asyncio.to_thread(
+        release.kubectl, "apply", "--server-side", "-f", str(CHART / "crds")
+    )
+    assert done.returncode == 0, done.stderr
 
 
 async def _templates(scene: Scene) -> dict[str, Any]:

@@ -48,6 +48,7 @@ https://sre.google/workbook/alerting-on-slos/
 {{ include "pandal.alert" (list . "PandalPrefixHitsDropped" "warning" "30m" (printf "%s < 0.5 * (%s) and sum(rate(vllm:prefix_cache_queries_total%s[30m])) > 100" ($hits | replace "WINDOW" "30m") ($hits | replace "WINDOW" "1d") $here) "Half of the prefixes that were found yesterday are computed anew") }}
 {{ include "pandal.alert" (list . "PandalSpendSurges" "warning" "15m" (printf "%s)) > 3 * %s offset 1d)) and %s)) > 1e6" $spent $spent $spent) "Three times the tokens of this hour yesterday") }}
 {{ include "pandal.alert" (list . "PandalQuotaStoreLost" "critical" "1m" (printf "max(pandal_gateway_quota_store_lost%s) == 1" $here) "Quotas are kept by shares, and soon nothing is admitted") }}
+{{ include "pandal.alert" (list . "PandalStreamsBreak" "warning" "5m" (printf "sum(rate(pandal_gateway_stream_breaks_total%s[5m])) > 0.1" $here) "Replicas end streams before their end") }}
 {{ include "pandal.alert" (list . "PandalPolicyRefused" "warning" "1m" (printf "max(pandal_gateway_policy_refused%s) == 1" $here) "The stored policy is no good, and the last good one stays in force") }}
 {{ include "pandal.alert" (list . "PandalPolicyStoreLost" "critical" "5m" (printf "max(pandal_gateway_policy_store_lost%s) == 1" $here) "Changes of policies and keys do not arrive") }}
 {{ include "pandal.alert" (list . "PandalBlocksUnaccounted" "critical" "0m" (printf "sum by (pod) (increase(pandal:block_audit_faults_total%s[10m])) > 0" $here) "{{ $labels.pod }} lost count of its KV blocks: a defect") }}
