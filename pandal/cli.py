@@ -24,6 +24,7 @@ from pandal.policy_commands import policy_app
 from pandal.screen import Screen, SteadyConsole, say
 from pandal.settings import CommandSettings, unread_variables
 from pandal.simulation.command import simulate
+from pandal.top.command import top
 from replica.engine.messages import KvCacheDtype, Precision
 
 app = typer.Typer(
@@ -37,6 +38,7 @@ app.command()(plan)
 app.command()(simulate)
 app.command()(explain)
 app.command()(doctor)
+app.command()(top)
 app.command()(audit)
 app.command()(usage)
 app.add_typer(billing_app, name="billing")

@@ -56,6 +56,17 @@ def test_a_tenant_with_a_key_and_no_request_has_an_empty_bill(fleet: FleetProces
     assert "0 requests" in result.stdout
 
 
+def test_the_fleet_is_watched_and_found_sound(fleet: FleetProcess) -> None:
+    watched = run_pandal("top", "--once", "--interval", "0.2", data_dir=fleet.data_dir)
+    assert watched.returncode == 0, watched.stderr
+    assert "requests/s" in watched.stdout
+    assert "demo" in watched.stdout
+    examined = run_pandal("doctor", "--json", data_dir=fleet.data_dir)
+    assert examined.returncode == 0, examined.stdout
+    found = {(f["about"], f["level"]) for f in json.loads(examined.stdout)}
+    assert {("valkey", "ok"), ("replicas", "ok"), ("disk", "ok")} <= found
+
+
 def test_what_is_printed_works_as_pasted(fleet: FleetProcess) -> None:
     printed = fleet.screen.split("try it: curl\n")[1].split("serving on")[0]
     curl, sdk = printed.split("try it: Python\n")
