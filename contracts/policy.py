@@ -14,6 +14,7 @@ import msgspec
 
 from contracts.admission import ADMISSION_TIERS, AdmissionPolicy
 from contracts.errors import UNDECODABLE, ContractError
+from contracts.fallbacks import FallbackChain
 from contracts.names import TenantId
 from contracts.policy_faults import check_document
 from contracts.quota import Limit, ModelPrice, QuotaRule
@@ -129,6 +130,7 @@ class TenantPolicy(
     admission: AdmissionPolicy | None = None  # whole: in place of the tier's
     terms: tuple[Terms, ...] = ()  # one by one: each field of it in place of the tier's
     output_charge: OutputCharge = OutputCharge.GENERATED  # of answers that did not end well
+    fallbacks: tuple[FallbackChain, ...] = ()  # one a model
 
 
 class PolicyDocument(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence, Set
 from typing import TYPE_CHECKING
 
 from contracts.errors import ContractError
+from contracts.fallbacks import FallbackChain
 from contracts.names import tenant_id
 from contracts.quota import QuotaRule
 from contracts.terms import Terms
@@ -36,6 +37,7 @@ def check_document(document: "PolicyDocument", tiers: Set[str]) -> None:
         _check_rules(tenant.rules, where)
         _check_terms(tenant.terms, where)
         _check_keys_exist(tenant, where)
+        _check_fallbacks(tenant.fallbacks, where)
 
 
 def _fault(path: str, words: str) -> ContractError:
@@ -55,6 +57,18 @@ def _check_id(value: str, path: str) -> None:
         tenant_id(value)
     except ContractError as exc:
         raise _fault(path, str(exc)) from exc
+
+
+def _check_fallbacks(chains: Sequence[FallbackChain], where: str) -> None:
+    models = [chain.model for chain in chains]
+    for index, chain in enumerate(chains):
+        path = f"{where}.fallbacks[{index}]"
+        if chain.model in models[:index]:
+            raise _fault(f"{path}.model", f"{chain.model!r} stands twice")
+        served_by = [step.priced_as for step in chain.steps]
+        for number, name in enumerate(served_by):
+            if name == chain.model or name in served_by[:number]:
+                raise _fault(f"{path}.steps[{number}].model", f"{name!r} has been tried by then")
 
 
 def _check_tier(tier: str, where: str, tiers: Set[str]) -> None:

@@ -2,10 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from random import SystemRandom
 from typing import Any
 
 from fastapi import FastAPI
@@ -35,10 +34,7 @@ from gateway.pipeline import Pipeline, Stages
 from gateway.policy_wiring import PolicyParts, wire_policies
 from gateway.readiness import Readiness
 from gateway.replica_wiring import Replicas, wire_replicas
-from gateway.resilience.breaker import Breakers
-from gateway.resilience.idempotency import Idempotency, IdempotencyLimits
-from gateway.resilience.retries import Retries, RetryLimits
-from gateway.resilience.retry_budget import RetryBudget
+from gateway.resilience_wiring import wire_resilience
 from gateway.resp_address import RespAddress
 from gateway.routing.pool import ReplicaPool
 from gateway.settings import Settings
@@ -49,7 +45,6 @@ from gateway.workers.place import Place
 from gateway.workers.siblings import Siblings
 
 _GATHER_S = 0.01  # of events nobody waits for: fewer, larger writes
-_MAX_KEPT_ANSWERS = 100_000  # under idempotency keys, whatever their size
 _CLOSE_S = 5.0  # for the last settlements and events, after the last request
 
 
@@ -103,21 +98,28 @@ async def create_app(
         *_watching(settings, parts),
         *_shipping(settings, boot_id, parts.metrics, clock),
     ]
-    async with _closing(parts.replicas.pool), _open(parts.spool), _background(loops):
+    async with (
+        _closing(parts.replicas.pool),
+        _open(parts.spool),
+        _background(loops),
+        AsyncExitStack() as stack,
+    ):
         await parts.policies.start()
         source = EventSource(settings.gateway_id, boot_id, clock)
+        plans = PlanBook(is_recorded=settings.records_admissions)
+        resilience = await stack.enter_async_context(wire_resilience(settings, clock, plans))
         pipeline = Pipeline(
             Stages(
                 authenticator=parts.policies.authenticator,
-                plans=PlanBook(is_recorded=settings.records_admissions),
+                plans=plans,
                 reader=RequestReader(
                     parts.replicas.pool, parts.costs, traces_text=parts.replicas.follows_blocks
                 ),
                 exact=parts.exact,
                 limiter=parts.limiter,
                 fleet=parts.fleet,
-                retries=_retries(settings, clock),
-                idempotency=_idempotency(settings, clock),
+                retries=resilience.retries,
+                idempotency=resilience.idempotency,
                 turnstile=parts.turnstile,
                 desk=_desk(settings, parts, source),
                 access_log=AccessLog(parts.metrics, clock, write_log),
@@ -238,26 +240,6 @@ def _limits(settings: Settings) -> RelayLimits:
         abort_timeout_s=settings.abort_timeout_s,
         resume_patience_s=settings.resume_patience_s,
     )
-
-
-def _retries(settings: Settings, clock: Clock) -> Retries:
-    limits = RetryLimits(
-        max_retries=settings.max_retries,
-        longest_wait_s=settings.retry_wait_s,
-        request_timeout_s=settings.answer_timeout_s,
-    )
-    budget = RetryBudget(settings.retry_budget_ratio)
-    return Retries(limits, budget, Breakers(clock.monotonic_s), SystemRandom().random)
-
-
-def _idempotency(settings: Settings, clock: Clock) -> Idempotency:
-    limits = IdempotencyLimits(
-        kept_s=settings.idempotency_kept_s,
-        max_kept=_MAX_KEPT_ANSWERS,
-        max_kept_bytes=settings.idempotency_max_bytes,
-        answer_timeout_s=settings.answer_timeout_s,
-    )
-    return Idempotency(limits, clock.monotonic_s)
 
 
 def _desk(settings: Settings, parts: _Parts, source: EventSource) -> SettlementDesk:

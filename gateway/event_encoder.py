@@ -47,7 +47,7 @@ class EventEncoder:
         request, first_byte_s = context.request, meter.first_byte_monotonic_s
         kind = (
             id(context.grant), request.model_requested, request.model, request.operation,
-            request.is_stream, meter.replica, meter.attempt, usage.source,
+            request.is_stream, meter.replica, meter.provider, meter.attempt, usage.source,
         )  # fmt: skip
         known = self._templates.get(kind)
         if known is None or outcome is not Outcome.COMPLETED:

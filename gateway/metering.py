@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, Protocol
 
 import msgspec
 
@@ -28,17 +28,35 @@ class Usage(msgspec.Struct, frozen=True):
 NOTHING_USED = Usage(0, 0, 0, UsageSource.ENGINE)
 
 
+class Priced(Protocol):
+    """Knows what tokens cost."""
+
+    def nano_usd(self, *, uncached: int, cached: int, output: int) -> int: ...
+
+
+class Served(Protocol):
+    """Who served a request in the place of its own replicas."""
+
+    @property
+    def context(self) -> RequestContext: ...
+
+    @property
+    def plan(self) -> Priced: ...
+
+
 class Meter:
     """What is known so far about one answer.  Zero is a count, ``None`` is "unknown"."""
 
     charged_tokens: int = 0  # to its tenant's turns; none until it goes
 
     replica: str | None = None
+    provider: str | None = None  # None: a replica of ours
     attempt: int = 1  # which one this is
     engine_usage: Usage | None = None  # the last usage the replica reported
     num_content_events: int = 0  # relayed events that carried generated text
     first_byte_monotonic_s: float | None = None
     is_document: bool = False  # not a stream: its first byte comes with its last
+    served: Served | None = None  # by whom, if not as it was asked for
     num_breaks = 0  # replicas that broke its stream off
     broken_monotonic_s: float | None = None  # since when the client waits for it to go on
     recoveries_s: Sequence[float] = ()  # from each break to the first event behind it
@@ -180,6 +198,7 @@ class EventSource:
             output_charge=tenant.output_charge,
             tpot_ms=self.tpot_ms(meter, usage),
             priority=grant.admission.priority,
+            provider=meter.provider,
             attempt=meter.attempt,
         )
 

@@ -10,6 +10,7 @@ begin is withdrawn instead: it was not admitted after all.
 import asyncio
 import contextlib
 import logging
+from collections.abc import Set
 from dataclasses import dataclass
 
 from contracts.admission import TokenCounting
@@ -78,6 +79,11 @@ class Pipeline:
     def retries(self) -> Retries:
         return self._stages.retries
 
+    def ready_models(self) -> Set[str]:
+        """Served now, by their own names."""
+        endpoints = self._stages.fleet.pool.endpoints()
+        return {model for endpoint in endpoints if endpoint.is_ready for model in endpoint.models}
+
     def start(self, exchange: Exchange) -> Flow:
         """Serves the exchange in a flow of its own."""
         if self._is_interrupted:
@@ -129,7 +135,7 @@ class Pipeline:
             context = self._context(trace, grant, request)
             plan = stages.plans.plan_for(grant, request.model)
             reservation = _reservation(context, plan, exchange.body)
-            self._check_can_be_served(request, reservation)
+            self._check_can_be_served(request, reservation, grant)
             verdict = await stages.limiter.reserve(reservation)
             trace.budget = verdict.budget
             if verdict.shadows:
@@ -180,7 +186,9 @@ class Pipeline:
         check_prompt_may_fit(request, grant)
         return await self._stages.exact.counted(request, exchange.body, grant, exchange.watch)
 
-    def _check_can_be_served(self, request: InferenceRequest, reservation: Reservation) -> None:
+    def _check_can_be_served(
+        self, request: InferenceRequest, reservation: Reservation, grant: Grant
+    ) -> None:
         """Before anything is reserved: a request that cannot run should not cost a request."""
         reservation.plan.check_fits(
             tokens=reservation.reserved_tokens,
@@ -189,7 +197,8 @@ class Pipeline:
         )
         if self._stages.desk.spool.is_failing:
             raise SpoolUnavailable("Usage cannot be recorded now.")
-        self._stages.fleet.require_candidate(request)
+        if not grant.tenant.fallbacks:
+            self._stages.fleet.require_candidate(request)
 
     def _context(self, trace: Trace, grant: Grant, request: InferenceRequest) -> RequestContext:
         return RequestContext(
@@ -213,9 +222,7 @@ class Pipeline:
         failure: GatewayError | Interrupted | None = None
         end = b""
         try:
-            turn = self._stages.turnstile.enter(context, trace.meter)
-            if turn is not None:
-                await self._stages.turnstile.wait(relay.exchange, turn)
+            await self._take_turn(context, relay, trace)
             end = await relay.answer()
             settlement.close(relay.usage(), Outcome.COMPLETED)
         except Interrupted as interruption:
@@ -241,6 +248,16 @@ class Pipeline:
             finally:
                 failure = None  # whose traceback leads here
         return end
+
+    async def _take_turn(self, context: RequestContext, relay: Relay, trace: Trace) -> None:
+        """Raises Overloaded where nobody else may serve it either, Interrupted."""
+        try:
+            turn = self._stages.turnstile.enter(context, trace.meter)
+            if turn is not None:
+                await self._stages.turnstile.wait(relay.exchange, turn)
+        except Overloaded:
+            if not await relay.fall_back():
+                raise
 
     def _refuse(self, exchange: Exchange, trace: Trace, error: GatewayError) -> None:
         trace.reason = error.code

@@ -6,7 +6,6 @@ with an error event.  The relay keeps the meter; it never settles.
 """
 
 import asyncio
-from collections.abc import Sequence
 
 import msgspec
 
@@ -16,51 +15,28 @@ from contracts.usage import UsageSource
 from gateway.api.context import RequestContext
 from gateway.api.event_stream import DONE, EventSplitter, EventTooLarge, event_payload
 from gateway.api.plain_events import has_text, is_plain, num_with_text, plain_end
+from gateway.api.stream_chunk import decode_chunk, is_error, whole_events
 from gateway.api.upstream_errors import error_in_event, refusal
-from gateway.errors import NoReplicaAvailable, UpstreamError, UpstreamRefused
+from gateway.errors import GatewayError, NoReplicaAvailable, UpstreamError, UpstreamRefused
 from gateway.exchange import Exchange
 from gateway.fleet import Fleet
 from gateway.metering import NOTHING_USED, Meter, Usage, reported_usage
-from gateway.resilience.attempts import MAX_ERROR_BYTES, Attempt, Attempts, is_replicas_end
+from gateway.resilience.attempt import Attempt, is_replicas_end, may_fall_back
+from gateway.resilience.attempts import MAX_ERROR_BYTES, Attempts
+from gateway.resilience.descent import Descent
 from gateway.resilience.resumable_answer import ResumableAnswer
 from gateway.resilience.retries import Retries
 from gateway.upstream.replica_client import read_body
-from gateway.upstream.response import UpstreamResponse
+from gateway.upstream.response import Taker, UpstreamResponse
 
 _UNHURRIED_ABORT_S = 30.0  # with the client gone only its reservation waits; a step may take long
 _DRAIN_S = 0.1  # an answer that ended a moment before the abort is on its way already
 _ANSWER_BYTES_PER_TOKEN = 4  # of a document whose replica reports no usage
 
 
-def _split(splitter: EventSplitter, chunk: bytes) -> Sequence[bytes]:
-    """Whole events; at the end of the stream, what is left.  Raises UpstreamError."""
-    try:
-        return list(splitter.feed(chunk)) if chunk else [splitter.flush()]
-    except EventTooLarge as exc:
-        raise UpstreamError("The replica sent an event without end.") from exc
-
-
 _EVENT_STREAM = b"text/event-stream"
 _DONE_EVENT = b"data: %b\n\n" % DONE
 _TEXT_END = b'"finish_reason":null}],"usage":null}\n\n'  # of our replicas' events with text
-_NULL = msgspec.Raw(b"null")
-
-
-class _Chunk(msgspec.Struct):
-    choices: list[msgspec.Raw] | None = None
-    error: msgspec.Raw = _NULL  # "Raw | None" would accept nothing but null
-
-
-_chunk_decoder = msgspec.json.Decoder(_Chunk)
-
-
-def _is_error(document: bytes) -> bool:
-    """In spite of its status."""
-    try:
-        chunk = _chunk_decoder.decode(document)
-    except UNDECODABLE:
-        return False  # not ours to judge
-    return chunk.choices is None and bytes(chunk.error) != b"null"
 
 
 class Relay:
@@ -83,6 +59,7 @@ class Relay:
         self._meter = meter
         self._head = head  # header lines of the answer
         self._attempts = Attempts(fleet, retries, exchange, context, meter)
+        self._descent: Descent | None = None  # None: its own replicas may yet serve it
         self._splitter: EventSplitter | None = None  # None: not a stream, so far
 
     async def answer(self) -> bytes:
@@ -99,9 +76,35 @@ class Relay:
                 self._attempts.note_failure(failure)
                 if self._exchange.is_started:
                     raise
-                await self._attempts.before_retry(failure)
+                await self._before_next(failure)
         self._is_answered = True
         return end
+
+    async def _before_next(self, failure: GatewayError) -> None:
+        """Another attempt, or somebody else's turn.  Raises ``failure`` where there is neither."""
+        try:
+            await self._attempts.before_retry(failure)
+        except (UpstreamError, UpstreamRefused, NoReplicaAvailable):
+            if not may_fall_back(failure) or not await self.fall_back():
+                raise
+
+    async def fall_back(self) -> bool:
+        """Turns to the next of the policy's chain; False: there is none, or no more."""
+        descent = self._descent
+        if descent is None:
+            chain = self._retries.fallbacks.chain_of(self._context)
+            if chain is None:
+                return False
+            self._descent = descent = Descent(
+                self._retries.fallbacks, chain, self._context, self._exchange
+            )
+        target = await descent.next(self._fleet)
+        if target is None:
+            return False
+        self._context, self._meter.served = target.context, target
+        self._head = descent.head(self._head, target)
+        self._attempts.turn_to(target)
+        return True
 
     def send_end(self, end: bytes) -> None:
         """What ``answer`` returned."""
@@ -121,6 +124,8 @@ class Relay:
         if self._is_answered and self._meter.engine_usage is not None:
             return self._meter.engine_usage
         attempt, answer = self._attempts.current, self._attempts.answer
+        if answer is not None:
+            self._meter.num_content_events = answer.num_tokens
         estimate = self._context.request.estimated_prompt_tokens
         if attempt is None or not attempt.response.is_sent or attempt.response.is_refusal:
             is_begun = answer is not None and answer.num_tokens > 0
@@ -153,6 +158,8 @@ class Relay:
     def _reported(self, document: bytes) -> Usage | None:
         """Of the answer, of which the attempt may have made but a part."""
         usage, answer = reported_usage(document), self._attempts.answer
+        if usage is not None and self._meter.provider is not None:
+            return msgspec.structs.replace(usage, source=UsageSource.PROVIDER)
         return usage if usage is None or answer is None else answer.whole(usage)
 
     async def _relay(self, response: UpstreamResponse) -> bytes:
@@ -163,13 +170,15 @@ class Relay:
             return await self._relay_stream(response)
         self._splitter = None
         max_bytes = self._fleet.limits.max_answer_bytes
-        return self._meter_document(await read_body(response, max_bytes, self._exchange.watch))
+        body = await read_body(response, max_bytes, self._exchange.watch)
+        translation = self._attempts.translation
+        return self._meter_document(body if translation is None else translation.document(body))
 
     def _meter_document(self, body: bytes) -> bytes:
         meter = self._meter
         meter.is_document = True
-        meter.engine_usage = reported_usage(body)
-        if meter.engine_usage is None and _is_error(body):
+        meter.engine_usage = self._reported(body)
+        if meter.engine_usage is None and is_error(body):
             raise error_in_event(body)
         meter.num_content_events = len(body) // _ANSWER_BYTES_PER_TOKEN
         meter.first_byte_monotonic_s = self._fleet.clock.monotonic_s()
@@ -189,10 +198,17 @@ class Relay:
 
     async def _relay_from(self, response: UpstreamResponse) -> bytes:
         exchange, answer = self._exchange, self._attempts.answer
+        translation = self._attempts.translation
         self._splitter = splitter = EventSplitter(self._fleet.limits.max_event_bytes)
-        taker = self._take_plain if answer is None else self._take_token
+        taker: Taker | None = self._take_plain if answer is None else self._take_token
+        if translation is not None:
+            taker = None
         while True:
             chunk = await exchange.watch(response.next_chunk(taker))
+            if translation is not None and chunk:
+                chunk = translation.feed(chunk)
+                if not chunk:
+                    continue
             if exchange.is_write_paused:
                 await exchange.wait_writable()
             if answer is not None:
@@ -242,7 +258,7 @@ class Relay:
         """As ``_relay_events``, of a replica that tells tokens: what is sent is what is resumed."""
         visible: list[bytes] = []
         try:
-            for event in _split(splitter, chunk):
+            for event in whole_events(splitter, chunk):
                 if event.endswith(_TEXT_END):
                     visible.append(answer.take(event))
                     continue
@@ -266,7 +282,7 @@ class Relay:
     def _relay_events(self, splitter: EventSplitter, chunk: bytes) -> bytes | None:
         """One by one, for one of them may not be for the client; the last, once it has come."""
         visible: list[bytes] = []
-        for event in _split(splitter, chunk):
+        for event in whole_events(splitter, chunk):
             payload = event_payload(event)
             if payload == DONE:
                 self._send(b"".join(visible))
@@ -284,7 +300,7 @@ class Relay:
             self._meter.num_content_events += has_text(payload)
             return True
         try:
-            chunk = _chunk_decoder.decode(payload)
+            chunk = decode_chunk(payload)
         except UNDECODABLE:
             return True  # not ours to judge
         if bytes(chunk.error) != b"null":
@@ -354,7 +370,7 @@ class Relay:
 
     async def _abort(self, attempt: Attempt, deadline_s: float) -> AbortedUsage | None:
         timeout_s = deadline_s - self._fleet.clock.monotonic_s()
-        if timeout_s <= 0:
+        if timeout_s <= 0 or attempt.is_foreign:
             return None
         return await attempt.replica.client.abort(attempt.request_id, timeout_s)
 

@@ -23,6 +23,20 @@ class ReplicaAddress(BaseModel):
     url: str = Field(pattern=r"^http://[^/:]+:\d+/?$")  # plain HTTP inside the fleet
 
 
+class ProviderAddress(BaseModel):
+    """A server of another owner, for policies' fallback chains."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")  # before the model in events and prices
+    url: str = Field(pattern=r"^https?://[^/:]+:\d+(/[^\s?#]*)?$")  # up to the API's own path
+    api: Literal["openai", "anthropic"] = "openai"
+    api_key: SecretStr
+
+
+_Addresses = tuple[ReplicaAddress, ...] | tuple[ProviderAddress, ...]
+
+
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
@@ -42,6 +56,7 @@ class Settings(BaseSettings):
     kubernetes_namespace: str = "default"  # of the services
     kubernetes_url: str = Field(default="https://kubernetes.default.svc", pattern=r"^https://")
     kubernetes_credentials: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # a pod's
+    providers: tuple[ProviderAddress, ...] = ()  # only whom a policy names gets a request
     model_aliases: dict[str, str] = {}  # name a client may use -> model a replica serves
     routing: Literal["prefix", "exact"] = "prefix"  # exact: by the replicas' own block events
     routing_index_blocks: int = Field(default=1_000_000, ge=1)  # of exact routing; 170 bytes each
@@ -119,11 +134,11 @@ class Settings(BaseSettings):
             raise ValueError("expected a policy_file or a policy_url")
         return value
 
-    @field_validator("replicas")
+    @field_validator("replicas", "providers")
     @classmethod
-    def _names_are_unique(cls, value: tuple[ReplicaAddress, ...]) -> tuple[ReplicaAddress, ...]:
-        if len({replica.name for replica in value}) != len(value):
-            raise ValueError("each replica needs a name of its own")
+    def _names_are_unique(cls, value: _Addresses) -> _Addresses:
+        if len({address.name for address in value}) != len(value):
+            raise ValueError("each needs a name of its own")
         return value
 
 

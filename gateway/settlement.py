@@ -19,7 +19,7 @@ from gateway.api.context import RequestContext
 from gateway.completion import Completion
 from gateway.event_encoder import EventEncoder
 from gateway.experience import Experience
-from gateway.metering import Meter, Usage
+from gateway.metering import Meter, Priced, Usage
 from gateway.outbox.spool import Spool
 from gateway.turnstile import Turnstile
 
@@ -76,13 +76,16 @@ class Settlement:
         if self.closing is None:
             context, desk, meter = self._context, self._desk, self._meter
             reservation, spool = self._reservation, desk.spool
+            plan: Priced = reservation.plan
+            if meter.served is not None:
+                context, plan = meter.served.context, meter.served.plan
             event = desk.events.encode(context, meter, usage, outcome, spool.next_seq)
             committed = spool.append(event)
             total_tokens = usage.prompt_tokens + usage.completion_tokens
             settled = desk.limiter.settle(
                 reservation,
                 used_tokens=total_tokens,
-                used_nano_usd=reservation.plan.nano_usd(
+                used_nano_usd=plan.nano_usd(
                     uncached=usage.prompt_tokens - usage.cached_prompt_tokens,
                     cached=usage.cached_prompt_tokens,
                     output=usage.completion_tokens,

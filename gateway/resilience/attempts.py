@@ -7,16 +7,12 @@ it, a stream that can be resumed goes on with another replica of our own make.
 from collections.abc import Collection
 from typing import Final
 
-import msgspec
-
-from contracts.names import HEADER_EVENT_ID, HEADER_REQUEST_ID, HEADER_TENANT_ID
 from contracts.replica_api import RESUME_TOKENS_FIELD
 from gateway.api.context import RequestContext
 from gateway.api.upstream_errors import refusal
 from gateway.errors import (
     GatewayError,
     NoReplicaAvailable,
-    UpstreamAnswerTooLarge,
     UpstreamError,
     UpstreamRefused,
     UpstreamTimeout,
@@ -25,46 +21,23 @@ from gateway.errors import (
 from gateway.exchange import Exchange
 from gateway.fleet import Fleet
 from gateway.metering import Meter
+from gateway.providers.anthropic_answer import AnthropicAnswer
+from gateway.providers.provider import Api, Provider
+from gateway.resilience.attempt import Attempt, is_replicas_end, may_retry, request_headers
+from gateway.resilience.fallback import Target
 from gateway.resilience.pause import pause
 from gateway.resilience.resumable_answer import ResumableAnswer
-from gateway.resilience.retries import Retries, is_replicas_failure, is_retriable
+from gateway.resilience.retries import Retries, is_replicas_failure
 from gateway.routing.decision import Decision
 from gateway.routing.replica import Replica
 from gateway.routing.stay import Stay
 from gateway.upstream.replica_client import read_body
 from gateway.upstream.response import UpstreamResponse
 
-FORWARDED_HEADERS: Final = frozenset({b"accept", b"traceparent", b"tracestate"})
 MAX_ERROR_BYTES: Final = 64 * 1024
-_REQUEST_HEADERS = (
-    f"{HEADER_REQUEST_ID}: %b\r\n{HEADER_EVENT_ID}: %b\r\n{HEADER_TENANT_ID}: %b\r\n"
-    "content-type: application/json\r\n"
-).encode()
 _RESUME_REFUSED = f'"param":"{RESUME_TOKENS_FIELD}"'.encode()
-_FAILED_FOR_GOOD = b'"code":"generation_failed"'
 _AT_ONCE_S = 5.0  # a replica that takes no work says so first; a later 503 may follow some
 _LOOK_S = 0.1  # for a replica to resume on, while none is ready
-
-
-class Attempt(msgspec.Struct, frozen=True):
-    replica: Replica
-    request_id: str
-    response: UpstreamResponse
-    began_monotonic_s: float
-    stay: Stay
-
-
-def _may_retry(failure: GatewayError, response: UpstreamResponse) -> bool:
-    if response.is_refusal:
-        return is_retriable(response.status)
-    return is_replicas_end(failure)
-
-
-def is_replicas_end(failure: GatewayError) -> bool:
-    """Not of an answer that would fail on any replica."""
-    if not isinstance(failure, UpstreamRefused):
-        return not isinstance(failure, UpstreamAnswerTooLarge)
-    return not failure.is_clients_fault and _FAILED_FOR_GOOD not in failure.error
 
 
 class Attempts:
@@ -88,6 +61,21 @@ class Attempts:
         self._context = context
         self._meter = meter
         self._tried: set[str] = set()
+        self._provider: Provider | None = None  # None: our own replicas
+
+    @property
+    def translation(self) -> AnthropicAnswer | None:
+        return None if self.current is None else self.current.translation
+
+    def turn_to(self, target: Target) -> None:
+        """From here on the request is that one."""
+        if self.current is not None:
+            self._give_up()
+        self._context, self._provider = target.context, target.provider
+        self._exchange.body = target.body
+        self._tried.clear()
+        self.answer = self._retry_after_ms = None
+        self._meter.engine_usage = None
 
     async def open(self) -> UpstreamResponse:
         """The first answer with a head, from whichever replica gives one.
@@ -140,6 +128,39 @@ class Attempts:
                     return response
                 await self._learn_end(response, failure)
 
+    def _begin(self, tried: set[str]) -> Attempt:
+        """Raises NoReplicaAvailable."""
+        if self._provider is None:
+            return self._begin_with(self._choose(tried))
+        name, model = self._provider.name, self._context.request.model
+        if name in tried or (
+            self._retries.breakers and name in self._retries.breakers.barred(model)
+        ):
+            raise NoReplicaAvailable("The provider cannot take this request now.")
+        return self._begin_at(self._provider)
+
+    def _begin_at(self, provider: Provider) -> Attempt:
+        """Sends it there, with nothing of ours or the tenant's but what was asked."""
+        request, replica = self._context.request, provider.replica
+        self._num_begun += 1
+        began_s = self._fleet.clock.monotonic_s()
+        path = provider.path_of(request.operation).encode()
+        response = replica.client.post(path, provider.headers, self._exchange.body)
+        if self._retries.breakers:
+            self._retries.breakers.begin(request.model, provider.name)
+        stay = Stay(replica, request.estimated_prompt_tokens, request.estimated_tokens, None)
+        meter = self._meter
+        meter.replica, meter.provider, meter.attempt = provider.name, provider.name, self._num_begun
+        translation = None
+        if provider.api is Api.ANTHROPIC:
+            limit = self._fleet.limits.max_event_bytes
+            translation = AnthropicAnswer(int(self._fleet.clock.wall_s()), limit)
+        request_id = f"{self._context.request_id}-{self._num_begun - 1}"
+        self.current = Attempt(
+            replica, request_id, response, began_s, stay, translation, is_foreign=True
+        )
+        return self.current
+
     def _begin_with(self, decision: Decision) -> Attempt:
         """Sends the request to the replica that was decided for."""
         replica = self._fleet.pool[decision.endpoint.name]
@@ -149,7 +170,7 @@ class Attempts:
         began_s = self._fleet.clock.monotonic_s()
         response = replica.client.post(
             request.operation.path.encode(),
-            self._request_headers(request_id),
+            request_headers(self._exchange, self._context, request_id),
             self._body_for(replica),
         )
         if self._retries.breakers:
@@ -178,7 +199,7 @@ class Attempts:
     async def _open(self, tried: set[str]) -> UpstreamResponse:
         while True:
             self._exchange.raise_if_interrupted()  # nothing is sent for a client that left
-            attempt = self._begin_with(self._choose(tried))
+            attempt = self._begin(tried)
             response = attempt.response
             try:
                 await self._exchange.watch(response.head)
@@ -239,7 +260,7 @@ class Attempts:
             asked_s = None if asked_ms is None else asked_ms / 1e3
             self._tried.clear()
             return self._drawn_s(asked_s, is_elsewhere=False) if is_begun else None
-        if self._meter.num_breaks or not _may_retry(failure, attempt.response):
+        if self._meter.num_breaks or not may_retry(failure, attempt.response):
             return None
         name = attempt.replica.name
         is_elsewhere = self._has_other({*self._tried, name})
@@ -260,6 +281,8 @@ class Attempts:
         )
 
     def _has_other(self, tried: Collection[str]) -> bool:
+        if self._provider is not None:
+            return False
         try:
             self._fleet.choose(self._context.request, tried)
         except NoReplicaAvailable:
@@ -328,13 +351,3 @@ class Attempts:
             asked_ms = response.retry_after_s * 1000
             least_ms = asked_ms if self._retry_after_ms is None else self._retry_after_ms
             self._retry_after_ms = min(asked_ms, least_ms)
-
-    def _request_headers(self, request_id: str) -> bytes:
-        """An allow-list: the client's key and cookies are none of the replica's business."""
-        context = self._context
-        account = context.event_id.encode(), context.grant.tenant.tenant_id.encode()
-        lines = _REQUEST_HEADERS % (request_id.encode(), *account)
-        for name, value in self._exchange.headers:
-            if name in FORWARDED_HEADERS:
-                lines += b"%b: %b\r\n" % (name, value)
-        return lines

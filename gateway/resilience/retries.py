@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.resilience.breaker import Breakers
+from gateway.resilience.fallback import Fallbacks
 from gateway.resilience.retry_budget import RetryBudget
 
 _FIRST_PAUSE_S: Final = 0.05
@@ -32,6 +33,7 @@ class Retries:
     budget: RetryBudget
     breakers: Breakers
     random: Callable[[], float]  # uniform in [0, 1)
+    fallbacks: Fallbacks
 
     def pause_s(
         self, num_retries: int, left_s: float, *, retry_after_s: float | None, is_elsewhere: bool

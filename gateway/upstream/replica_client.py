@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -58,7 +59,9 @@ class _Dialling:
 class ReplicaClient:
     """Connections of one replica.  Close it when done."""
 
-    def __init__(self, name: str, url: str, timeouts: Timeouts) -> None:
+    def __init__(
+        self, name: str, url: str, timeouts: Timeouts, tls: ssl.SSLContext | None = None
+    ) -> None:
         address = urlsplit(url)
         assert address.hostname is not None
         assert address.port is not None
@@ -66,6 +69,7 @@ class ReplicaClient:
         self._host, self._port = address.hostname, address.port
         self._host_line = f"host: {self._host}:{self._port}\r\n".encode()
         self._timeouts = timeouts
+        self._tls = tls
         self._idle: deque[UpstreamConnection] = deque()
         self._open: set[UpstreamConnection] = set()
         self._dialling: set[asyncio.Task[None]] = set()
@@ -182,7 +186,7 @@ class ReplicaClient:
         try:
             async with asyncio.timeout(self._timeouts.connect_s):
                 _, connection = await self._loop.create_connection(
-                    self._new_connection, self._host, self._port
+                    self._new_connection, self._host, self._port, ssl=self._tls
                 )
         except (OSError, TimeoutError):
             response.source = None

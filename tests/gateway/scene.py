@@ -86,8 +86,8 @@ async def running(
     **others: Any,
 ) -> AsyncIterator[Gateway]:
     """``others``: more settings."""
+    others.setdefault("replicas", (ReplicaAddress(name="replica-0", url=upstream.url),))
     settings = Settings(
-        replicas=(ReplicaAddress(name="replica-0", url=upstream.url),),
         policy_file=policies.path,
         key_pepper=PEPPER,
         quota_url=valkey.url,

@@ -2,7 +2,9 @@
 
 import pytest
 
+from gateway.admission.quota_plan import PlanBook
 from gateway.resilience.breaker import Breakers
+from gateway.resilience.fallback import Fallbacks
 from gateway.resilience.retries import Retries, RetryLimits, is_replicas_failure, is_retriable
 from gateway.resilience.retry_budget import RetryBudget
 
@@ -19,7 +21,8 @@ class Seconds:
 
 def retries(*, random: float = 1.0, ratio: float = 0.2, longest_wait_s: float = 10.0) -> Retries:
     limits = RetryLimits(max_retries=2, longest_wait_s=longest_wait_s, request_timeout_s=60.0)
-    return Retries(limits, RetryBudget(ratio), Breakers(Seconds()), lambda: random)
+    fallbacks = Fallbacks(PlanBook(), {})
+    return Retries(limits, RetryBudget(ratio), Breakers(Seconds()), lambda: random, fallbacks)
 
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504, 529])

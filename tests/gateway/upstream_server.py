@@ -232,7 +232,7 @@ class Upstream:
             await generation.answer(200, msgspec.json.encode(file))
         elif received.path.endswith("/abort") and self.knows_abort:
             await self._abort(generation)
-        elif received.method == "POST" and received.path.endswith("/completions"):
+        elif received.method == "POST" and received.path.endswith(("/completions", "/messages")):
             await self._generate(generation, reader)
         else:
             await generation.answer(404, b'{"error": {"message": "not found"}}')

@@ -1,0 +1,1 @@
+"""Servers of other owners, as the last resort of a fallback chain."""

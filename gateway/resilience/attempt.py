@@ -1,0 +1,60 @@
+"""One attempt at a request: what was sent where, and what its failure says."""
+
+from typing import Final
+
+import msgspec
+
+from contracts.names import HEADER_EVENT_ID, HEADER_REQUEST_ID, HEADER_TENANT_ID
+from gateway.api.context import RequestContext
+from gateway.errors import GatewayError, UpstreamAnswerTooLarge, UpstreamRefused
+from gateway.exchange import Exchange
+from gateway.providers.anthropic_answer import AnthropicAnswer
+from gateway.resilience.retries import is_retriable
+from gateway.routing.replica import Replica
+from gateway.routing.stay import Stay
+from gateway.upstream.response import UpstreamResponse
+
+FORWARDED_HEADERS: Final = frozenset({b"accept", b"traceparent", b"tracestate"})
+_REQUEST_HEADERS = (
+    f"{HEADER_REQUEST_ID}: %b\r\n{HEADER_EVENT_ID}: %b\r\n{HEADER_TENANT_ID}: %b\r\n"
+    "content-type: application/json\r\n"
+).encode()
+_FAILED_FOR_GOOD = b'"code":"generation_failed"'
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    replica: Replica
+    request_id: str
+    response: UpstreamResponse
+    began_monotonic_s: float
+    stay: Stay
+    translation: AnthropicAnswer | None = None  # of another API's answer
+    is_foreign: bool = False  # a provider's, who knows nothing of ours
+
+
+def may_retry(failure: GatewayError, response: UpstreamResponse) -> bool:
+    if response.is_refusal:
+        return is_retriable(response.status)
+    return is_replicas_end(failure)
+
+
+def is_replicas_end(failure: GatewayError) -> bool:
+    """Not of an answer that would fail on any replica."""
+    if not isinstance(failure, UpstreamRefused):
+        return not isinstance(failure, UpstreamAnswerTooLarge)
+    return not failure.is_clients_fault and _FAILED_FOR_GOOD not in failure.error
+
+
+def may_fall_back(failure: GatewayError) -> bool:
+    """Not for what the client did wrong: it would be wrong elsewhere, too."""
+    return not isinstance(failure, UpstreamRefused) or not failure.is_clients_fault
+
+
+def request_headers(exchange: Exchange, context: RequestContext, request_id: str) -> bytes:
+    """An allow-list: the client's key and cookies are none of the replica's business."""
+    account = context.event_id.encode(), context.grant.tenant.tenant_id.encode()
+    lines = _REQUEST_HEADERS % (request_id.encode(), *account)
+    for name, value in exchange.head.headers:
+        if name in FORWARDED_HEADERS:
+            lines += b"%b: %b\r\n" % (name, value)
+    return lines
