@@ -81,7 +81,7 @@ def _insert_new_staged(connection: Connection, rows: Sequence[Row]) -> set[Event
             "ON CONFLICT DO NOTHING RETURNING tenant_id, event_id"
         )
     )
-    return {(tenant_id, event_id) for tenant_id, event_id in inserted}
+    return {(row[0], row[1]) for row in inserted.cursor.fetchall()}
 
 
 def _copy(connection: Connection, target: str, table: Table, rows: Sequence[Row]) -> None:

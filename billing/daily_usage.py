@@ -6,7 +6,7 @@ In the transaction that posts, so it is never more or less than the events and e
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from sqlalchemy import Connection, text
+from sqlalchemy import BigInteger, Connection, text
 
 from billing.ledger_schema import daily_usage, day_of, microseconds, split_pico_usd
 from billing.pricing import TokenClass
@@ -16,11 +16,18 @@ from contracts.usage import UsageEvent
 _KEY: Final = ("tenant_id", "day", "key_id", "model")
 _COLUMNS: Final = tuple(daily_usage.columns.keys())
 _SUMS: Final = tuple(name for name in _COLUMNS if name not in _KEY)
-_ADD: Final = text(
-    f"INSERT INTO daily_usage ({', '.join(_COLUMNS)}) "
-    f"VALUES ({', '.join(f':{name}' for name in _COLUMNS)}) "
-    f"ON CONFLICT ({', '.join(_KEY)}) DO UPDATE SET "
-    + ", ".join(f"{name} = daily_usage.{name} + excluded.{name}" for name in _SUMS)
+_INSERT: Final = f"INSERT INTO daily_usage ({', '.join(_COLUMNS)}) "
+_OR_ADD: Final = f" ON CONFLICT ({', '.join(_KEY)}) DO UPDATE SET " + ", ".join(
+    f"{name} = daily_usage.{name} + excluded.{name}" for name in _SUMS
+)
+_ADD: Final = text(f"{_INSERT} VALUES ({', '.join(f':{name}' for name in _COLUMNS)}) {_OR_ADD}")
+_ADD_ARRAYS: Final = text(  # one statement for all rows: PostgreSQL takes that far faster
+    f"{_INSERT} SELECT * FROM unnest("
+    + ", ".join(
+        f"CAST(:{column.name} AS {'bigint' if isinstance(column.type, BigInteger) else 'text'}[])"
+        for column in daily_usage.columns
+    )
+    + f") {_OR_ADD}"
 )
 
 Posted = tuple[UsageEvent, Sequence[Charge]]
@@ -55,8 +62,15 @@ def _add(
             micro_usd, rest = split_pico_usd(charge.pico_usd)
             found["micro_usd"] += micro_usd
             found["rest_pico_usd"] += rest
-    if sums:
-        rows = [dict(zip(_KEY, key, strict=True)) | sums[key] for key in sorted(sums)]
+    if not sums:
+        return
+    keys = sorted(sums)
+    if connection.dialect.name == "postgresql":
+        columns = [*zip(*keys, strict=True), *([sums[key][name] for key in keys] for name in _SUMS)]
+        arrays = {name: list(values) for name, values in zip(_COLUMNS, columns, strict=True)}
+        connection.execute(_ADD_ARRAYS, arrays)
+    else:
+        rows = [dict(zip(_KEY, key, strict=True)) | sums[key] for key in keys]
         connection.execute(_ADD, rows)
 
 

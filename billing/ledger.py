@@ -219,7 +219,7 @@ def _contradictory(posting: Posting) -> DeadLetter:
 
 def _insert_entries(connection: Connection, postings: Sequence[Posting]) -> None:
     late = latest_invoices(connection, {p.event.tenant_id for p in postings})
-    entries = [_entry_row(p.event, charge, late) for p in postings for charge in p.charges or ()]
+    entries = [row for p in postings if p.charges for row in _entry_rows(p.event, p.charges, late)]
     insert_rows(connection, ledger_entries, entries)
     waiting = [_unpriced_row(p.event) for p in postings if p.charges is None]
     insert_rows(connection, unpriced_events, waiting)
@@ -275,7 +275,7 @@ def _rate_unpriced(
             .where(unpriced_events.c.tenant_id == event.tenant_id)
             .where(unpriced_events.c.event_id == event.event_id)
         )
-        insert_rows(connection, ledger_entries, [_entry_row(event, c, late) for c in charges])
+        insert_rows(connection, ledger_entries, _entry_rows(event, charges, late))
         rated.append((event, charges))
     add_charges(connection, rated)
     return len(rated)
@@ -315,19 +315,24 @@ def _event_row(source_id: str, posting: Posting, posted_at_us: int) -> Row:
     )
 
 
-def _entry_row(event: UsageEvent, charge: Charge, late: LatestInvoices) -> Row:
-    occurred_at_us = microseconds(event.occurred_at)
-    return (
-        event.tenant_id,
-        event.event_id,
-        charge.token_class.value,
-        occurred_at_us,
-        event.model,
-        charge.tokens,
-        charge.pico_usd,
-        charge.price_id,
-        late.number_after(event.tenant_id, occurred_at_us),
-    )
+def _entry_rows(event: UsageEvent, charges: Sequence[Charge], late: LatestInvoices) -> list[Row]:
+    tenant_id, event_id, model = event.tenant_id, event.event_id, event.model
+    at_us = microseconds(event.occurred_at)
+    late_after = late.number_after(tenant_id, at_us)
+    return [
+        (
+            tenant_id,
+            event_id,
+            charge.token_class.value,
+            at_us,
+            model,
+            charge.tokens,
+            charge.pico_usd,
+            charge.price_id,
+            late_after,
+        )
+        for charge in charges
+    ]
 
 
 def _unpriced_row(event: UsageEvent) -> Row:

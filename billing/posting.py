@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+import msgspec
+
 from billing.dead_letter import DeadLetter, DeadReason
 from billing.money import MAX_TOKENS_PER_CLASS
 from billing.pricing import PriceBook
@@ -20,8 +22,7 @@ _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 _LATEST = datetime(9000, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class Posting:
+class Posting(msgspec.Struct, frozen=True, gc=False):  # made for every event
     offset: int
     event: UsageEvent
     payload: bytes  # the event as it came, fields of later versions included
@@ -51,10 +52,10 @@ def rate_batch(batch: Batch, price_book: PriceBook) -> RatedBatch:
 
 def charges_for(event: UsageEvent, price_book: PriceBook) -> tuple[Charge, ...] | None:
     """None: unpriced.  An event without tokens owes nothing under any price."""
-    if not any(charged_tokens(event).values()):
-        return ()
     price = price_book.at(event.model, event.occurred_at, tier=event.tier)
-    return None if price is None else rate(event, price)
+    if price is None:
+        return None if any(charged_tokens(event).values()) else ()
+    return rate(event, price)
 
 
 def _outcome(record: Record, price_book: PriceBook) -> Posting | DeadLetter:

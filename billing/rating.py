@@ -1,16 +1,16 @@
 """Turn one usage event into money.  Exact: whole tokens times whole pico-dollars, no rounding."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from decimal import Decimal
+
+import msgspec
 
 from billing.money import usd_from_pico_usd
 from billing.pricing import Price, TokenClass
 from contracts.usage import OutputCharge, UsageEvent
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
+class Charge(msgspec.Struct, frozen=True, gc=False):  # made three times an event
     """What one class of one event's tokens costs."""
 
     token_class: TokenClass
@@ -39,18 +39,24 @@ def charged_tokens(event: UsageEvent) -> Mapping[TokenClass, int]:
 
     An answer reasons first, so what was delivered of it is reasoning before it is text.
     """
-    tokens = dict(tokens_by_class(event))
-    if event.output_charge is OutputCharge.DELIVERED and event.delivered_tokens is not None:
-        reasoning = min(event.delivered_tokens, event.output_reasoning_tokens)
-        text = min(event.delivered_tokens - reasoning, event.output_text_tokens)
-        tokens[TokenClass.OUTPUT_REASONING], tokens[TokenClass.OUTPUT_TEXT] = reasoning, text
-    return tokens
+    if event.output_charge is OutputCharge.GENERATED or event.delivered_tokens is None:
+        return tokens_by_class(event)
+    reasoning = min(event.delivered_tokens, event.output_reasoning_tokens)
+    text = min(event.delivered_tokens - reasoning, event.output_text_tokens)
+    return {
+        **tokens_by_class(event),
+        TokenClass.OUTPUT_REASONING: reasoning,
+        TokenClass.OUTPUT_TEXT: text,
+    }
 
 
 def rate(event: UsageEvent, price: Price) -> tuple[Charge, ...]:
     """One charge per class that has tokens to be paid for."""
+    rates, price_id = price.pico_usd_per_token, price.price_id
     return tuple(
-        Charge(token_class, tokens, tokens * price.pico_usd_per_token[token_class], price.price_id)
-        for token_class, tokens in charged_tokens(event).items()
-        if tokens > 0
+        [
+            Charge(token_class, tokens, tokens * rates[token_class], price_id)
+            for token_class, tokens in charged_tokens(event).items()
+            if tokens > 0
+        ]
     )

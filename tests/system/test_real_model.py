@@ -1,5 +1,6 @@
 """The whole system with its own engine and the small model: four counts, equal to the token."""
 
+import json
 import os
 import re
 import signal
@@ -17,8 +18,14 @@ import pytest
 
 from contracts import metrics
 from tests.support.waiting import eventually
-from tests.system.accounts import Account, ledger_account, quota_account, witness_account
-from tests.system.fleet_process import FleetProcess, create_key, processes_of
+from tests.system.accounts import (
+    Account,
+    ledger_account,
+    quota_account,
+    witness_account,
+    witnessed,
+)
+from tests.system.fleet_process import FleetProcess, create_key, processes_of, run_pandal
 
 LIMITS = {
     "acme": ("--tier", "gold"),
@@ -347,6 +354,41 @@ def test_a_killed_replica_is_loaded_again(fleet: RealFleet) -> None:
         lambda: quota_account(directory, TENANTS) == ledger_account(directory, TENANTS),
         "quota and ledger never agreed",
     )
+
+
+def test_what_a_killed_gateway_never_billed_is_posted_from_its_replicas_record(
+    fleet: RealFleet,
+) -> None:
+    """Behind all that ask the quota: nobody told it of this request."""
+    directory = fleet.process.data_dir
+    before, num_witnessed = (
+        ledger_account(directory, TENANTS),
+        len(witnessed(directory, "replica-0")),
+    )
+    stream = fleet.sdks["acme"].chat.completions.create(
+        model="default",
+        messages=messages("Tell me a long story."),
+        max_tokens=1_000,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    for _, _chunk in zip(range(4), stream, strict=False):
+        continue
+    os.kill(fleet.process.child_pid("gateway"), signal.SIGKILL)
+    eventually(
+        lambda: len(witnessed(directory, "replica-0")) == num_witnessed + 1,
+        "the replica kept no record",
+    )
+    lost = witnessed(directory, "replica-0")[-1]
+    for _ in range(2):
+        audited = run_pandal("audit", "--grace-s", "0", "--json", data_dir=directory)
+        report = json.loads(audited.stdout)
+        assert (audited.returncode, report["findings"]) == (0, [])
+        used = ledger_account(directory, TENANTS) - before
+        assert used == Account(
+            1, lost.input_uncached_tokens + lost.input_cache_read_tokens + lost.output_text_tokens
+        )
+        assert report["accounts"]["acme"]["recovered"]["num_tokens"] == used.num_tokens
 
 
 def test_sigterm_leaves_no_process(fleet: RealFleet) -> None:

@@ -133,6 +133,14 @@ def test_a_gateway_killed_right_after_an_answer_loses_nothing(fleet: FleetProces
     eventually(lambda: answers(fleet.url, api_key), "the fleet does not answer again")
 
 
+def test_the_books_agree_after_all_that(fleet: FleetProcess) -> None:
+    """Over a server that keeps no journal: what gateways numbered, and what the quota was told."""
+    audited = run_pandal("audit", "--json", data_dir=fleet.data_dir)
+    report = json.loads(audited.stdout)
+    assert (audited.returncode, report["findings"]) == (0, [])
+    assert report["accounts"]["lucky"]["quota"] == report["accounts"]["lucky"]["ledger"]
+
+
 def test_no_key_nor_prompt_is_in_any_log(fleet: FleetProcess) -> None:
     api_key = create_key(fleet.data_dir, "secretive")
     ask(fleet.url, api_key, "xyzzy is the secret word")
