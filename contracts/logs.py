@@ -13,7 +13,7 @@ LOG_FIELDS: Final = frozenset({
     "num_events", "num_waiting", "num_running", "num_blocks", "path", "port",
     "pid", "exit_code", "signal", "version", "segment", "size_bytes", "source_id", "next_offset",
     "num_posted", "num_repeated", "num_unpriced", "num_dead", "error", "topic", "partition",
-    "pool", "num_wanted", "num_actions", "num_breaks",
+    "route", "home", "engine", "pool", "num_wanted", "num_actions", "num_breaks",
 })  # fmt: skip
 """Every ``extra`` field a logger may carry.  A prompt, an answer or a key is not among them."""
 

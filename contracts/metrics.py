@@ -30,6 +30,7 @@ GATEWAY_REQUESTS: Final = "pandal_gateway_requests_total"  # labels endpoint, st
 GATEWAY_REFUSALS: Final = "pandal_gateway_refusals_total"  # label reason
 GATEWAY_SHADOW_REFUSALS: Final = "pandal_gateway_shadow_refusals_total"  # label rule
 GATEWAY_TOKENS: Final = "pandal_gateway_tokens_total"  # label class: input, cached, output
+GATEWAY_ROUTES: Final = "pandal_gateway_routes_total"  # label reason: see routing/decision.py
 GATEWAY_TTFT: Final = "pandal_gateway_time_to_first_token_seconds"
 GATEWAY_TTFT_ERROR: Final = "pandal_gateway_ttft_prediction_error_ratio"  # of the actual one
 GATEWAY_STREAM_BREAKS: Final = "pandal_gateway_stream_breaks_total"  # by replicas, mid-stream

@@ -12,6 +12,8 @@ USAGE_TOPIC = "usage.v1"
 HEADER_REQUEST_ID = "x-request-id"
 HEADER_EVENT_ID = "x-pandal-event-id"
 HEADER_TENANT_ID = "x-pandal-tenant-id"
+HEADER_EXPLAIN = "x-pandal-explain"  # a request's: its answer shall say how it was routed
+HEADER_ROUTE = "x-pandal-route"
 HEADER_SESSION_ID = "x-session-id"  # a client's: its requests should meet the same prefix cache
 
 _TENANT_ID = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?")

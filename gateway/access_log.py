@@ -41,7 +41,7 @@ class Trace:
 
 _LINE = (
     b'{"level":"info","service":"gateway","logger":"gateway.access_log","message":"request",'
-    b'"at":%b,"request_id":"%b","endpoint":"%b","status":%d,"latency_ms":%.3f%b%b%b%b%b%b%b%b%b%b}\n'
+    b'"at":%b,"request_id":"%b","endpoint":"%b","status":%d,"latency_ms":%.3f%b%b%b%b%b%b%b%b%b%b%b%b}\n'
 )
 _TTFT = b',"ttft_ms":%.3f'
 _TTFT = b',"ttft_ms":%.3f'
@@ -76,6 +76,7 @@ class AccessLog:
         self._date_and_time = b""
         self._tenant, self._key = _Fragments("tenant_id"), _Fragments("key_id")
         self._model, self._replica = _Fragments("model"), _Fragments("replica")
+        self._route, self._home = _Fragments("route"), _Fragments("home")
         self._reason, self._outcome = _Fragments("reason"), _Fragments("outcome")
 
     def begin(self, request_id: str, operation: Operation) -> Trace:
@@ -112,6 +113,8 @@ class AccessLog:
         first_byte = meter.first_byte_monotonic_s
         if first_byte is not None:
             metrics.ttft_s.observe(first_byte - trace.started_monotonic_s)
+        if meter.route is not None:
+            metrics.routes[meter.route] += 1
         if meter.num_breaks:
             metrics.num_breaks += meter.num_breaks
             for seconds in meter.recoveries_s:
@@ -144,6 +147,8 @@ class AccessLog:
             b"" if request is None else self._model[request.model],
             b"" if request is None else _IS_STREAM[request.is_stream],
             b"" if meter.replica is None else self._replica[meter.replica],
+            b"" if meter.route is None else self._route[meter.route],
+            b"" if meter.home is None else self._home[meter.home],
             b"" if trace.reason is None else self._reason[trace.reason],
             b"" if outcome is None else self._outcome[outcome],
             b"" if usage is None else _tokens(usage),

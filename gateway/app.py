@@ -239,6 +239,7 @@ def _limits(settings: Settings) -> RelayLimits:
         max_event_bytes=settings.max_event_bytes,
         abort_timeout_s=settings.abort_timeout_s,
         resume_patience_s=settings.resume_patience_s,
+        explains_routes=settings.routing_explained,
     )
 
 

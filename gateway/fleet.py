@@ -24,6 +24,7 @@ class RelayLimits:
     max_event_bytes: int
     abort_timeout_s: float
     resume_patience_s: float  # for a replica to go on with a stream that broke off
+    explains_routes: bool = False  # to clients that ask
 
 
 ObserveTtft = Callable[[float, float], None]  # predicted and actual, in seconds

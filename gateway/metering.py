@@ -52,6 +52,9 @@ class Meter:
     replica: str | None = None
     provider: str | None = None  # None: a replica of ours
     attempt: int = 1  # which one this is
+    route: str | None = None  # why it is there, as of its last attempt
+    home: str | None = None  # where its prefix lives
+    explanation = b""  # the header line that says so, for a client that asked
     engine_usage: Usage | None = None  # the last usage the replica reported
     num_content_events: int = 0  # relayed events that carried generated text
     first_byte_monotonic_s: float | None = None

@@ -46,6 +46,7 @@ class Metrics:
         self._ttft_error = Histogram(names.ERROR_RATIO_BUCKETS)
         self.recovery_s = Histogram(names.LATENCY_BUCKETS_S)
         self.num_breaks = 0
+        self.routes: Counter[str] = Counter()  # by reason
         self.num_active = 0
         self.num_shipped = 0
         self._refusals: Counter[Labels] = Counter()
@@ -92,6 +93,7 @@ class Metrics:
                 *_family(names.GATEWAY_REFUSALS, "counter", self._refusals),
                 *_family(names.GATEWAY_SHADOW_REFUSALS, "counter", self._shadow_refusals),
                 *_family(names.GATEWAY_TOKENS, "counter", tokens),
+                *_family(names.GATEWAY_ROUTES, "counter", _by_reason(self.routes)),
                 *_family(names.GATEWAY_STREAM_BREAKS, "counter", {(): self.num_breaks}),
                 *_family(names.GATEWAY_ACTIVE_REQUESTS, "gauge", {(): self.num_active}),
                 *_family(names.GATEWAY_WAITING_REQUESTS, "gauge", {(): num_waiting}),
@@ -117,3 +119,7 @@ def _family(name: str, kind: str, values: Mapping[Labels, int]) -> Iterator[str]
     for labels, value in sorted(values.items()):
         rendered = ",".join(f'{label}="{text}"' for label, text in labels)
         yield f"{name}{{{rendered}}} {value}" if rendered else f"{name} {value}"
+
+
+def _by_reason(counts: Mapping[str, int]) -> dict[Labels, int]:
+    return {(("reason", reason),): count for reason, count in counts.items()}

@@ -109,10 +109,10 @@ class Relay:
     def send_end(self, end: bytes) -> None:
         """What ``answer`` returned."""
         if self._splitter is None:
-            self._exchange.send(200, self._head, end)
+            self._exchange.send(200, self._head + self._meter.explanation, end)
             return
         if not self._exchange.is_started:
-            self._exchange.start_stream(self._head, b"")
+            self._exchange.start_stream(self._head + self._meter.explanation, b"")
         self._exchange.end_stream(end)
 
     @property
@@ -325,7 +325,7 @@ class Relay:
             return
         if not self._exchange.is_started:
             self._note_first_token()
-            self._exchange.start_stream(self._head, events)
+            self._exchange.start_stream(self._head + self._meter.explanation, events)
             if self._attempts.answer is None:
                 self._exchange.body = b""  # megabytes, maybe, which no other replica needs now
             return

@@ -62,6 +62,7 @@ class Settings(BaseSettings):
     routing_index_blocks: int = Field(default=1_000_000, ge=1)  # of exact routing; 170 bytes each
     routing_load_factor: float = Field(default=1.2, ge=1)  # of the mean load; more moves prefixes
     routing_least_prefix_tokens: int = Field(default=64, ge=0)  # shorter prompts are soon computed
+    routing_explained: bool = False  # to clients that ask: it names replicas and their load
     routing_slow_start_s: float = Field(default=30.0, gt=0)  # a cache is warm after some requests
     policy_url: SecretStr | None = None  # as quota_url; None: the policy is in policy_file
     # Nobody may call a gateway without a policy.  With a policy_url it is a copy to start from.

@@ -2,12 +2,32 @@
 
 from functools import lru_cache
 
+from contracts.names import HEADER_ROUTE
 from gateway.admission.verdict import Budget
 from gateway.errors import whole_seconds
+from gateway.routing.decision import Decision
+
+_MAX_EXPLAINED = 16
 
 
 def request_id_header(request_id: str) -> bytes:
     return b"x-request-id: %b\r\n" % request_id.encode()
+
+
+def route_header(decision: Decision) -> bytes:
+    """Costs are in tokens to be done, and of no more than a screenful of candidates."""
+    endpoints, costs = decision.candidates, decision.costs
+    scored = [
+        f"{endpoints[place].name}:{cost:.0f}"
+        for place, cost in zip(decision.places[:_MAX_EXPLAINED], costs, strict=False)
+    ]
+    home = "" if decision.home is None else f"; home={decision.home}"
+    line = (
+        f"replica={decision.endpoint.name}; reason={decision.reason}{home}; "
+        f"cached={decision.cached_tokens:.0f}; costs={','.join(scored)}"
+    )
+    printable = "".join(sign if " " <= sign <= "~" else "?" for sign in line)
+    return f"{HEADER_ROUTE}: {printable}\r\n".encode()
 
 
 def rate_limit_headers(budget: Budget | None) -> bytes:

@@ -7,8 +7,10 @@ it, a stream that can be resumed goes on with another replica of our own make.
 from collections.abc import Collection
 from typing import Final
 
+from contracts.names import HEADER_EXPLAIN
 from contracts.replica_api import RESUME_TOKENS_FIELD
 from gateway.api.context import RequestContext
+from gateway.api.headers import route_header
 from gateway.api.upstream_errors import refusal
 from gateway.errors import (
     GatewayError,
@@ -35,6 +37,7 @@ from gateway.upstream.replica_client import read_body
 from gateway.upstream.response import UpstreamResponse
 
 MAX_ERROR_BYTES: Final = 64 * 1024
+_EXPLAIN = HEADER_EXPLAIN.encode()
 _RESUME_REFUSED = f'"param":"{RESUME_TOKENS_FIELD}"'.encode()
 _AT_ONCE_S = 5.0  # a replica that takes no work says so first; a later 503 may follow some
 _LOOK_S = 0.1  # for a replica to resume on, while none is ready
@@ -177,6 +180,9 @@ class Attempts:
             self._retries.breakers.begin(request.model, replica.name)
         stay = self._fleet.begin(decision, request, began_s, request_id)
         self._meter.replica, self._meter.attempt = replica.name, self._num_begun
+        self._meter.route, self._meter.home = decision.reason, decision.home
+        if self._fleet.limits.explains_routes and self._exchange.header(_EXPLAIN) is not None:
+            self._meter.explanation = route_header(decision)
         self.current = Attempt(replica, request_id, response, began_s, stay)
         return self.current
 

@@ -45,12 +45,12 @@ class Scene:
         self._valkey = valkey
         self.transport = RecordedTransport()
 
-    def exchange(self, **members: object) -> Exchange:
+    def exchange(self, *headers: tuple[bytes, bytes], **members: object) -> Exchange:
         exchange = Exchange(
             self.transport,
             request_head(
                 Operation.CHAT_COMPLETIONS,
-                [(b"authorization", f"Bearer sk-{self._tenant}".encode())],
+                [(b"authorization", f"Bearer sk-{self._tenant}".encode()), *headers],
             ),
             on_complete=lambda: None,
         )
