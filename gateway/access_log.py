@@ -11,9 +11,11 @@ from gateway.admission.quota_plan import QuotaPlan, rule_in_words
 from gateway.admission.verdict import Budget
 from gateway.api.context import InferenceRequest, Operation
 from gateway.clock import Clock
+from gateway.exchange import Exchange
 from gateway.metering import Meter, Usage
 from gateway.metrics import Metrics
 from gateway.policies import Grant
+from gateway.telemetry.trace_context import SpanContext
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +32,8 @@ class Trace:
     budget: Budget | None = None
     usage: Usage | None = None
     outcome: Outcome | None = None
+    span: SpanContext | None = None  # None: nobody traces
+    admitted_monotonic_s: float | None = None
     is_counted_elsewhere = False  # it reads an answer whose request has a trace of its own
 
     def __init__(self, request_id: str, operation: Operation, started_monotonic_s: float) -> None:
@@ -41,10 +45,11 @@ class Trace:
 
 _LINE = (
     b'{"level":"info","service":"gateway","logger":"gateway.access_log","message":"request",'
-    b'"at":%b,"request_id":"%b","endpoint":"%b","status":%d,"latency_ms":%.3f%b%b%b%b%b%b%b%b%b%b%b%b}\n'
+    b'"at":%b,"request_id":"%b","endpoint":"%b","status":%d,"latency_ms":%.3f'
+    b'%b%b%b%b%b%b%b%b%b%b%b%b%b}\n'
 )
 _TTFT = b',"ttft_ms":%.3f'
-_TTFT = b',"ttft_ms":%.3f'
+_ADMIT = b',"admit_ms":%.3f'
 _IS_STREAM = (b',"is_stream":false', b',"is_stream":true')
 _MAX_FRAGMENTS = 10_000
 _encode = msgspec.json.Encoder().encode  # of what may need JSON's escapes
@@ -79,9 +84,9 @@ class AccessLog:
         self._route, self._home = _Fragments("route"), _Fragments("home")
         self._reason, self._outcome = _Fragments("reason"), _Fragments("outcome")
 
-    def begin(self, request_id: str, operation: Operation) -> Trace:
+    def begin(self, request_id: str, exchange: Exchange) -> Trace:
         self._metrics.num_active += 1
-        return Trace(request_id, operation, self._clock.monotonic_s())
+        return Trace(request_id, exchange.head.operation, self._clock.monotonic_s())
 
     def finish(self, trace: Trace) -> None:
         if trace.is_counted_elsewhere:
@@ -135,7 +140,7 @@ class AccessLog:
         """Fields as in ``contracts.logs``; without those of steps that it did not reach."""
         started_s, meter, grant = trace.started_monotonic_s, trace.meter, trace.grant
         request, usage, outcome = trace.request, trace.usage, trace.outcome
-        first_byte_s = meter.first_byte_monotonic_s
+        first_byte_s, admitted_s = meter.first_byte_monotonic_s, trace.admitted_monotonic_s
         return _LINE % (
             self._now(),
             trace.request_id.encode(),
@@ -152,6 +157,7 @@ class AccessLog:
             b"" if trace.reason is None else self._reason[trace.reason],
             b"" if outcome is None else self._outcome[outcome],
             b"" if usage is None else _tokens(usage),
+            b"" if admitted_s is None else _ADMIT % ((admitted_s - started_s) * 1e3),
             b"" if first_byte_s is None else _TTFT % ((first_byte_s - started_s) * 1e3),
             b',"num_breaks":%d' % meter.num_breaks if meter.num_breaks else b"",
         )

@@ -9,7 +9,6 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from gateway.access_log import AccessLog
 from gateway.admission.cost import CostModel
 from gateway.admission.local_shares import LocalShares
 from gateway.admission.quota_plan import PlanBook
@@ -40,6 +39,7 @@ from gateway.routing.pool import ReplicaPool
 from gateway.settings import Settings
 from gateway.settlement import SettlementDesk
 from gateway.shared_turns import SharedTurns
+from gateway.telemetry_wiring import wire_telemetry
 from gateway.turnstile import Turnstile
 from gateway.workers.place import Place
 from gateway.workers.siblings import Siblings
@@ -94,7 +94,9 @@ async def create_app(
     boot_id = ids.boot_id()
     parts = _parts(settings, boot_id, clock)
     readiness = Readiness(parts.policies.live, parts.replicas.pool, parts.limiter, parts.spool)
+    telemetry = wire_telemetry(settings, boot_id, clock)
     loops = [
+        *telemetry.loops,
         *_watching(settings, parts),
         *_shipping(settings, boot_id, parts.metrics, clock),
     ]
@@ -122,7 +124,7 @@ async def create_app(
                 idempotency=resilience.idempotency,
                 turnstile=parts.turnstile,
                 desk=_desk(settings, parts, source),
-                access_log=AccessLog(parts.metrics, clock, write_log),
+                access_log=telemetry.access_log(parts.metrics, clock, write_log),
                 clock=clock,
                 ids=ids,
             )

@@ -116,8 +116,8 @@ class Pipeline:
 
     async def serve(self, exchange: Exchange) -> None:
         """Never raises, except for its own cancellation."""
-        stages, head = self._stages, exchange.head
-        trace = stages.access_log.begin(stages.ids.request_id(), head.operation)
+        stages = self._stages
+        trace, head = stages.access_log.begin(stages.ids.request_id(), exchange), exchange.head
         try:
             trace.grant = grant = stages.authenticator.authenticate(
                 head.authorization, exchange.peer
@@ -142,6 +142,7 @@ class Pipeline:
                 stages.access_log.note_shadows(plan, verdict.shadows)
             if verdict.refusal is not None:
                 raise refused(verdict.refusal, reservation)  # noqa: TRY301  # as all steps do
+            trace.admitted_monotonic_s = stages.clock.monotonic_s()
             settlement = Settlement(stages.desk, context, reservation, trace.meter)
             relay = Relay(
                 stages.fleet, stages.retries, exchange, context, trace.meter, _head(trace)

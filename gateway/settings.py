@@ -83,6 +83,9 @@ class Settings(BaseSettings):
     durability: Literal["commit", "relaxed"] = "commit"  # relaxed: an answer ends without waiting
     gateway_id: str = Field(default="gateway-0", min_length=1)  # stable over restarts
     kafka_bootstrap: str | None = None  # None: billing reads the spool itself
+    # A collector of OpenTelemetry, by OTLP over HTTP in JSON; None: no telemetry.
+    otlp_url: str | None = Field(default=None, pattern=r"^http://[^/:]+:\d+/?$")
+    otlp_sample_ratio: float = Field(default=1.0, ge=0, le=1)  # where the caller does not decide
     drain_timeout_s: float = Field(default=20.0, ge=0)  # inside Kubernetes' usual 30 s of grace
     keep_alive_timeout_s: int = Field(default=75, ge=1)  # longer than load balancers' usual 60 s
     log_level: Literal["debug", "info", "warning", "error"] = "info"

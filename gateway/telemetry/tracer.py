@@ -1,0 +1,120 @@
+"""What a request leaves behind for a collector: a span, and its share of the histograms."""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from gateway.access_log import Trace
+from gateway.clock import Clock, event_id_of
+from gateway.exchange import Exchange
+from gateway.telemetry.otlp import FinishedSpan, Value
+from gateway.telemetry.series import Histograms, Labels
+from gateway.telemetry.trace_context import span_context
+
+_MAX_SPANS: Final = 4_096  # that wait for the collector; then new ones are dropped
+_TRACEPARENT: Final = b"traceparent"
+_OPERATIONS: Final = {"chat.completions": "chat", "completions": "text_completion"}
+# https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/
+_DURATION_S: Final = tuple(0.01 * 2**power for power in range(14))
+_TTFT_S: Final = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+)  # fmt: skip
+_TOKENS: Final = tuple(4.0**power for power in range(14))
+
+
+class Tracer:
+    def __init__(self, clock: Clock, sample_ratio: float) -> None:
+        self._clock = clock
+        self._sample_ratio = sample_ratio
+        self._spans: deque[FinishedSpan] = deque()
+        self.num_dropped = 0
+        self.duration_s = Histograms("gen_ai.server.request.duration", "s", _DURATION_S)
+        self.ttft_s = Histograms("gen_ai.server.time_to_first_token", "s", _TTFT_S)
+        self.tokens = Histograms("gen_ai.client.token.usage", "{token}", _TOKENS)
+
+    @property
+    def histograms(self) -> list[Histograms]:
+        return [self.duration_s, self.ttft_s, self.tokens]
+
+    def begin(self, exchange: Exchange, trace: Trace) -> None:
+        """From here on the replica is called in our name, and not in the client's."""
+        digits = event_id_of(trace.request_id)
+        traceparent = exchange.header(_TRACEPARENT)
+        trace.span = span_context(traceparent, digits, self._sample_ratio)
+        kept = [header for header in exchange.headers if header[0] != _TRACEPARENT]
+        headers = (*kept, (_TRACEPARENT, trace.span.header()))
+        exchange.head = msgspec.structs.replace(exchange.head, headers=headers)
+
+    def end(self, trace: Trace) -> None:
+        took_s = self._clock.monotonic_s() - trace.started_monotonic_s
+        labels = _labels(trace)
+        self.duration_s.observe(labels, took_s)
+        first_byte_s = trace.meter.first_byte_monotonic_s
+        if first_byte_s is not None:
+            self.ttft_s.observe(labels, first_byte_s - trace.started_monotonic_s)
+        if trace.usage is not None:
+            for kind, num_tokens in (
+                ("input", trace.usage.prompt_tokens),
+                ("output", trace.usage.completion_tokens),
+            ):
+                self.tokens.observe((*labels, ("gen_ai.token.type", kind)), num_tokens)
+        if trace.span is not None and trace.span.is_sampled:
+            self._keep(trace, took_s)
+
+    def take_spans(self, most: int) -> list[FinishedSpan]:
+        return [self._spans.popleft() for _ in range(min(most, len(self._spans)))]
+
+    def _keep(self, trace: Trace, took_s: float) -> None:
+        if len(self._spans) >= _MAX_SPANS:
+            self.num_dropped += 1
+            return
+        assert trace.span is not None, "it was begun"
+        ended_ns = int(self._clock.wall_s() * 1e9)
+        attributes = dict(_attributes(trace))
+        operation = attributes["gen_ai.operation.name"]
+        model = attributes.get("gen_ai.request.model")
+        self._spans.append(
+            FinishedSpan(
+                context=trace.span,
+                name=str(operation) if model is None else f"{operation} {model}",
+                started_ns=ended_ns - int(took_s * 1e9),
+                ended_ns=ended_ns,
+                attributes=attributes,
+                is_failed=trace.status >= 500,
+            )
+        )
+
+
+def _labels(trace: Trace) -> Labels:
+    """A model only where it is one that is served: clients may name anything."""
+    labels: Labels = (
+        ("gen_ai.operation.name", _OPERATIONS[trace.operation]),
+        ("gen_ai.provider.name", "pandal"),
+    )
+    if trace.request is not None:
+        labels = (*labels, ("gen_ai.request.model", trace.request.model))
+    if trace.reason is not None:
+        labels = (*labels, ("error.type", trace.reason))
+    return labels
+
+
+def _attributes(trace: Trace) -> Iterator[tuple[str, Value]]:
+    yield from _labels(trace)
+    yield "http.response.status_code", trace.status
+    yield "pandal.request.id", trace.request_id
+    if trace.request is not None:
+        yield "gen_ai.response.model", trace.request.model
+        yield "pandal.request.is_stream", trace.request.is_stream
+    if trace.usage is not None:
+        yield "gen_ai.usage.input_tokens", trace.usage.prompt_tokens
+        yield "gen_ai.usage.output_tokens", trace.usage.completion_tokens
+        yield "gen_ai.usage.cache_read.input_tokens", trace.usage.cached_prompt_tokens
+    if trace.outcome is not None:
+        yield "pandal.outcome", trace.outcome.value
+    if trace.meter.replica is not None:
+        yield "pandal.replica", trace.meter.replica
+    first_byte_s = trace.meter.first_byte_monotonic_s
+    if first_byte_s is not None:
+        yield "pandal.ttft_s", first_byte_s - trace.started_monotonic_s
