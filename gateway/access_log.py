@@ -46,7 +46,7 @@ class Trace:
 _LINE = (
     b'{"level":"info","service":"gateway","logger":"gateway.access_log","message":"request",'
     b'"at":%b,"request_id":"%b","endpoint":"%b","status":%d,"latency_ms":%.3f'
-    b'%b%b%b%b%b%b%b%b%b%b%b%b%b}\n'
+    b"%b%b%b%b%b%b%b%b%b%b%b%b%b}\n"
 )
 _TTFT = b',"ttft_ms":%.3f'
 _ADMIT = b',"admit_ms":%.3f'
