@@ -40,9 +40,9 @@ BILLING_MANAGED: Final = {
     "spool_dir": "usage.spool",
     "kafka_bootstrap": "usage.kafka.bootstrap",
     "price_book": "billing.prices",
-    "terms": "never: no value names any yet",
-    "quota_url": "never: no value asks for it yet",
-    "policy_file": "never: no value asks for it yet",
+    "terms": "billing.terms",
+    "quota_url": "gateway.quotaUrl, if billing.keepsCounters",
+    "policy_file": "gateway.policies, if billing.keepsCounters",
 }
 
 
@@ -78,12 +78,27 @@ class Prices(Group):
     existing_config_map: OptionalName = Field("", description="With the key prices.toml")
 
 
+class Terms(Group):
+    """Time zones of tenants, and budgets to be alerted of."""
+
+    document: Object = Field({}, description="Empty: there are none. Edits are followed live")
+    existing_config_map: OptionalName = Field("", description="With the key terms.yaml")
+    webhook_secret: SecretKey = Field(
+        SecretKey(key="webhook"), description="It lies in /etc/pandal/webhook, by its key"
+    )
+
+
 class Billing(Placement):
     enabled: bool = True
     replicas: int = Field(1, ge=0, description="More than one needs Kafka and a ledger by URL")
     image: Image = Image(repository="pandal/billing")
     ledger: Ledger = Ledger()
     prices: Prices = Prices()
+    terms: Terms = Terms()
+    keeps_counters: bool = Field(
+        True,
+        description="Of budgets, after the quota store was lost; not with gateway.policies.url",
+    )
     service_account: ServiceAccount = ServiceAccount()
     settings: BillingSettings = Field(
         BillingSettings(), description="Every other setting of billing"

@@ -39,5 +39,11 @@ def environment(objects: Iterable[Json], spec: Json) -> dict[str, str]:
     return found | {v["name"]: v["value"] for v in container.get("env") or () if "value" in v}
 
 
+def secret_variables(spec: Json) -> list[str]:
+    """Of the last container: the names of those that come from Secrets."""
+    told = spec["containers"][-1].get("env") or ()
+    return [v["name"] for v in told if "secretKeyRef" in v.get("valueFrom", {})]
+
+
 def keyed(objects: Iterable[Json]) -> dict[str, Json]:
     return {f"{o['apiVersion']} {o['kind']} {o['metadata']['name']}": o for o in objects}

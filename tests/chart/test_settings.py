@@ -24,6 +24,7 @@ SECRETS = {
     "ADMIN_POLICY_URL": "redis://quota:6379",
     "GATEWAY_KEY_PEPPER": "0123456789abcdef",
     "GATEWAY_QUOTA_URL": "redis://quota:6379",
+    "BILLING_QUOTA_URL": "redis://quota:6379",
     "BILLING_LEDGER_URL": "postgresql://ledger",
 }
 
@@ -125,7 +126,8 @@ def _read(
     told = manifests.environment(objects, deployment["spec"]["template"]["spec"])
     variables = {key: value for key, value in told.items() if key.startswith(prefix)}
     assert set(variables) <= {f"{prefix}{field}".upper() for field in settings.model_fields}
-    secret = {key: value for key, value in SECRETS.items() if key.startswith(prefix)}
+    spec = deployment["spec"]["template"]["spec"]
+    secret = {name: SECRETS[name] for name in manifests.secret_variables(spec) if name in SECRETS}
     for key, value in {**secret, **variables}.items():
         monkeypatch.setenv(key, value)
     return settings()
@@ -142,7 +144,7 @@ def test_what_the_chart_decides_arrives(
         },
         "usage": {"transport": "kafka", "kafka": {"bootstrap": "k:9092"}},
         "autoscaler": {"port": 9200},
-        "billing": {"prices": {"document": "x = 1"}},
+        "billing": {"prices": {"document": "x = 1"}, "terms": {"existingConfigMap": "terms"}},
         "pools": [
             {
                 "name": "a", "model": "shown", "modelPath": "/models/there", "port": 8123,
@@ -176,4 +178,6 @@ def test_what_the_chart_decides_arrives(
     billing = _read(objects, "r-pandal-billing", "BILLING_", BillingSettings, monkeypatch)
     assert isinstance(billing, BillingSettings)
     assert (billing.spool_dir, billing.kafka_bootstrap) == (None, "k:9092")
+    assert str(billing.terms) == "/etc/pandal/terms/terms.yaml"
+    assert str(billing.policy_file) == "/etc/pandal/policies/policies.json"
     assert str(billing.price_book) == "/etc/pandal/prices/prices.toml"

@@ -125,6 +125,7 @@ async def test_from_an_empty_namespace_and_back(
         process = await _installed_autoscaler(scene)
         await _scales(scene)
         await _upgrade_and_rollback(release, scene, told)
+        await _hooks_run(release, told)
         process.terminate()
         assert await asyncio.to_thread(process.wait) == 0
         await _finds_replicas(scene)
@@ -209,6 +210,16 @@ async def _scales(scene: Scene) -> None:
     await scene.until_count(lambda count: count == 4, "up again")
 
 
+async def _hooks_run(release: Release, told: dict[str, Any]) -> None:
+    """kwok ends their pods; what they would have done is tested elsewhere."""
+    assert "Succeeded" in await release.run("test", "--timeout", "60s")
+    elsewhere = {**told, "billing": {"ledger": {"url": {"existingSecret": "pandal"}}}}
+    await release.run("upgrade", "--wait", "--timeout", "120s", values=elsewhere)
+    events = release.kubectl("get", "events", "-n", NAMESPACE, "-o", "name").stdout
+    assert "r-pandal-ledger-upgrade" in events
+    assert release.kubectl("get", "jobs", "-n", NAMESPACE, "-o", "name").stdout == ""
+
+
 async def _upgrade_and_rollback(release: Release, scene: Scene, told: dict[str, Any]) -> None:
     """What is changed is rolled, what the autoscaler counts stays counted."""
     await _definition_is_applied_again(release)
@@ -225,7 +236,8 @@ async def _upgrade_and_rollback(release: Release, scene: Scene, told: dict[str, 
     await scene.api.patch(secret, {"stringData": {"quota-url": "redis://elsewhere:6379"}})
     await release.run("upgrade", "--wait", "--timeout", "120s", values=told)
     after = await _templates(scene)
-    assert {name for name in before if before[name] != after[name]} == {"r-pandal-gateway"}
+    rolled = {name for name in before if before[name] != after[name]}
+    assert rolled == {"r-pandal-gateway", "r-pandal-billing"}, "both read it"
 
 
 async def _definition_is_applied_again(release: Release) -> None:

@@ -1,3 +1,8 @@
+{{/* It needs the policies' file. */}}
+{{- define "pandal.billing.keepsCounters" -}}
+{{- if and .Values.billing.keepsCounters (not .Values.gateway.policies.url.existingSecret) }}yes{{ end -}}
+{{- end -}}
+
 {{- define "pandal.billing.variables" -}}
 {{- $billing := .Values.billing -}}
 {{- if not $billing.ledger.url.existingSecret }}
@@ -10,6 +15,12 @@ BILLING_SPOOL_DIR: /var/lib/pandal/spool
 {{- end }}
 {{- if or $billing.prices.document $billing.prices.existingConfigMap }}
 BILLING_PRICE_BOOK: /etc/pandal/prices/prices.toml
+{{- end }}
+{{- if or $billing.terms.document $billing.terms.existingConfigMap }}
+BILLING_TERMS: /etc/pandal/terms/terms.yaml
+{{- end }}
+{{- if include "pandal.billing.keepsCounters" . }}
+BILLING_POLICY_FILE: /etc/pandal/policies/policies.json
 {{- end }}
 {{- include "pandal.settings" (list "BILLING_" $billing.settings) }}
 {{- end -}}
