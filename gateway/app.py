@@ -95,35 +95,28 @@ async def create_app(
     parts = _parts(settings, boot_id, clock)
     readiness = Readiness(parts.policies.live, parts.replicas.pool, parts.limiter, parts.spool)
     telemetry = wire_telemetry(settings, boot_id, clock)
-    loops = [
-        *telemetry.loops,
-        *_watching(settings, parts),
-        *_shipping(settings, boot_id, parts.metrics, clock),
-    ]
+    shipping = _shipping(settings, boot_id, parts.metrics, clock)
     async with (
         _closing(parts.replicas.pool),
         _open(parts.spool),
-        _background(loops),
+        _background([*telemetry.loops, *_watching(settings, parts), *shipping]),
         AsyncExitStack() as stack,
     ):
         await parts.policies.start()
-        source = EventSource(settings.gateway_id, boot_id, clock)
         plans = PlanBook(is_recorded=settings.records_admissions)
         resilience = await stack.enter_async_context(wire_resilience(settings, clock, plans))
         pipeline = Pipeline(
             Stages(
                 authenticator=parts.policies.authenticator,
                 plans=plans,
-                reader=RequestReader(
-                    parts.replicas.pool, parts.costs, traces_text=parts.replicas.follows_blocks
-                ),
+                reader=_reader(parts),
                 exact=parts.exact,
                 limiter=parts.limiter,
                 fleet=parts.fleet,
                 retries=resilience.retries,
                 idempotency=resilience.idempotency,
                 turnstile=parts.turnstile,
-                desk=_desk(settings, parts, source),
+                desk=_desk(settings, parts, EventSource(settings.gateway_id, boot_id, clock)),
                 access_log=telemetry.access_log(parts.metrics, clock, write_log),
                 clock=clock,
                 ids=ids,
@@ -243,6 +236,11 @@ def _limits(settings: Settings) -> RelayLimits:
         resume_patience_s=settings.resume_patience_s,
         explains_routes=settings.routing_explained,
     )
+
+
+def _reader(parts: _Parts) -> RequestReader:
+    traces_text = parts.replicas.follows_blocks
+    return RequestReader(parts.replicas.pool, parts.costs, traces_text=traces_text)
 
 
 def _desk(settings: Settings, parts: _Parts, source: EventSource) -> SettlementDesk:
