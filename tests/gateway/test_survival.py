@@ -30,6 +30,8 @@ GREEDY: dict[str, object] = {"temperature": 0}
 SEEDED: dict[str, object] = {"temperature": 1.0, "seed": 11}
 MOST_RUNS = 400
 
+pytestmark = pytest.mark.timeout(600)  # the replica compiles its kernels first
+
 
 @pytest.fixture(scope="module")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -195,7 +197,7 @@ async def test_a_stream_survives_a_cut_after_any_token(
     whole = await fleet.stream(body)
     assert whole.is_whole
     assert whole.answer[2] == (len(PROMPT) + 5 * ("messages" in body), NUM_TOKENS)
-    wanted = set(range(1, NUM_TOKENS + 1))
+    wanted = set(range(step, NUM_TOKENS + 1, step))
     num_runs = 1
     while wanted:
         assert num_runs < MOST_RUNS, f"no stream was cut after {sorted(wanted)} tokens"
