@@ -5,7 +5,7 @@ from typing import Final, Literal
 from pydantic import Field
 
 from gateway.admin.settings import Settings as AdminSettingsSource
-from gateway.settings import ReplicaAddress, Settings
+from gateway.settings import ProviderAddress, ReplicaAddress, Settings
 from pandal.chart.settings_fields import settings_values
 from pandal.chart.shared_values import (
     Disruption,
@@ -24,6 +24,7 @@ MANAGED: Final = {
     "host": "every address of the pod",
     "port": "gateway.port",
     "replicas": "gateway.upstreams",
+    "providers": "gateway.providers",
     "replica_file": "never: gateway.upstreams",
     "replica_services": "pools",
     "replica_port_name": "the pools' Services' own",
@@ -71,6 +72,21 @@ class Upstream(Group):
         pattern=ReplicaAddress.model_fields["url"].metadata[0].pattern,
         description="Plain HTTP, with its port",
     )
+
+
+class Provider(Group):
+    """A server of another owner, which policies' fallback chains may name."""
+
+    name: str = Field(
+        pattern=ProviderAddress.model_fields["name"].metadata[0].pattern,
+        description="Before the model in events and prices",
+    )
+    url: str = Field(
+        pattern=ProviderAddress.model_fields["url"].metadata[0].pattern,
+        description="With its port, up to the API's own path",
+    )
+    api: Literal["openai", "anthropic"] = "openai"
+    api_key: SecretKey
 
 
 class Policies(Group):
@@ -144,6 +160,7 @@ class Gateway(Placement):
     )
     policies: Policies = Policies()
     upstreams: list[Upstream] = Field([], description="Servers beside the pools")
+    providers: list[Provider] = Field([], description="Only whom a policy names gets a request")
     drain: Drain = Drain()
     route_timeout_s: int = Field(3600, ge=1, description="The longest answer")
     service: Service = Service()

@@ -42,7 +42,7 @@ def _another(group: type[BaseModel], name: str) -> Any:
     names = [text for text in literals if isinstance(text, str)]
     candidates = [
         *(member.value for member in enumerated), *names, *OTHERS.get(type(default), ()),
-        *NUMBERS, {"alias": "model"}, "replicas:8000",
+        *NUMBERS, {"alias": "model"}, "replicas:8000", "http://host:4318",
     ]  # fmt: skip
     for candidate in candidates:
         if candidate != default and not _is_refused(group, name, candidate):
@@ -131,6 +131,22 @@ def _read(
     for key, value in {**secret, **variables}.items():
         monkeypatch.setenv(key, value)
     return settings()
+
+
+def test_providers_keys_stay_in_their_secrets(
+    helm4: Helm, written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = {"existingSecret": "providers", "key": "openai"}
+    provider = {"name": "openai", "url": "https://api.openai.com:443", "apiKey": key}
+    objects = helm4.template(written({"gateway": {"providers": [provider]}}))
+    spec = manifests.one(objects, "Deployment", "r-pandal-gateway")["spec"]["template"]["spec"]
+    (variable,) = (v for v in spec["containers"][0]["env"] if v["name"] == "PROVIDER_KEY_0")
+    assert variable["valueFrom"]["secretKeyRef"] == {"name": "providers", "key": "openai"}
+    gateway = _read(objects, "r-pandal-gateway", "GATEWAY_", GatewaySettings, monkeypatch)
+    assert isinstance(gateway, GatewaySettings)
+    (found,) = gateway.providers
+    assert (found.name, found.url, found.api) == ("openai", provider["url"], "openai")
+    assert found.api_key.get_secret_value() == "$(PROVIDER_KEY_0)", "what Kubernetes fills in"
 
 
 def test_what_the_chart_decides_arrives(

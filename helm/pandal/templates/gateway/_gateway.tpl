@@ -51,3 +51,17 @@ GATEWAY_KAFKA_BOOTSTRAP: {{ required "usage.kafka.bootstrap: where are the broke
 {{- define "pandal.gateway.isOfOnePool" -}}
 {{- if and (eq (len .Values.pools) 1) (not .Values.gateway.upstreams) }}yes{{ end -}}
 {{- end -}}
+
+{{/* Keys stay in their Secrets: Kubernetes puts them into the list when a pod starts. */}}
+{{- define "pandal.gateway.providers" -}}
+{{- $told := list -}}
+{{- range $number, $provider := . }}
+{{- $variable := printf "PROVIDER_KEY_%d" $number }}
+{{ include "pandal.secretVariable" (list $variable $provider.apiKey) }}
+{{- $told = append $told (dict "name" $provider.name "url" $provider.url "api" (default "openai" $provider.api) "api_key" (printf "$(%s)" $variable)) }}
+{{- end }}
+{{- if $told }}
+- name: GATEWAY_PROVIDERS
+  value: {{ toJson $told | quote }}
+{{- end }}
+{{- end -}}
