@@ -102,7 +102,7 @@ def test_greedy_is_the_smallest_of_the_largest_and_rows_may_lie_apart() -> None:
 
 def test_many_draws_follow_the_distribution() -> None:
     """Cut and uncut: frequencies of evenly spread numbers are the probabilities."""
-    num_draws = 24
+    num_draws = 10
     logits = numbers(1, 8).expand(num_draws, 8)
     spread = [(i + 0.5) / num_draws for i in range(num_draws)]
     for setting in (SETTINGS["whole"], (1.0, 4, 1.0, 0.0)):
