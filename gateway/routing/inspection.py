@@ -7,6 +7,7 @@ import msgspec
 from contracts.errors import UNDECODABLE
 from contracts.load import LOAD_PATH, ReplicaLoad
 from gateway.errors import UpstreamError
+from gateway.routing.foreign_metrics import Engine, ForeignLoad, foreign_load
 from gateway.upstream.replica_client import ReplicaClient
 
 
@@ -52,6 +53,14 @@ class Inspector:
             return LoadAnswer(True, msgspec.json.decode(answer.body, type=ReplicaLoad))
         except UNDECODABLE:
             return LoadAnswer(False, None)
+
+    async def foreign_load(self, client: ReplicaClient) -> ForeignLoad:
+        """By the metrics that servers of other makes have.  One without any is ``OTHER``."""
+        try:
+            answer = await client.fetch("/metrics", self._timeout_s)
+        except UpstreamError:
+            return ForeignLoad(Engine.OTHER, 0)
+        return foreign_load(answer.body if answer.status == 200 else b"")
 
 
 FAILURES = (UpstreamError, *UNDECODABLE)

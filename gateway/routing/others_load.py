@@ -26,6 +26,13 @@ class OthersLoad:
         self._tokens = told * others / num_requests if num_requests else 0.0
         self._reported_s = now_s
 
+    def report_requests(
+        self, num_requests: int, num_own_requests: int, tokens_each: float, now_s: float
+    ) -> None:
+        """As ``report``, for a replica that counts requests only."""
+        self._tokens = max(0, num_requests - num_own_requests) * tokens_each
+        self._reported_s = now_s
+
     def forget(self) -> None:
         """Another replica may come back in its place."""
         self._reported_s = float("-inf")

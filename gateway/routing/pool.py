@@ -10,6 +10,7 @@ from gateway.clock import Clock
 from gateway.errors import ModelNotFound, NoReplicaAvailable
 from gateway.routing.ejection import eject
 from gateway.routing.endpoint import Endpoint
+from gateway.routing.foreign_metrics import Engine
 from gateway.routing.inspection import FAILURES, Inspector, ServedModel
 from gateway.routing.others_load import neutral_tokens
 from gateway.routing.replica import Replica
@@ -201,10 +202,13 @@ class ReplicaPool:
                 self._note_models(replica, await inspector.models(client))
             if is_ready and replica.knows_load:
                 is_ready = await self._ask_load(replica)
+            if is_ready and not replica.knows_load and replica.engine is not Engine.OTHER:
+                load = await inspector.foreign_load(client)
+                replica.report_foreign(load, self._clock.monotonic_s())
             self._set_ready(replica, is_ready=is_ready and bool(replica.models))
         except FAILURES:
             self._set_ready(replica, is_ready=False)
-            replica.knows_load = True  # another may come back in its place
+            replica.knows_load, replica.engine = True, None  # another may come back in its place
             replica.others.forget()
 
     def _note_models(self, replica: Replica, listed: Sequence[ServedModel] | None) -> None:
@@ -238,7 +242,7 @@ class ReplicaPool:
         if is_ready != was_ready:
             logger.info(
                 "replica ready" if is_ready else "replica not ready",
-                extra={"replica": replica.name},
+                extra={"replica": replica.name, "engine": replica.engine},
             )
 
     def _changed_members(self) -> None:

@@ -5,10 +5,12 @@ from typing import Final
 from contracts.load import ReplicaLoad
 from gateway.routing.ejection import Record
 from gateway.routing.endpoint import Endpoint
+from gateway.routing.foreign_metrics import Engine, ForeignLoad
 from gateway.routing.others_load import OthersLoad
 from gateway.routing.ttft_forecast import TtftForecast
 from gateway.upstream.replica_client import ReplicaClient
 
+_TOKENS_EACH: Final = 512.0  # of a request of which nothing is known
 _BLIP_S: Final = 3.0  # away for no longer: it has not been restarted, and its cache is warm
 
 
@@ -22,6 +24,7 @@ class Replica:
         self.others = OthersLoad()
         self.record = Record()
         self.num_in_flight = 0  # requests this gateway has open on it
+        self.engine: Engine | None = None  # not known yet
         self.prefill_tokens_per_s = 0.0  # 0: it has not told
         self.knows_load = True  # until it says otherwise
         self.has_reported = False  # it is one of our own make
@@ -44,9 +47,19 @@ class Replica:
         self.endpoint.add_load(-num_tokens)
 
     def report(self, load: ReplicaLoad, now_s: float) -> None:
+        self.engine = Engine.PANDAL
         self.forecast.report(load, now_s)
         self.others.report(load, self.num_in_flight, now_s)
         self.prefill_tokens_per_s = load.prefill_tokens_per_s
+
+    def report_foreign(self, load: ForeignLoad, now_s: float) -> None:
+        """Others' requests count as ours do on average, where we have any there."""
+        self.engine = load.engine
+        if load.engine is Engine.OTHER:
+            return
+        own_tokens = self.endpoint.load_tokens - self._others_tokens
+        each = own_tokens / self.num_in_flight if self.num_in_flight else _TOKENS_EACH
+        self.others.report_requests(load.num_requests, self.num_in_flight, each, now_s)
 
     def set_others_tokens(self, num_tokens: int) -> None:
         self.endpoint.add_load(num_tokens - self._others_tokens)

@@ -4,8 +4,9 @@ import pytest
 from msgspec.structs import replace
 
 from contracts.usage import Outcome
-from gateway.clock import Clock
+from gateway.clock import SYSTEM_CLOCK, Clock
 from gateway.routing.ejection import Record, eject
+from gateway.routing.foreign_metrics import Engine, ForeignLoad, foreign_load
 from gateway.routing.others_load import OthersLoad, neutral_tokens
 from gateway.routing.stay import Stay
 from gateway.upstream.replica_client import ReplicaClient, Timeouts
@@ -31,6 +32,47 @@ def test_an_old_report_fades_to_what_the_others_have() -> None:
     seen = [stale.tokens(now_s, neutral) for now_s in (0.0, 3.0, 6.5, 10.0, 20.0)]
     assert seen == [4_000, 4_000, 3_000, 2_000, 2_000]
     assert neutral_tokens([stale], now_s=20.0) is None
+
+
+VLLM = b"""# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 2.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="m"} 4.0
+vllm:kv_cache_usage_perc{engine="0"} 0.25
+"""
+SGLANG = b"""sglang:num_running_reqs{model_name="m"} 7.0
+sglang:num_queue_reqs{model_name="m"} 1.0
+sglang:token_usage 0.5
+"""
+
+
+@pytest.mark.parametrize(
+    ("exposition", "engine", "num_requests"),
+    [
+        pytest.param(VLLM, Engine.VLLM, 9, id="vllm-of-two-ranks"),
+        pytest.param(SGLANG, Engine.SGLANG, 8, id="sglang"),
+        pytest.param(b"process_cpu_seconds_total 1.5\n", Engine.OTHER, 0, id="another"),
+        pytest.param(b"vllm:num_requests_running NaN\n", Engine.OTHER, 0, id="no-number"),
+        pytest.param(b"", Engine.OTHER, 0, id="none"),
+    ],
+)
+def test_engines_of_other_makes_are_told_apart_by_their_metrics(
+    exposition: bytes, engine: Engine, num_requests: int
+) -> None:
+    assert foreign_load(exposition) == ForeignLoad(engine, num_requests)
+
+
+async def test_requests_of_others_at_another_make_count_as_ours_do_there() -> None:
+    pool = fleet_of("a", "b").pool
+    for name in "ab":
+        pool[name].report_foreign(ForeignLoad(Engine.VLLM, 9), now_s=0.0)
+    Stay(pool["a"], 100, 300, None)
+    pool["a"].report_foreign(ForeignLoad(Engine.VLLM, 9), SYSTEM_CLOCK.monotonic_s())
+    pool["b"].report_foreign(ForeignLoad(Engine.OTHER, 0), SYSTEM_CLOCK.monotonic_s())
+    pool.refresh()
+    assert pool["a"].endpoint.load_tokens == 300 + 8 * 300
+    assert pool["b"].endpoint.load_tokens == 8 * 300, "it tells nothing: as much as the other"
 
 
 class Moment:

@@ -149,6 +149,7 @@ class Upstream:
         self.knows_abort = True
         self.load: dict[str, Any] | None = None  # its load report; None: it knows none
         self.num_load_reports = 0
+        self.metrics: bytes | None = None  # None: it has none
         self.tokenizer_json: str | None = None
         self.abort_pause_s = 0.0  # an engine answers between two of its steps
         self.generations: list[Generation] = []
@@ -227,6 +228,8 @@ class Upstream:
         elif received.path == LOAD_PATH and self.load is not None:
             self.num_load_reports += 1
             await generation.answer(200, json.dumps(self.load).encode())
+        elif received.path == "/metrics" and self.metrics is not None:
+            await generation.answer(200, self.metrics, "text/plain")
         elif received.path == TOKENIZER_PATH and self.tokenizer_json is not None:
             file = TokenizerFile(model=self.model, tokenizer_json=self.tokenizer_json)
             await generation.answer(200, msgspec.json.encode(file))
