@@ -18,11 +18,11 @@ local function keep()
   redis.call('PEXPIRE', BUCKET, BUCKET_TTL_MS)
   redis.call('PEXPIRE', HOLDS, RECORD_TTL_MS)
   redis.call('PEXPIRE', RESERVATIONS, RECORD_TTL_MS)
+  redis.call('PEXPIRE', RECORD, RECORDED_MS)
 end
 
 -- What was asked and used, and when, for replaying it under another policy: no word of any prompt.
 local function note(kind, ...)
   redis.call('XADD', RECORD, 'MAXLEN', '~', MAX_RECORDED, '*', kind,
     cmsgpack.pack({tonumber(time[1]), tonumber(time[2]), ...}))
-  redis.call('PEXPIRE', RECORD, RECORDED_MS)
 end

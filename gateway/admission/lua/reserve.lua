@@ -188,6 +188,9 @@ elseif is_forced or refused_by == 0 then
     kept_ms = 0 -- a key made anew has no time to live
   end
 end
+if who ~= '' then
+  note('reserve', who, is_forced and 1 or 0, tokens, budget_tokens, nano, id, turn, refused_by)
+end
 save_buckets()
 
 if refused_by > 0 then
@@ -202,10 +205,6 @@ if refused_by > 0 then
   if not keeps_turn and refused_by <= CONCURRENT and wait_ms <= MAX_TURN_MS then
     take_turn(turn, name, refused_by, refused_by == TOKENS_A_MINUTE and tokens or 1, NOW_MS + wait_ms)
   end
-end
-
-if who ~= '' then
-  note('reserve', who, is_forced and 1 or 0, tokens, budget_tokens, nano, id, turn, refused_by)
 end
 
 local token_rule, request_rule -- those with least left
