@@ -73,14 +73,14 @@ def status_of(port: int, path: str) -> int:
         connection.close()
 
 
-def write_policy(path: Path) -> None:
+def write_policy(path: Path, requests_per_minute: int = 1_000_000_000) -> None:
     key_hash = hash_api_key(KEY.encode(), PEPPER.encode())
     record = ApiKeyRecord(key_id="k", key_hash=key_hash, key_prefix="sk-b")
     tenant = TenantPolicy(
         tenant_id="bench",
         tier="gold",
         tokens_per_minute=1_000_000_000,
-        requests_per_minute=1_000_000_000,
+        requests_per_minute=requests_per_minute,
         keys=(record,),
     )
     path.write_bytes(encode_policy_document(PolicyDocument(version=1, tenants=(tenant,))))

@@ -1,6 +1,6 @@
 """What each step of a request costs the gateway, in CPU time, without the kernel's part.
 
-    python -m benchmarks.gateway_steps [--requests 20000] [--prompt-bytes 900] [--chunks 0]
+    python -m benchmarks.gateway_steps [--requests 20000] [--prompt-bytes 900] [--chunks N]
 
 The gateway is composed in this process as ever, on an event loop whose replicas, and clients, are a
 few lines of Python that answer at once.  Store and spool are real.  So what is counted is the code
@@ -271,8 +271,11 @@ def request_bytes(prompt_bytes: int, *, is_stream: bool) -> bytes:
     return head.encode() + body
 
 
-def settings_for(folder: Path) -> Settings:
-    peers.write_policy(folder / "policy.json")
+def settings_for(folder: Path, *, is_refused: bool = False) -> Settings:
+    if is_refused:
+        peers.write_policy(folder / "policy.json", requests_per_minute=1)
+    else:
+        peers.write_policy(folder / "policy.json")
     return Settings(
         replicas=tuple(
             ReplicaAddress(name=f"r{n}", url=f"http://127.0.0.1:{20_000 + n}")
@@ -289,7 +292,7 @@ def settings_for(folder: Path) -> Settings:
 
 async def measure(folder: Path, load: Load, options: argparse.Namespace) -> None:
     log = LineWriter(os.open(os.devnull, os.O_WRONLY))
-    async with create_app(settings_for(folder), log.write) as gateway:
+    async with create_app(settings_for(folder, is_refused=options.refused), log.write) as gateway:
         listener = Listener("127.0.0.1", 0, 75, 20.0)
         server = GatewayServer(gateway, listener, ConnectionLimits(8 << 20, 60.0, 60.0, 60.0))
         server.config.load()
@@ -336,6 +339,7 @@ def main() -> None:
     parser.add_argument("--prompt-bytes", type=int, default=900)
     parser.add_argument("--connections", type=int, default=64)
     parser.add_argument("--chunks", type=int, default=0, help="of a stream; 0: a whole answer")
+    parser.add_argument("--refused", action="store_true", help="all are too many for the quota")
     parser.add_argument("--lines", type=int, default=0, help="the costliest lines to list")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, handlers=[logging.NullHandler()])

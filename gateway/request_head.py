@@ -16,6 +16,7 @@ from gateway.api.context import Operation
 
 Header = tuple[bytes, bytes]
 
+FORWARDED_HEADERS: Final = frozenset({b"accept", b"traceparent", b"tracestate"})
 _SESSION: Final = HEADER_SESSION_ID.encode()
 _IDEMPOTENCY_KEY: Final = b"idempotency-key"
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*", re.IGNORECASE)
@@ -28,6 +29,7 @@ class RequestHead(msgspec.Struct, frozen=True, eq=False):
     headers: Sequence[Header]  # names in lower case; without the body's length
     authorization: bytes | None
     session: bytes | None
+    forwarded: bytes  # lines for the replica
     idempotency_key: bytes | None
     keep_alive: bool
     is_chunking_understood: bool  # HTTP/1.0 clients do not
@@ -40,13 +42,15 @@ def request_head(
     keep_alive: bool = True,
     is_chunking_understood: bool = True,
 ) -> RequestHead:
+    """To the replica goes an allow-list: the client's key and cookies are none of its business."""
     kept = tuple(header for header in headers if header[0] != b"content-length")
-    first = dict(reversed(kept))
+    first = dict(reversed(kept))  # of each name
     return RequestHead(
         operation,
         kept,
         first.get(b"authorization"),
         first.get(_SESSION),
+        b"".join(b"%b: %b\r\n" % header for header in kept if header[0] in FORWARDED_HEADERS),
         first.get(_IDEMPOTENCY_KEY),
         keep_alive,
         is_chunking_understood,

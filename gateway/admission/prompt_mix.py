@@ -61,7 +61,9 @@ def mix_of(json_text: bytes | memoryview) -> int:
     What it is written in, and whether it holds one message or several: a template adds to each.
     """
     text = _sample(json_text)
-    num_messages = min(_MANY_MESSAGES, text.count(b'"role"'))
+    num_messages = text.count(b'"role"')
+    if num_messages > _MANY_MESSAGES:
+        num_messages = _MANY_MESSAGES
     return num_messages * _NUM_WRITINGS + _writing_of(text)
 
 
@@ -79,9 +81,9 @@ def _writing_of(text: bytes) -> int:
         if 2 * len(escapes) > min(num_backslashes, _NUM_LOOKED_AT):
             density = 64 * 6 * num_backslashes // len(text)
             return _NUM_ASCII + _NUM_SCRIPTS + _escaped_mix(escapes, density)
-    num_signs = len(text.translate(None, _LETTERS_AND_SPACE))
+    num_bytes, num_signs = len(text), len(text.translate(None, _LETTERS_AND_SPACE))
     return (
-        4 * _OF_SIGNS[64 * num_signs // len(text)] + _OF_SPACES[64 * text.count(b" ") // len(text)]
+        4 * _OF_SIGNS[64 * num_signs // num_bytes] + _OF_SPACES[64 * text.count(b" ") // num_bytes]
     )
 
 

@@ -63,7 +63,8 @@ class RequestReader:
         """
         try:
             body = _decode(operation, raw_body)
-            _check_members(body)
+            if not body.priority is body.resume_tokens is body.return_token_ids is ABSENT:
+                raise _not_for_clients(body)
             model = self.models.resolve(body.model)
             grant = grant.for_model(model)
             if grant.scope is not None:
@@ -78,9 +79,11 @@ class RequestReader:
         self, operation: Operation, body: Body, model: str, grant: Grant, session: bytes | None
     ) -> InferenceRequest:
         if isinstance(body, ChatCompletionBody):
-            prompt, num_choices = _measure_chat(body)
+            raw = bytes(body.messages)
+            prompt, num_choices = _measure_chat(body, raw)
         else:
-            prompt, num_choices = _measure_completion(body)
+            raw = bytes(body.prompt)
+            prompt, num_choices = _measure_completion(body, raw)
         options = body.stream_options
         tenant, policy = grant.tenant.tenant_id, grant.admission
         bound = _completion_bound(body, grant.limits)
@@ -96,7 +99,7 @@ class RequestReader:
             estimated_prompt_tokens=self.costs.prompt_tokens(model, prompt),
             max_completion_tokens=bound * num_choices,
             reserved_completion_tokens=reserved * num_choices,
-            affinity=_affinity_of(body, grant.salt, session),
+            affinity=_affinity_of(body, raw, grant.salt, session),
             text=_text_of(body, grant.salt, model) if self.traces_text else None,
             has_seed=body.seed is not ABSENT and bytes(body.seed) != b"null",
         )
@@ -117,24 +120,22 @@ def _decode(operation: Operation, raw_body: bytes) -> Body:
         raise InvalidRequest("The body must be one JSON object.") from exc
 
 
-def _check_members(body: Body) -> None:
-    if not body.priority is body.resume_tokens is body.return_token_ids is ABSENT:
-        name = next(n for n in sorted(GATEWAY_OWNED_FIELDS) if getattr(body, n) is not ABSENT)
-        raise InvalidRequest(f"{name} is not for clients to set.", param=name)
+def _not_for_clients(body: Body) -> InvalidRequest:
+    name = next(n for n in sorted(GATEWAY_OWNED_FIELDS) if getattr(body, n) is not ABSENT)
+    return InvalidRequest(f"{name} is not for clients to set.", param=name)
 
 
-def _measure_chat(body: ChatCompletionBody) -> tuple[Prompt, int]:
+def _measure_chat(body: ChatCompletionBody, messages: bytes) -> tuple[Prompt, int]:
     """The prompt, with tools, which the chat template writes into it, and its choices."""
-    messages = bytes(body.messages)
     if not messages.startswith(b"["):
         raise InvalidRequest("Expected 'messages' to be an array.", param="messages")
-    measured = text_prompt(messages, len(bytes(body.tools)))
+    num_tool_bytes = 0 if body.tools is ABSENT else len(bytes(body.tools))
+    measured = text_prompt(messages, num_tool_bytes)
     return measured, 1 if body.n is None else body.n
 
 
-def _measure_completion(body: CompletionBody) -> tuple[Prompt, int]:
+def _measure_completion(body: CompletionBody, prompt: bytes) -> tuple[Prompt, int]:
     """The prompt, and how many completions the replica will generate."""
-    prompt = bytes(body.prompt)
     if not prompt.startswith((b'"', b"[")):
         raise InvalidRequest("Expected 'prompt' to be a string or an array.", param="prompt")
     num_choices = max(
@@ -143,14 +144,15 @@ def _measure_completion(body: CompletionBody) -> tuple[Prompt, int]:
     return completion_prompt(prompt), num_choices
 
 
-def _affinity_of(body: Body, tenant_salt: bytes, session: bytes | None) -> Affinity:
+def _affinity_of(body: Body, prompt: bytes, tenant_salt: bytes, session: bytes | None) -> Affinity:
     if body.prompt_cache_key is not None:
         return clients_affinity(tenant_salt, body.prompt_cache_key.encode())
     if session is not None:
         return clients_affinity(tenant_salt, session)
     if isinstance(body, ChatCompletionBody):
-        return chat_affinity(tenant_salt, bytes(body.messages), bytes(body.tools))
-    return prompt_affinity(tenant_salt, bytes(body.prompt))
+        tools = b"" if body.tools is ABSENT else bytes(body.tools)
+        return chat_affinity(tenant_salt, prompt, tools)
+    return prompt_affinity(tenant_salt, prompt)
 
 
 def _text_of(body: Body, tenant_salt: bytes, model: str) -> PromptText:

@@ -1,7 +1,5 @@
 """One attempt at a request: what was sent where, and what its failure says."""
 
-from typing import Final
-
 import msgspec
 
 from contracts.names import HEADER_EVENT_ID, HEADER_REQUEST_ID, HEADER_TENANT_ID
@@ -14,10 +12,9 @@ from gateway.routing.replica import Replica
 from gateway.routing.stay import Stay
 from gateway.upstream.response import UpstreamResponse
 
-FORWARDED_HEADERS: Final = frozenset({b"accept", b"traceparent", b"tracestate"})
 _REQUEST_HEADERS = (
     f"{HEADER_REQUEST_ID}: %b\r\n{HEADER_EVENT_ID}: %b\r\n{HEADER_TENANT_ID}: %b\r\n"
-    "content-type: application/json\r\n"
+    "content-type: application/json\r\n%b"
 ).encode()
 _FAILED_FOR_GOOD = b'"code":"generation_failed"'
 
@@ -51,10 +48,5 @@ def may_fall_back(failure: GatewayError) -> bool:
 
 
 def request_headers(exchange: Exchange, context: RequestContext, request_id: str) -> bytes:
-    """An allow-list: the client's key and cookies are none of the replica's business."""
     account = context.event_id.encode(), context.grant.tenant.tenant_id.encode()
-    lines = _REQUEST_HEADERS % (request_id.encode(), *account)
-    for name, value in exchange.head.headers:
-        if name in FORWARDED_HEADERS:
-            lines += b"%b: %b\r\n" % (name, value)
-    return lines
+    return _REQUEST_HEADERS % (request_id.encode(), *account, exchange.head.forwarded)
