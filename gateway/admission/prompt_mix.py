@@ -75,7 +75,7 @@ def safe_ratio(mix: int) -> float:
 def _writing_of(text: bytes) -> int:
     if not text.isascii():
         return _NUM_ASCII + _script_mix(text)
-    num_backslashes = text.count(b"\\")
+    num_backslashes = text.count(b"\\") if b"\\" in text else 0
     if num_backslashes * 32 > len(text):
         escapes = text.split(b"\\u", _NUM_LOOKED_AT)[1:]
         if 2 * len(escapes) > min(num_backslashes, _NUM_LOOKED_AT):

@@ -16,7 +16,8 @@ def turn_of(key_number: int, body: bytes) -> int:
 
     Who is refused and comes back with the same finds its place in line by it.
     """
-    return crc32(body[-_TURN_BYTES:], crc32(body[:_TURN_BYTES], key_number ^ len(body)))
+    number = crc32(body[:_TURN_BYTES], key_number ^ len(body))
+    return number if len(body) <= _TURN_BYTES else crc32(body[-_TURN_BYTES:], number)
 
 
 class LimitKind(enum.Enum):
