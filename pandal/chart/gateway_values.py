@@ -122,7 +122,7 @@ class Ingress(Group):
     annotations: dict[str, str] = Field(
         {}, description="Turn off the controller's buffering, and its timeouts below routeTimeoutS"
     )
-    hosts: list[str] = Field([], description="Each is served under every path")
+    hosts: list[str] = Field([], description="Each is served under /v1; empty: every one")
     tls: list[Object] = Field([], description="As in an Ingress")
 
 

@@ -23,7 +23,8 @@ from referencing import Registry, Resource  # noqa: E402  # as does this
 
 pytestmark = pytest.mark.timeout(300)
 NUM_COMBINATIONS, NUM_IN_ONE = 200, 25
-SCHEMAS = next(v for v in validate.all_versions() if v.startswith(f"{KUBE_VERSION}."))
+OLDEST = "1.30"
+GOLDEN = sorted(Path(__file__).with_name("golden").glob("*.yaml"))
 
 KAFKA = {"transport": "kafka", "kafka": {"bootstrap": "k:9092"}, "spool": {"kind": "emptyDir"}}
 SHARED = {"transport": "spool", "spool": {"accessMode": "ReadWriteMany"}}
@@ -133,7 +134,14 @@ def test_both_helms_make_the_same(helm3: Helm, helm4: Helm, umbrellas: list[Path
     assert list(map(manifests.keyed, ours)) == list(map(manifests.keyed, others))
 
 
-def check_schemas(objects: Iterable[Any]) -> None:
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda path: path.stem)
+def test_the_oldest_kubernetes_takes_every_scenario(golden: Path) -> None:
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"]
+    assert version == f">={OLDEST}.0-0"
+    check_schemas(objects_of(golden.read_text()), OLDEST)
+
+
+def check_schemas(objects: Iterable[Any], version: str = KUBE_VERSION) -> None:
     """Strictly: a key that Kubernetes does not know is refused."""
     validators: dict[tuple[str, str], Any] = {}
     for found in objects:
@@ -142,17 +150,18 @@ def check_schemas(objects: Iterable[Any]) -> None:
             pool_spec(found["metadata"]["name"], found["spec"])
         elif not group.startswith(("monitoring.coreos.com/", "gateway.networking.k8s.io/")):
             if (group, kind) not in validators:
-                validators[group, kind] = strict_validator(group, kind)
+                validators[group, kind] = strict_validator(group, kind, version)
             validators[group, kind].validate(found)
 
 
-def strict_validator(api_version: str, kind: str) -> Any:
+def strict_validator(api_version: str, kind: str, kubernetes: str) -> Any:
     """As kubernetes_validate does it, but once for each kind: it reads all schemas each time."""
     group, _, version = api_version.rpartition("/")
-    folder = f"kubernetes-json-schema/v{SCHEMAS}-local-strict"
+    release = next(v for v in validate.all_versions() if v.startswith(f"{kubernetes}."))
+    folder = f"kubernetes-json-schema/v{release}-local-strict"
     name = "-".join(filter(None, (kind.lower(), group.partition(".")[0], version)))
-    schema = validate.schema_contents(f"{folder}/{name}.json", SCHEMAS)
-    definitions = validate.schema_contents(f"{folder}/_definitions.json", SCHEMAS)
+    schema = validate.schema_contents(f"{folder}/{name}.json", release)
+    definitions = validate.schema_contents(f"{folder}/_definitions.json", release)
     registry = Resource.from_contents(schema) @ Registry()
     registry = Resource.from_contents(definitions) @ registry
     return Draft202012Validator(schema, registry=registry)

@@ -114,7 +114,9 @@ async def test_from_an_empty_namespace_and_back(
 ) -> None:
     fleet = PodFleet(admin, NAMESPACE, label_selector="pandal.dev/pool=chat")
     told = values(fleet)
-    await release.run("install", "--wait", "--timeout", "120s", values=told)
+    said = await release.run("install", "--wait", "--timeout", "120s", values=told)
+    assert "http://r-pandal-gateway.chart.svc:80/v1" in said
+    assert "Nobody may call it yet" in said, "the policy names no tenant"
     token = await _token(admin, "autoscaler")
     kubeconfig = control_plane.kubeconfig("autoscaler-chart", token)
     scene = Scene(
