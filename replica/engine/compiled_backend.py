@@ -25,7 +25,7 @@ from replica.engine.cores import num_usable_cores
 from replica.engine.free_memory import available_bytes
 from replica.engine.kv_blocks import PLAIN, KvBlocks, KvOptions
 from replica.engine.memory_plan import MemoryPlan, plan_memory
-from replica.engine.messages import EngineConfig, KvCacheDtype
+from replica.engine.messages import EngineConfig, KvCacheDtype, Precision
 from replica.model.config import LlamaConfig
 from replica.model.damage import blaming
 from replica.model.loader import OpenedModel
@@ -44,6 +44,8 @@ def obstacle(model: LlamaConfig, config: EngineConfig) -> str | None:
         return f"kernels are not compiled for {sys.platform} on {platform.machine()}"
     if model.has_qkv_bias or model.has_qk_norm:
         return "biases on q, k and v, or norms on their heads, are not compiled"
+    if config.precision is Precision.FLOAT8:
+        return "products of float8 need a GPU"
     if config.kv_cache_dtype is KvCacheDtype.FLOAT8:
         return f"keys and values as {config.kv_cache_dtype} need a GPU"
     try:

@@ -23,6 +23,7 @@ from replica.model.damage import blaming
 from replica.model.loader import OpenedModel
 
 _LEAST_BLOCKS: Final = 2  # the null block, and one that all rows of the worst step write to
+_PRECISIONS: Final = (Precision.EXACT, Precision.FLOAT8)
 _KV_DTYPES: Final = {
     KvCacheDtype.FLOAT32: None,  # the default: as everything else is
     KvCacheDtype.BFLOAT16: torch.bfloat16,
@@ -41,7 +42,7 @@ class DeviceBackend:
         device: Device,
     ) -> None:
         """Raises ModelError, also for what only the compiled CPU step can do."""
-        if config.kv_cache_dtype not in _KV_DTYPES or config.precision is not Precision.EXACT:
+        if config.kv_cache_dtype not in _KV_DTYPES or config.precision not in _PRECISIONS:
             raise ModelUnsupported(
                 f"precision {config.precision} with {config.kv_cache_dtype} keys and values "
                 "is not computed on a GPU"
@@ -53,7 +54,10 @@ class DeviceBackend:
         self._dtype = device.default_dtype
         self._kv_dtype = _KV_DTYPES[config.kv_cache_dtype] or self._dtype
         with blaming(opened.path):
-            self._loader = WeightLoader(opened.source, opened.config, device, self._dtype)
+            self._loader = WeightLoader(
+                opened.source, opened.config, device, self._dtype,
+                is_float8=config.precision is Precision.FLOAT8,
+            )  # fmt: skip
         self._model: DeviceLlama | None = None
 
     @property

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from kernels.gemm_fp8.op import quantize_rows
+from kernels.gemm_fp8.reference import Float8Weight
 from kernels.kv_write.reference import HeadNorms
 from replica.gpu.device import Device
-from replica.gpu.linear import DenseLinear, Linear
+from replica.gpu.fastest import FastestLinear
+from replica.gpu.linear import DenseLinear, Float8Linear, Linear
 from replica.model.config import LlamaConfig
 from replica.model.rotary_tables import rotary_tables
 from replica.model.tensor_source import (
@@ -44,19 +47,28 @@ class WeightLoader:
     """Raises ModelInvalid for missing or misshapen tensors, ModelUnsupported for unknown ones."""
 
     def __init__(
-        self, source: TensorSource, config: LlamaConfig, device: Device, dtype: torch.dtype
+        self,
+        source: TensorSource,
+        config: LlamaConfig,
+        device: Device,
+        dtype: torch.dtype,
+        *,
+        is_float8: bool = False,
     ) -> None:
+        """is_float8: layers' matrices also rounded, for where that is measured faster."""
         refuse_unknown(set(source.names()), config)
         self._source = source
         self._config = config
         self._device = device
         self._dtype = dtype
+        self._is_float8 = is_float8
 
     @property
     def size_bytes(self) -> int:
         """On the device, of all matrices and vectors."""
         is_tied = assembles_tied(self._config, set(self._source.names()))
-        return self._dtype.itemsize * self._config.num_weights(is_tied=is_tied)
+        itemsize = self._dtype.itemsize + self._is_float8  # both are kept
+        return itemsize * self._config.num_weights(is_tied=is_tied)
 
     def load(self, report_progress: ReportProgress) -> DeviceWeights:
         config = self._config
@@ -88,13 +100,25 @@ class WeightLoader:
         mlp = {f"{prefix}mlp.{name}_proj": intermediate for name in ("gate", "up")}
         return DeviceLayer(
             input_norm=self._tensor(prefix + "input_layernorm.weight", hidden),
-            qkv=DenseLinear(qkv, bias),
-            output=DenseLinear(self._tensor(prefix + "self_attn.o_proj.weight", hidden, q_size)),
+            qkv=self._linear(qkv, bias),
+            output=self._linear(self._tensor(prefix + "self_attn.o_proj.weight", hidden, q_size)),
             post_norm=self._tensor(prefix + "post_attention_layernorm.weight", hidden),
-            gate_up=DenseLinear(self._stacked(mlp, hidden)),
-            down=DenseLinear(self._tensor(prefix + "mlp.down_proj.weight", hidden, intermediate)),
+            gate_up=self._linear(self._stacked(mlp, hidden)),
+            down=self._linear(self._tensor(prefix + "mlp.down_proj.weight", hidden, intermediate)),
             head_norms=self._head_norms(prefix) if config.has_qk_norm else None,
         )
+
+    def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        """Biases are few, and their matrices stay as they are."""
+        dense = DenseLinear(weight, bias)
+        if not self._is_float8 or bias is not None:
+            return dense
+        rounded = quantize_rows(weight, in_blocks=False)
+        ways: dict[str, Linear] = {
+            "dense": dense,
+            "float8": Float8Linear(Float8Weight(rounded.codes, rounded.scales.contiguous())),
+        }
+        return FastestLinear(ways, weight.shape[1], self._device.measure_s)
 
     def _head_norms(self, prefix: str) -> HeadNorms:
         head_dim = self._config.head_dim

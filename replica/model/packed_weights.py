@@ -164,6 +164,8 @@ def _layer_format(precision: Precision, shipped: WeightFormat) -> WeightFormat:
             return WeightFormat.Q8_0
         case Precision.BFLOAT16:
             return WeightFormat.BFLOAT16
+        case Precision.FLOAT8:
+            raise ValueError(f"{precision} is a GPU's")
 
 
 def _layer_matrices(config: LlamaConfig, index: int) -> tuple[_Matrix, ...]:

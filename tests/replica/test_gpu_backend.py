@@ -117,6 +117,21 @@ def test_narrow_keys_and_values_are_near_the_exact_ones(
     assert not torch.equal(*hidden)
 
 
+def test_float8_is_taken_where_it_is_faster_which_it_is_not_here(tiny: OpenedModel) -> None:
+    chosen = backend.DeviceBackend(
+        tiny, settings(precision=Precision.FLOAT8).engine_config(), [], CPU
+    )
+    runner = chosen.load(NUM_BLOCKS, lambda ratio, detail: None)
+    exact = gpu_runner(tiny)
+    exact._cache._parts.zero_()
+    assert runner.execute(decode_of(2)) == exact.execute(decode_of(2))
+    assert chosen.weights_bytes * 4 == exact_bytes(tiny) * 5
+
+
+def exact_bytes(tiny: OpenedModel) -> int:
+    return int(backend.DeviceBackend(tiny, settings().engine_config(), [], CPU).weights_bytes)
+
+
 def decode_of(num_seqs: int, *, token: int = 5) -> FlatBatch:
     """Each sequence at position 3 of its own block, the last there are."""
     blocks = [NUM_BLOCKS - 1 - i for i in range(num_seqs)]
