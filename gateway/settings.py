@@ -57,7 +57,7 @@ class Settings(BaseSettings):
     kubernetes_url: str = Field(default="https://kubernetes.default.svc", pattern=r"^https://")
     kubernetes_credentials: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # a pod's
     providers: tuple[ProviderAddress, ...] = ()  # only whom a policy names gets a request
-    model_aliases: dict[str, str] = {}  # name a client may use -> model a replica serves
+    model_aliases: dict[str, str | dict[str, float]] = {}  # name -> model, or several by weight
     routing: Literal["prefix", "exact"] = "prefix"  # exact: by the replicas' own block events
     routing_index_blocks: int = Field(default=1_000_000, ge=1)  # of exact routing; 170 bytes each
     routing_load_factor: float = Field(default=1.2, ge=1)  # of the mean load; more moves prefixes
@@ -136,6 +136,18 @@ class Settings(BaseSettings):
     def _policy_is_somewhere(cls, value: Path | None, others: ValidationInfo) -> Path | None:
         if value is None and others.data.get("policy_url") is None:
             raise ValueError("expected a policy_file or a policy_url")
+        return value
+
+    @field_validator("model_aliases")
+    @classmethod
+    def _weights_are_some(
+        cls, value: dict[str, str | dict[str, float]]
+    ) -> dict[str, str | dict[str, float]]:
+        for weights in value.values():
+            if not isinstance(weights, str) and (
+                min(weights.values(), default=-1.0) < 0.0 or sum(weights.values()) <= 0.0
+            ):
+                raise ValueError("an alias's weights must not be negative, nor all zero")
         return value
 
     @field_validator("replicas", "providers")

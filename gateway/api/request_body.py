@@ -4,7 +4,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Protocol
 
 import msgspec
@@ -20,6 +20,7 @@ from gateway.api.schemas import ABSENT, ChatCompletionBody, CompletionBody, Stre
 from gateway.errors import InvalidRequest
 from gateway.policies import Grant
 from gateway.prompt import Affinity, Prompt, PromptText
+from gateway.routing.ring import ring_point
 from gateway.routing.text_chain import prompt_text
 
 _FIELD_IN_FAULT = re.compile(r"`\$\.(\w+)|required field `(\w+)`")
@@ -43,8 +44,9 @@ class Models(Protocol):
     def takes_priority(self) -> bool:
         """All do: one of another make might refuse a body that holds one."""
 
-    def resolve(self, model: str) -> str:
-        """The name that replicas use.  Raises for an unknown model."""
+    def resolve(self, model: str, share: Callable[[], float]) -> str:
+        """The name that replicas use; of a name for several models by the conversation's share.
+        Raises for an unknown model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,8 @@ class RequestReader:
             body = _decode(operation, raw_body)
             if not body.priority is body.resume_tokens is body.return_token_ids is ABSENT:
                 raise _not_for_clients(body)
-            model = self.models.resolve(body.model)
+            share = partial(_share_of, body, grant.salt, session)
+            model = self.models.resolve(body.model, share)
             grant = grant.for_model(model)
             if grant.scope is not None:
                 grant.scope.check(operation, model)
@@ -153,6 +156,15 @@ def _affinity_of(body: Body, prompt: bytes, tenant_salt: bytes, session: bytes |
         tools = b"" if body.tools is ABSENT else bytes(body.tools)
         return chat_affinity(tenant_salt, prompt, tools)
     return prompt_affinity(tenant_salt, prompt)
+
+
+def _share_of(body: Body, tenant_salt: bytes, session: bytes | None) -> float:
+    """0..1, the same for all turns of a conversation."""
+    prompt = bytes(body.messages if isinstance(body, ChatCompletionBody) else body.prompt)
+    if not prompt.startswith((b"[", b'"')):
+        return 0.0  # about to be refused
+    affinity = _affinity_of(body, prompt, tenant_salt, session)
+    return ring_point(b"share" + affinity.conversation) / 2**64
 
 
 def _text_of(body: Body, tenant_salt: bytes, model: str) -> PromptText:

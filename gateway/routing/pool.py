@@ -8,6 +8,7 @@ from typing import Final
 
 from gateway.clock import Clock
 from gateway.errors import ModelNotFound, NoReplicaAvailable
+from gateway.routing.aliases import Aliases, Target
 from gateway.routing.ejection import eject
 from gateway.routing.endpoint import Endpoint
 from gateway.routing.foreign_metrics import Engine
@@ -34,13 +35,13 @@ class ReplicaPool:
     def __init__(
         self,
         clients: Iterable[ReplicaClient],
-        aliases: Mapping[str, str],
+        aliases: Mapping[str, Target],
         timings: PoolTimings,
         clock: Clock,
     ) -> None:
         self._replicas = {client.name: Replica(client) for client in clients}
         self._leaving: list[Replica] = []  # with requests that still run
-        self._aliases = aliases
+        self._aliases = Aliases(aliases)
         self._timings = timings
         self._inspector = Inspector(timings.poll_timeout_s)
         self._clock = clock
@@ -48,6 +49,7 @@ class ReplicaPool:
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None  # while it watches
         self._known_models = frozenset[str]()  # ready or not
+        self._ready_models = frozenset[str]()
         self._created_unix_s: dict[str, int] = {}
         self.ring = PrefixRing(self._replicas)  # ready or not: those that come back keep their keys
         self.is_blind = True  # nobody knows what other gateways send
@@ -72,17 +74,19 @@ class ReplicaPool:
     def served_models(self) -> list[str]:
         """Every name a client may use now: models with their aliases."""
         served = {model for replica in self._replicas.values() for model in replica.models or ()}
-        aliases = {alias for alias, model in self._aliases.items() if model in served}
-        return sorted(served | aliases)
+        return sorted(served | self._aliases.names_for(served))
 
     def created_unix_s(self, model: str) -> int:
         """The earliest that was told: some servers tell the time of the question.  0: none told."""
-        return self._created_unix_s.get(self._aliases.get(model, model), 0)
+        return self._created_unix_s.get(self._aliases.models(model)[0], 0)
 
-    def resolve(self, model: str) -> str:
-        """The name replicas use.  Raises ModelNotFound, or NoReplicaAvailable if nobody can say."""
+    def resolve(self, model: str, share: Callable[[], float] = lambda: 0.0) -> str:
+        """The name replicas use; of a name for several models by the conversation's ``share``.
+
+        Raises ModelNotFound, or NoReplicaAvailable if nobody can say.
+        """
         if model in self._aliases:
-            return self._aliases[model]
+            return self._aliases.resolve(model, share, self._ready_models)
         if model in self._known_models:
             return model
         if any(replica.models is None for replica in self._replicas.values()):
@@ -253,6 +257,8 @@ class ReplicaPool:
         self.version += 1
         known = [r.models for r in self._replicas.values() if r.models is not None]
         self._known_models = frozenset[str]().union(*known)
+        ready = [r.endpoint.models for r in self._replicas.values() if r.is_ready]
+        self._ready_models = frozenset[str]().union(*ready)
 
 
 def _compare_speeds(replicas: Collection[Replica]) -> None:

@@ -1,6 +1,6 @@
 """Replicas that were never asked for anything: a fleet for decisions alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
@@ -14,6 +14,7 @@ from gateway.clock import SYSTEM_CLOCK, Clock
 from gateway.fleet import Fleet, RelayLimits
 from gateway.policies import Grant
 from gateway.prompt import Affinity
+from gateway.routing.aliases import Target
 from gateway.routing.hot_prefixes import HotPrefixes
 from gateway.routing.pool import PoolTimings, ReplicaPool
 from gateway.routing.prefix_index import PrefixIndex
@@ -50,12 +51,15 @@ def profile_of(
 
 
 def fleet_of(
-    *names: str, clock: Clock = SYSTEM_CLOCK, on_progress: Callable[[], None] = lambda: None
+    *names: str,
+    clock: Clock = SYSTEM_CLOCK,
+    on_progress: Callable[[], None] = lambda: None,
+    aliases: Mapping[str, Target] | None = None,
 ) -> Fleet:
     """Its replicas are ready and serve ``m``, as if they had told so; nobody asks them."""
     timeouts = Timeouts(connect_s=1.0, head_s=1.0, idle_s=1.0, keep_alive_s=1.0)
     clients = [ReplicaClient(name, "http://127.0.0.1:1", timeouts) for name in names]
-    pool = ReplicaPool(clients, {}, PoolTimings(1.0, 1.0, 30.0), clock)
+    pool = ReplicaPool(clients, aliases or {}, PoolTimings(1.0, 1.0, 30.0), clock)
     for name in names:
         pool[name].models = frozenset({"m"})
         pool[name].set_ready(is_ready=True)

@@ -81,7 +81,7 @@ class OneModel:
     name: str
     takes_priority: bool = True
 
-    def resolve(self, model: str) -> str:
+    def resolve(self, model: str, share: Callable[[], float]) -> str:
         return self.name
 
 

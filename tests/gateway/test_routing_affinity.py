@@ -1,6 +1,7 @@
 """Which requests should meet the same prefix cache."""
 
 import json
+from collections.abc import Callable
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -93,7 +94,7 @@ GRANT = context_of("t", ADMISSION_TIERS["free"], inference_request("m")).grant
 class AnyModel:
     takes_priority = False
 
-    def resolve(self, model: str) -> str:
+    def resolve(self, model: str, share: Callable[[], float]) -> str:
         return model
 
 

@@ -1,0 +1,76 @@
+"""One name for several models: a canary, by weight and conversation."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from contracts.admission import ADMISSION_TIERS
+from gateway.admission.cost import CostModel
+from gateway.api.context import Operation
+from gateway.api.request_body import RequestReader
+from gateway.routing.aliases import Aliases
+from gateway.settings import Settings
+from tests.gateway.fleets import context_of, fleet_of, inference_request
+
+CANARY = Aliases({"chat": {"stable": 90.0, "canary": 10.0}, "plain": "stable"})
+BOTH = {"stable", "canary"}
+
+
+def test_each_model_gets_its_weight() -> None:
+    drawn = Counter(CANARY.resolve("chat", lambda n=n: n / 1_000, BOTH) for n in range(1_000))
+    assert drawn == {"stable": 900, "canary": 100}
+    assert CANARY.resolve("chat", lambda: 0.999999, BOTH) == "canary"
+    assert CANARY.resolve("plain", lambda: 0.5, BOTH) == "stable"
+    assert "other" not in CANARY
+
+
+def test_a_canary_that_nobody_serves_gets_nothing() -> None:
+    assert CANARY.resolve("chat", lambda: 0.95, {"stable"}) == "stable"
+    assert CANARY.resolve("chat", lambda: 0.05, {"canary"}) == "canary"
+    assert CANARY.resolve("chat", lambda: 0.95, set()) == "canary", "it will be said that none is"
+    off = Aliases({"chat": {"stable": 1.0, "canary": 0.0}})
+    assert {off.resolve("chat", lambda n=n: n / 50, BOTH) for n in range(50)} == {"stable"}
+
+
+def test_an_alias_is_listed_while_any_of_its_models_is_served() -> None:
+    assert CANARY.names_for({"canary"}) == {"chat"}
+    assert CANARY.names_for(BOTH) == {"chat", "plain"}
+    assert CANARY.models("chat") == ["stable", "canary"]
+    assert CANARY.models("stable") == ["stable"]
+
+
+GRANT = context_of("t", ADMISSION_TIERS["free"], inference_request("m")).grant
+
+
+async def test_a_conversation_stays_with_its_model_and_adapters_are_models() -> None:
+    pool = fleet_of("a", aliases={"chat": {"m": 50.0, "m-adapter": 50.0}}).pool
+    pool["a"].models = frozenset({"m", "m-adapter"})  # as vLLM lists a base and what it adapts
+    reader = RequestReader(pool, CostModel(0.95))
+
+    def model_of(*messages: object) -> str:
+        raw = json.dumps({"model": "chat", "messages": messages}).encode()
+        return reader.read(Operation.CHAT_COMPLETIONS, raw, GRANT)[0].model
+
+    seen: Counter[str] = Counter()
+    for number in range(60):
+        first = {"role": "user", "content": f"question {number}"}
+        answer = {"role": "assistant", "content": "so it is"}
+        model = model_of(first)
+        assert model == model_of(first, answer, first)
+        seen[model] += 1
+    assert min(seen["m"], seen["m-adapter"]) > 10
+
+
+@pytest.mark.parametrize("weights", [{}, {"a": 0.0}, {"a": 2.0, "b": -1.0}], ids=str)
+def test_weights_that_say_nothing_are_no_setting(weights: dict[str, float]) -> None:
+    with pytest.raises(ValidationError, match="weights"):
+        Settings(
+            model_aliases={"chat": weights},
+            policy_file=Path("p"),
+            key_pepper=SecretStr("p" * 32),
+            quota_url=SecretStr("redis://127.0.0.1:1"),
+            spool_dir=Path("s"),
+        )
