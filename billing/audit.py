@@ -134,7 +134,7 @@ def findings_of_event(posted: Posted, witnesses: Witnesses) -> Iterator[Finding]
 def findings_of_quota(
     tenant_id: str, *, quota: Account, ledger: Account, waiting: Account
 ) -> Iterator[Finding]:
-    """``ledger`` and ``waiting`` without what an auditor posted, which no quota was told of."""
+    """What an auditor has posted is among what is billed: the quota was told of it then."""
     billed = ledger + waiting
     if quota != billed:
         detail = f"quota was told {quota}; billed are {billed}"

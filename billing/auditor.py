@@ -220,6 +220,6 @@ def _quota_findings(accounts: Mapping[str, Accounts]) -> Iterator[Finding]:
             yield from findings_of_quota(
                 tenant_id,
                 quota=of_tenant.quota,
-                ledger=of_tenant.ledger,
+                ledger=of_tenant.ledger + of_tenant.recovered,
                 waiting=of_tenant.waiting,
             )

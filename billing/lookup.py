@@ -1,12 +1,15 @@
 """Single facts from the ledger: a request, a tenant's totals, how far a source is posted."""
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
+from functools import reduce
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, bindparam, func, select
 
+from billing.bulk_insert import in_parts
 from billing.ledger_database import LedgerRef, reading
 from billing.ledger_schema import (
     TOKEN_COLUMNS,
@@ -93,6 +96,35 @@ def totals(ledger: LedgerRef, tenant_id: str) -> Totals:
         tokens=dict(zip(TokenClass, map(int, tokens), strict=True)),
         pico_usd=joined_pico_usd(micro_usd, rest),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """By one event.  ``pico_usd`` is nothing while it has no price."""
+
+    num_tokens: int
+    pico_usd: int
+
+
+def used_by_event(
+    ledger: LedgerRef, tenant_id: str, event_ids: Sequence[str]
+) -> Mapping[str, Used]:
+    """Of those, the ones that the ledger has."""
+    found: dict[str, Used] = {}
+    events, entries = usage_events.c, ledger_entries.c
+    num_tokens = reduce(operator.add, TOKEN_COLUMNS)
+    with reading(ledger) as connection:
+        for some in in_parts(sorted(event_ids)):
+            money = select(*sum_pico_usd()).where(
+                entries.tenant_id == tenant_id, entries.event_id == bindparam("event_id")
+            )
+            query = select(events.event_id, num_tokens).where(
+                events.tenant_id == tenant_id, events.event_id.in_(some)
+            )
+            for event_id, tokens in connection.execute(query).all():
+                micro_usd, rest = connection.execute(money, {"event_id": event_id}).one()
+                found[event_id] = Used(int(tokens), joined_pico_usd(micro_usd, rest))
+    return found
 
 
 def tenants(ledger: LedgerRef) -> list[str]:

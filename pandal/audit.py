@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,6 +26,7 @@ from contracts.names import tenant_id
 from pandal.datadir import DataDir
 from pandal.errors import NotFound, PandalError
 from pandal.keys import read_policies
+from pandal.unsettled import settle_posted
 
 _LOOK_AGAIN_S: Final = 0.2
 
@@ -44,7 +45,7 @@ def run_audit(request: AuditRequest) -> AuditReport:
     """Looks again while what may move differs, ``patience_s`` at most.  Raises PandalError."""
     try:
         report = _patiently(lambda: _look(request), request.patience_s)
-        if report.missing and request.recovers:
+        if report.findings and request.recovers:
             _recover(request, report)
             report = _patiently(lambda: _look(request), request.patience_s)
     except LedgerMissing as exc:
@@ -117,17 +118,25 @@ def _quota(data_dir: DataDir) -> Mapping[str, Account] | None:
     named = {policy.tenant_id for policy in read_policies(data_dir.policies).tenants}
     known = named | {tenant_id(name) for name in tenants(data_dir.ledger_url)}
     try:
-        return settled_accounts(f"unix://{data_dir.sockets / 'quota.sock'}", known)
+        return settled_accounts(_quota_url(data_dir), known)
     except QuotaStoreUnavailable:
         return None
 
 
+def _quota_url(data_dir: DataDir) -> str:
+    return f"unix://{data_dir.sockets / 'quota.sock'}"
+
+
 def _recover(request: AuditRequest, report: AuditReport) -> None:
+    """Posts what nobody billed, then tells the quota what nobody settled."""
     url = request.data_dir.ledger_url
-    price_book = read_price_book(request.price_book)
-    with closing(Ledger(url)) as ledger:
-        ledger.record_prices(price_book)
-        recover(ledger, url, price_book, report.missing)
+    if report.missing:
+        price_book = read_price_book(request.price_book)
+        with closing(Ledger(url)) as ledger:
+            ledger.record_prices(price_book)
+            recover(ledger, url, price_book, report.missing)
+    with suppress(QuotaStoreUnavailable):
+        settle_posted(_quota_url(request.data_dir), url, map(tenant_id, report.accounts))
 
 
 def _remarks(report: AuditReport) -> Iterator[str]:

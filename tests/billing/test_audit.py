@@ -253,13 +253,15 @@ def recover_all(books: Books) -> int:
 
 
 def test_what_a_killed_gateway_never_wrote_is_posted_once_and_marked(books: Books) -> None:
-    """It was never settled either: the reservation's lease gave the tokens back."""
+    """The quota is told of it then, and of no other."""
     lost = record(event(4), output_text_tokens=9, finish_reasons=("abort",))
     books.post(*EVENTS)
     books.records.append(lost)
     assert books.found() == [(Kind.NO_EVENT, "event-4")]
     assert recover_all(books) == 1
     assert recover_all(books) == 0
+    assert books.found() == [(Kind.QUOTA_DIFFERS, "quota")]
+    books.quota = {"acme": Account(4, 306 + 109)}
     report = books.audit()
     assert report.findings == []
     assert report.accounts["acme"].recovered == Account(1, 109)

@@ -288,7 +288,7 @@ def test_a_killed_replica_is_loaded_again(fleet: RealFleet) -> None:
 def test_what_a_killed_gateway_never_billed_is_posted_from_its_replicas_record(
     fleet: RealFleet,
 ) -> None:
-    """Behind all that ask the quota: nobody told it of this request."""
+    """And the quota is told of it: its reservation is held still."""
     directory = fleet.process.data_dir
     before, num_witnessed = (
         ledger_account(directory, TENANTS),
