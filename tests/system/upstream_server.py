@@ -3,7 +3,7 @@
 ``upstream_server.py PORT [uncounted]``: the second word makes it one that tells no usage.
 
 Its answers are words; one word is one token, in prompts too.  A prompt that holds "slowly" is
-answered at ten words a second.
+answered at ten words a second; one that holds "break off" is not answered to its end.
 """
 
 import json
@@ -44,6 +44,10 @@ class WordsHandler(BaseHTTPRequestHandler):
             "total_tokens": len(prompt.split()) + count,
         }
         if body.get("stream"):
+            if "break off" in prompt:
+                self.close_connection = True
+                self._begin_stream(words(3, pause_s=0.0))
+                return
             self._stream(words(count, pause_s=0.1 if "slowly" in prompt else 0.0), usage)
         else:
             text = "".join(words(count, pause_s=0.0))
@@ -62,7 +66,7 @@ class WordsHandler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(payload)
 
-    def _stream(self, pieces: Iterator[str], usage: dict[str, int]) -> None:
+    def _begin_stream(self, pieces: Iterator[str]) -> None:
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.send_header("transfer-encoding", "chunked")
@@ -70,6 +74,9 @@ class WordsHandler(BaseHTTPRequestHandler):
         for piece in pieces:
             choice = {"index": 0, "delta": {"content": piece}, "finish_reason": None}
             self._event(json.dumps(envelope("chat.completion.chunk", [choice], None)))
+
+    def _stream(self, pieces: Iterator[str], usage: dict[str, int]) -> None:
+        self._begin_stream(pieces)
         final = {"index": 0, "delta": {}, "finish_reason": "length"}
         self._event(json.dumps(envelope("chat.completion.chunk", [final], None)))
         if not self.server.is_uncounted:
