@@ -118,6 +118,11 @@ def quota_record_key(tenant: TenantId) -> str:
     return f"{{{tenant}}}:quota:record"
 
 
+def cached_answer(tenant: TenantId, digest: str) -> str:
+    """String, in the response cache's own store: an answer, by what was asked."""
+    return f"{{{tenant}}}:answer:{digest}"
+
+
 def fair_served_key(tenant: TenantId) -> str:
     """Hash: tokens served lately by all gateways, by model."""
     return f"{{{tenant}}}:fair:served"

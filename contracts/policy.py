@@ -18,6 +18,7 @@ from contracts.fallbacks import FallbackChain
 from contracts.names import TenantId
 from contracts.policy_faults import check_document
 from contracts.quota import Limit, ModelPrice, QuotaRule
+from contracts.response_cache import CachePolicy
 from contracts.terms import Models, Terms
 from contracts.usage import OutputCharge, UtcDatetime
 
@@ -131,6 +132,7 @@ class TenantPolicy(
     terms: tuple[Terms, ...] = ()  # one by one: each field of it in place of the tier's
     output_charge: OutputCharge = OutputCharge.GENERATED  # of answers that did not end well
     fallbacks: tuple[FallbackChain, ...] = ()  # one a model
+    cache: CachePolicy | None = None  # None: no answer is kept
 
 
 class PolicyDocument(

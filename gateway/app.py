@@ -115,6 +115,7 @@ async def create_app(
                 fleet=parts.fleet,
                 retries=resilience.retries,
                 idempotency=resilience.idempotency,
+                cache=resilience.cache,
                 turnstile=parts.turnstile,
                 desk=_desk(settings, parts, EventSource(settings.gateway_id, boot_id, clock)),
                 access_log=telemetry.access_log(parts.metrics, clock, write_log),

@@ -36,6 +36,7 @@ class Exchange:
     is_whole = False  # the message has arrived, or nothing more of it will
     is_closed_by_owner = False  # the connection's end is then not this answer's business
     refusal: GatewayError | None = None  # known before its turn has come
+    is_shared = False  # read by exchanges of clients, and itself no client's
     response_complete = False
     disconnected = False
     is_started = False

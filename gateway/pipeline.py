@@ -14,6 +14,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from contracts.admission import TokenCounting
+from contracts.response_cache import CachePolicy, HitCharge, KeptAnswer
 from contracts.usage import Outcome
 from gateway.access_log import AccessLog, Trace
 from gateway.admission.quota_plan import PlanBook, QuotaPlan
@@ -43,6 +44,15 @@ from gateway.policies import Grant
 from gateway.relay import Relay
 from gateway.resilience.idempotency import REPLAYED, Idempotency
 from gateway.resilience.retries import Retries
+from gateway.resilience.shared_answer import SharedAnswer
+from gateway.response_cache.cache_key import cache_digest
+from gateway.response_cache.response_cache import (
+    CACHE_MISS,
+    CACHE_SHARED,
+    ResponseCache,
+    send_kept,
+    usage_of,
+)
 from gateway.settlement import Settlement, SettlementDesk
 from gateway.turnstile import Turnstile
 
@@ -61,6 +71,7 @@ class Stages:
     fleet: Fleet
     retries: Retries
     idempotency: Idempotency
+    cache: ResponseCache
     turnstile: Turnstile
     desk: SettlementDesk
     access_log: AccessLog
@@ -122,8 +133,7 @@ class Pipeline:
             trace.grant = grant = stages.authenticator.authenticate(
                 head.authorization, exchange.peer
             )
-            if head.idempotency_key is not None:
-                await self._share(exchange, trace, head.idempotency_key, grant)
+            if _may_be_known(exchange, grant) and await self._answer_known(exchange, trace, grant):
                 return
             request, exchange.body = stages.reader.read(
                 head.operation, exchange.body, grant, head.session
@@ -161,23 +171,86 @@ class Pipeline:
         finally:
             stages.access_log.finish(trace)
 
-    async def _share(self, exchange: Exchange, trace: Trace, key: bytes, grant: Grant) -> None:
-        """The answer to whatever was asked first under the key: one request, however often sent."""
-        idempotency, tenant = self._stages.idempotency, grant.tenant.tenant_id
-        answer = idempotency.find(tenant, key, exchange)
+    # What was asked before
+
+    async def _answer_known(self, exchange: Exchange, trace: Trace, grant: Grant) -> bool:
+        """Answers what an answer exists for, or begins one that others may read, too."""
+        head, tenant = exchange.head, grant.tenant.tenant_id
+        if head.idempotency_key is None:
+            assert grant.tenant.cache is not None
+            return await self._answer_cached(exchange, trace, grant, grant.tenant.cache)
+        answer = self._stages.idempotency.find(tenant, head.idempotency_key, exchange)
+        said = REPLAYED
         if answer is None:
-            answer = idempotency.begin(tenant, key, exchange)
-            trace.is_counted_elsewhere = True
-            ended = answer.join(exchange, b"")
+            answer, said = (
+                self._stages.idempotency.begin(tenant, head.idempotency_key, exchange),
+                b"",
+            )
+        await self._read(answer, exchange, trace, said)
+        return True
+
+    async def _answer_cached(
+        self, exchange: Exchange, trace: Trace, grant: Grant, policy: CachePolicy
+    ) -> bool:
+        head, cache, tenant = exchange.head, self._stages.cache, grant.tenant.tenant_id
+        trace.request, body = self._stages.reader.read(
+            head.operation, exchange.body, grant, head.session
+        )
+        digest = cache_digest(head.operation, body, policy, head.cache, grant.salt)
+        if digest is None:
+            return False
+        answer = cache.running(tenant, digest)
+        if answer is None:
+            kept = await cache.find(tenant, digest, exchange)
+            if kept is not None:
+                await self._repeat(exchange, kept, trace, policy)
+                return True
+            answer = cache.running(tenant, digest)  # begun while the store was asked
+        said = CACHE_SHARED
+        if answer is None:
+            answer, said = cache.begin(tenant, digest, policy, exchange), CACHE_MISS
+        await self._read(answer, exchange, trace, said)
+        return True
+
+    async def _read(
+        self, answer: SharedAnswer, exchange: Exchange, trace: Trace, headers: bytes
+    ) -> None:
+        """The shared answer, to its end; whoever comes first has it made."""
+        is_first = answer.is_unread
+        trace.is_counted_elsewhere = is_first
+        ended = answer.join(exchange, headers)
+        if is_first:
             self.start(answer)
-        else:
-            ended = answer.join(exchange, REPLAYED)
         try:
             await exchange.watch(ended)
         except Interrupted:
             answer.leave(exchange)
             raise
         trace.status = answer.status
+
+    async def _repeat(
+        self, exchange: Exchange, kept: KeptAnswer, trace: Trace, policy: CachePolicy
+    ) -> None:
+        """A kept answer, charged as policy says.  Raises what a limit says to that."""
+        grant, request = trace.grant, trace.request
+        assert grant is not None
+        assert request is not None
+        if policy.hit_charge is HitCharge.FULL:
+            stages, context = self._stages, self._context(trace, grant, request)
+            plan = stages.plans.plan_for(grant.for_model(request.model), request.model)
+            reservation = _reservation(context, plan, exchange.body)
+            verdict = await stages.limiter.reserve(reservation)
+            trace.budget = verdict.budget
+            if verdict.refusal is not None:
+                raise refused(verdict.refusal, reservation)
+            usage = usage_of(kept)
+            closing = Settlement(stages.desk, context, reservation, trace.meter).close(
+                usage, Outcome.COMPLETED
+            )
+            trace.usage, trace.outcome = closing.usage, closing.outcome
+            await closing.until_kept()
+        trace.status = 200
+        send_kept(exchange, kept, _head(trace))
 
     # Admission
 
@@ -240,6 +313,8 @@ class Pipeline:
             # Only a cancelled flow, or a defect, gets here unsettled.
             closing = settlement.closing or settlement.close(relay.usage(), Outcome.CANCELLED)
             trace.usage, trace.outcome = closing.usage, closing.outcome
+            if isinstance(relay.exchange, SharedAnswer):
+                relay.exchange.usage = closing.usage
             relay.close()
         if self._stages.desk.waits:
             await closing.until_kept()
@@ -271,6 +346,12 @@ class Pipeline:
         exchange.send(
             trace.status, _head(trace) + retry_headers(error) + challenge, error_body(error)
         )
+
+
+def _may_be_known(exchange: Exchange, grant: Grant) -> bool:
+    if exchange.is_shared:
+        return False
+    return exchange.head.idempotency_key is not None or grant.tenant.cache is not None
 
 
 def _shut_down(exchange: Exchange) -> None:

@@ -18,6 +18,7 @@ Header = tuple[bytes, bytes]
 
 FORWARDED_HEADERS: Final = frozenset({b"accept", b"traceparent", b"tracestate"})
 _SESSION: Final = HEADER_SESSION_ID.encode()
+_CACHE: Final = b"x-pandal-cache"
 _IDEMPOTENCY_KEY: Final = b"idempotency-key"
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*", re.IGNORECASE)
 _END: Final = b"\r\n\r\n"
@@ -31,6 +32,7 @@ class RequestHead(msgspec.Struct, frozen=True, eq=False):
     session: bytes | None
     forwarded: bytes  # lines for the replica
     idempotency_key: bytes | None
+    cache: bytes | None  # the request's own word on it
     keep_alive: bool
     is_chunking_understood: bool  # HTTP/1.0 clients do not
 
@@ -52,6 +54,7 @@ def request_head(
         first.get(_SESSION),
         b"".join(b"%b: %b\r\n" % header for header in kept if header[0] in FORWARDED_HEADERS),
         first.get(_IDEMPOTENCY_KEY),
+        first.get(_CACHE),
         keep_alive,
         is_chunking_understood,
     )

@@ -1,5 +1,6 @@
 """The part of the composition root that is about failures: retries, fallbacks, kept answers."""
 
+import asyncio
 import ssl
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -9,6 +10,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from gateway.admission.quota_plan import PlanBook
+from gateway.admission.resp import RespClient
 from gateway.clock import Clock
 from gateway.providers.provider import Api, Provider, provider_headers
 from gateway.resilience.breaker import Breakers
@@ -16,6 +18,8 @@ from gateway.resilience.fallback import Fallbacks
 from gateway.resilience.idempotency import Idempotency, IdempotencyLimits
 from gateway.resilience.retries import Retries, RetryLimits
 from gateway.resilience.retry_budget import RetryBudget
+from gateway.resp_address import RespAddress
+from gateway.response_cache.response_cache import ResponseCache
 from gateway.routing.replica import Replica
 from gateway.settings import ProviderAddress, Settings
 from gateway.upstream.replica_client import ReplicaClient, Timeouts
@@ -27,6 +31,7 @@ _MAX_KEPT_ANSWERS: Final = 100_000  # under idempotency keys, whatever their siz
 class Resilience:
     retries: Retries
     idempotency: Idempotency
+    cache: ResponseCache
 
 
 @asynccontextmanager
@@ -47,10 +52,24 @@ async def wire_resilience(
         Fallbacks(plans, providers),
     )
     try:
-        yield Resilience(retries, _idempotency(settings, clock))
+        async with _store(settings) as store:
+            yield Resilience(retries, _idempotency(settings, clock), ResponseCache(store))
     finally:
         for provider in providers.values():
             await provider.replica.client.close()
+
+
+@asynccontextmanager
+async def _store(settings: Settings) -> AsyncGenerator[RespClient | None]:
+    if settings.cache_url is None:
+        yield None
+        return
+    address = RespAddress.parse(settings.cache_url.get_secret_value())
+    client = RespClient(address, settings.cache_call_deadline_s, name="response cache")
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(client.run())
+        yield client
+        running.cancel()
 
 
 def _idempotency(settings: Settings, clock: Clock) -> Idempotency:

@@ -101,6 +101,8 @@ class Settings(BaseSettings):
     idle_timeout_s: float = Field(default=60.0, gt=0)  # the longest gap between two chunks
     upstream_keep_alive_s: float = Field(default=60.0, gt=0)  # a replica closes after 75 s
     abort_timeout_s: float = Field(default=4.0, gt=0)  # the count comes after a step of the engine
+    cache_url: SecretStr | None = None  # as quota_url, of a store of its own; None: none is kept
+    cache_call_deadline_s: float = Field(default=0.02, gt=0)  # later is as good as a miss
     idempotency_kept_s: float = Field(default=600.0, ge=0)  # clients try again within minutes
     idempotency_max_bytes: int = Field(default=64 * 1024 * 1024, ge=0)  # of answers kept for them
     max_retries: int = Field(default=2, ge=0, le=10)  # of a request, before its first byte
@@ -118,10 +120,11 @@ class Settings(BaseSettings):
             raise ValueError(f"key pepper must hold 16 to 64 bytes, got {num_bytes}")
         return value
 
-    @field_validator("quota_url")
+    @field_validator("quota_url", "cache_url")
     @classmethod
-    def _quota_url_is_an_address(cls, value: SecretStr) -> SecretStr:
-        RespAddress.parse(value.get_secret_value())
+    def _store_url_is_an_address(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            RespAddress.parse(value.get_secret_value())
         return value
 
     @field_validator("policy_url")

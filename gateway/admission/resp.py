@@ -164,10 +164,19 @@ class RespClient:
     """Keeps one connection; reconnects with growing pauses for as long as it runs."""
 
     def __init__(
-        self, address: RespAddress, call_deadline_s: float, preload: Sequence[bytes] = ()
+        self,
+        address: RespAddress,
+        call_deadline_s: float,
+        preload: Sequence[bytes] = (),
+        *,
+        name: str = "quota store",
     ) -> None:
-        """``preload``: commands sent on every new connection before any other."""
+        """``preload``: commands sent on every new connection before any other.
+
+        ``name``: what the log calls it.
+        """
         self._address = address
+        self._says_connected, self._says_unusable = f"{name} connected", f"{name} not usable"
         self._preload = preload
         self._call_deadline_s = call_deadline_s
         self._connection: _Connection | None = None
@@ -200,7 +209,7 @@ class RespClient:
                 num_failures += 1
                 await asyncio.sleep(backoff_s(_BACKOFF_S, num_failures))
                 continue
-            logger.info("quota store connected")
+            logger.info(self._says_connected)
             self._fault = None
             if await self._use(connection) >= _PROVEN_S:
                 num_failures = 0
@@ -212,7 +221,7 @@ class RespClient:
         is_told = fault == self._fault or (fault, self._fault) == ("unreachable", "lost")
         if not is_told:  # once per outage and reason, not once per attempt
             advice = _ADVICE.get(fault)
-            logger.error("quota store not usable", extra={"reason": fault, "error": advice})
+            logger.error(self._says_unusable, extra={"reason": fault, "error": advice})
         self._fault = fault
 
     async def _use(self, connection: _Connection) -> float:

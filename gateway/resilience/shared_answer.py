@@ -13,6 +13,7 @@ import msgspec
 from gateway.api.event_stream import DONE
 from gateway.completion import Completion
 from gateway.exchange import JSON, Exchange
+from gateway.metering import Usage
 
 MAX_KEPT_BYTES: Final = 4 * 1024 * 1024  # an answer of a million tokens
 
@@ -55,6 +56,9 @@ class Recording:
 
 
 class SharedAnswer(Exchange):
+    is_shared = True
+    usage: Usage | None = None  # of its request, once that is settled
+
     def __init__(
         self, first: Exchange, on_end: Callable[["SharedAnswer"], None], *, outlives_readers: bool
     ) -> None:
@@ -70,6 +74,7 @@ class SharedAnswer(Exchange):
         self.body = first.body
         self.is_whole = True
         self._peer = first.peer()
+        self.is_unread = True  # nobody has joined it yet
         self._outlives_readers = outlives_readers
         self._readers: dict[Exchange, tuple[bytes, Completion[None]]] = {}
         self.status = 200
@@ -86,6 +91,7 @@ class SharedAnswer(Exchange):
         Not of one that is too large.
         """
         ended: Completion[None] = Completion()
+        self.is_unread = False
         if self.recording is not None:
             self.recording.send_to(reader, self.recording.headers + headers)
             ended.resolve(None)
@@ -100,6 +106,7 @@ class SharedAnswer(Exchange):
         self._readers.pop(reader, None)
         if not self._readers and not self._outlives_readers:
             self.client_lost()
+            self._on_complete()  # a lost client's answer does not get to say so itself
 
     # An exchange's
 

@@ -1,0 +1,1 @@
+"""Answers to requests that were made before, word for word."""
