@@ -120,7 +120,7 @@ class Ingress(Group):
     enabled: bool = False
     class_name: str = ""
     annotations: dict[str, str] = Field(
-        {}, description="Turn off the controller's buffering, and its timeouts below routeTimeoutS"
+        {}, description="The controller must not buffer, nor time out below settings.answerTimeoutS"
     )
     hosts: list[str] = Field([], description="Each is served under /v1; empty: every one")
     tls: list[Object] = Field([], description="As in an Ingress")
@@ -162,7 +162,6 @@ class Gateway(Placement):
     upstreams: list[Upstream] = Field([], description="Servers beside the pools")
     providers: list[Provider] = Field([], description="Only whom a policy names gets a request")
     drain: Drain = Drain()
-    route_timeout_s: int = Field(3600, ge=1, description="The longest answer")
     service: Service = Service()
     ingress: Ingress = Ingress()
     http_route: HttpRoute = HttpRoute()

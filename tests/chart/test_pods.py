@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from autoscaler.kubernetes.resource import pool_spec
 from billing.ledger import Ledger
 from contracts.policy import decode_policy_document
 from tests.chart import manifests
@@ -134,6 +135,25 @@ def test_the_hook_makes_a_ledger_that_billing_takes(helm4: Helm, tmp_path: Path)
             env={**os.environ, "BILLING_LEDGER_URL": url},
         )
     Ledger(url).close()
+
+
+@pytest.mark.parametrize(("least", "path"), [(0, "/health"), (1, "/ready")])
+def test_a_gateway_without_replicas_is_asked_where_that_wakes_them(
+    helm4: Helm, written: Written, least: int, path: str
+) -> None:
+    pool = {"name": "a", "model": "m", "autoscaling": {"enabled": True, "minReplicas": least}}
+    objects = helm4.template(written({"pools": [pool]}))
+    gateway = manifests.one(objects, "Deployment", "r-pandal-gateway")
+    probe = gateway["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]
+    assert probe["httpGet"]["path"] == path
+    (scaled,) = manifests.of_kind(objects, "ReplicaPool")
+    assert pool_spec("a", scaled["spec"]).min_replicas == least
+
+
+def test_a_route_lasts_as_long_as_the_longest_answer(helm4: Helm, written: Written) -> None:
+    gateway = {"httpRoute": {"enabled": True}, "settings": {"answerTimeoutS": 7200.5}}
+    (route,) = manifests.of_kind(helm4.template(written({"gateway": gateway})), "HTTPRoute")
+    assert route["spec"]["rules"][0]["timeouts"] == {"request": "7201s", "backendRequest": "7201s"}
 
 
 LONG = {

@@ -51,10 +51,11 @@ def values(fleet: PodFleet) -> dict[str, Any]:
 
 
 class Release:
-    def __init__(self, helm: Helm, config: Path, folder: Path) -> None:
+    def __init__(self, helm: Helm, config: Path, folder: Path, namespace: str = NAMESPACE) -> None:
         self._helm = helm
         self._config = config
         self._folder = folder
+        self._namespace = namespace
 
     async def run(self, command: str, *arguments: str, values: Any = None) -> str:
         files = []
@@ -63,7 +64,7 @@ class Release:
             path.write_text(yaml.safe_dump(values))
             files = [str(CHART), "-f", str(path)]
         done = await asyncio.to_thread(
-            self._helm.run, command, "r", *files, "-n", NAMESPACE, *arguments,
+            self._helm.run, command, "r", *files, "-n", self._namespace, *arguments,
             "--kubeconfig", str(self._config),
         )  # fmt: skip
         assert "would violate PodSecurity" not in done.stderr + done.stdout
@@ -307,6 +308,30 @@ async def _uninstall(release: Release, api: KubernetesApi) -> None:
     assert leases["items"] == []
 
 
+async def test_helm_3_installs_and_uninstalls_too(
+    control_plane: ControlPlane, admin: KubernetesApi, tmp_path: Path
+) -> None:
+    """Of other people's servers: no pools, and volumes that end with their pods."""
+    await admin.create("/api/v1/namespaces", {"metadata": {"name": "three", "labels": RESTRICTED}})
+    old = helm(3, tmp_path)
+    place = ("-n", "three", "--kubeconfig", str(control_plane.kubeconfig("admin")))
+    files = ("-f", str(CHART / "ci" / "external-values.yaml"))
+    emptied = (
+        "--set",
+        "usage.transport=kafka,usage.kafka.bootstrap=k:9092,usage.spool.kind=emptyDir",
+    )
+    held = ("--set", "billing.ledger.volume.kind=emptyDir")
+    wait = ("--wait", "--timeout", "120s")
+    await asyncio.to_thread(
+        old.run, "install", "r", str(CHART), *files, *emptied, *held, *wait, *place
+    )
+    history = await asyncio.to_thread(old.run, "history", "r", "-o", "json", *place)
+    assert [entry["status"] for entry in json.loads(history.stdout)] == ["deployed"]
+    await asyncio.to_thread(old.run, "uninstall", "r", "--wait", *place)
+    left = await admin.get(paths.collection("apps/v1", "three", "deployments"))
+    assert msgspec.json.decode(left)["items"] == []
+
+
 OPERATORS = (
     ("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors"),
     ("monitoring.coreos.com", "v1", "PrometheusRule", "prometheusrules"),
@@ -365,20 +390,11 @@ async def test_the_api_server_takes_every_scenario_strictly(
 
 
 async def test_the_definition_refuses_a_pool_that_makes_no_sense(
-    release_of_nothing: Release,
+    program: Helm, control_plane: ControlPlane, admin: KubernetesApi, tmp_path: Path
 ) -> None:
-    bad = {
-        "pools": [
-            {
-                "name": "a", "model": "m",
-                "autoscaling": {"enabled": True, "spec": {"urgency": 7}},
-            }
-        ]
-    }  # fmt: skip
+    await admin.create("/api/v1/namespaces", {"metadata": {"name": "refused"}})
+    release = Release(program, control_plane.kubeconfig("admin"), tmp_path, "refused")
+    scaled = {"enabled": True, "spec": {"urgency": 7}}
+    bad = {"pools": [{"name": "a", "model": "m", "autoscaling": scaled}]}
     with pytest.raises(AssertionError, match="urgency"):
-        await release_of_nothing.run("install", values=bad)
-
-
-@pytest.fixture
-def release_of_nothing(program: Helm, control_plane: ControlPlane, tmp_path: Path) -> Release:
-    return Release(program, control_plane.kubeconfig("admin"), tmp_path)
+        await release.run("install", values=bad)

@@ -65,3 +65,16 @@ GATEWAY_KAFKA_BOOTSTRAP: {{ required "usage.kafka.bootstrap: where are the broke
   value: {{ toJson $told | quote }}
 {{- end }}
 {{- end -}}
+
+{{/*
+A gateway without any replica is not ready, and gets no request; but it is a request that wakes a
+pool which may have none.
+*/}}
+{{- define "pandal.gateway.readiness" -}}
+{{- $path := "/ready" -}}
+{{- range .Values.pools -}}
+{{- $pool := include "pandal.pool" (list $ .) | fromYaml -}}
+{{- if and $pool.autoscaling.enabled (eq (int $pool.autoscaling.minReplicas) 0) }}{{ $path = "/health" }}{{ end -}}
+{{- end -}}
+{{ $path }}
+{{- end -}}
