@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -96,15 +96,14 @@ async def create_app(
     readiness = Readiness(parts.policies.live, parts.replicas.pool, parts.limiter, parts.spool)
     telemetry = wire_telemetry(settings, boot_id, clock)
     shipping = _shipping(settings, boot_id, parts.metrics, clock)
+    plans = PlanBook(is_recorded=settings.records_admissions)
     async with (
         _closing(parts.replicas.pool),
         _open(parts.spool),
         _background([*telemetry.loops, *_watching(settings, parts), *shipping]),
-        AsyncExitStack() as stack,
+        wire_resilience(settings, clock, plans) as resilience,
     ):
         await parts.policies.start()
-        plans = PlanBook(is_recorded=settings.records_admissions)
-        resilience = await stack.enter_async_context(wire_resilience(settings, clock, plans))
         pipeline = Pipeline(
             Stages(
                 authenticator=parts.policies.authenticator,
