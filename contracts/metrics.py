@@ -28,6 +28,8 @@ CACHE_CONFIG_INFO: Final = "vllm:cache_config_info"
 # Gateway
 GATEWAY_REQUESTS: Final = "pandal_gateway_requests_total"  # labels endpoint, status
 GATEWAY_REFUSALS: Final = "pandal_gateway_refusals_total"  # label reason
+GATEWAY_TENANT_REQUESTS: Final = "pandal_gateway_tenant_requests_total"  # labels tenant, status
+GATEWAY_TENANT_TOKENS: Final = "pandal_gateway_tenant_tokens_total"  # labels tenant, class
 GATEWAY_SHADOW_REFUSALS: Final = "pandal_gateway_shadow_refusals_total"  # label rule
 GATEWAY_TOKENS: Final = "pandal_gateway_tokens_total"  # label class: input, cached, output
 GATEWAY_ROUTES: Final = "pandal_gateway_routes_total"  # label reason: see routing/decision.py

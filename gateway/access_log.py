@@ -114,6 +114,9 @@ class AccessLog:
             metrics.num_cached_tokens += cached
             metrics.num_input_tokens += usage.prompt_tokens - cached
             metrics.num_output_tokens += usage.completion_tokens
+        if metrics.tenants is not None and trace.grant is not None:
+            tokens = None if usage is None else _by_class(usage)
+            metrics.tenants.count(trace.grant.tenant.tenant_id, trace.status, tokens)
         meter = trace.meter
         first_byte = meter.first_byte_monotonic_s
         if first_byte is not None:
@@ -161,6 +164,11 @@ class AccessLog:
             b"" if first_byte_s is None else _TTFT % ((first_byte_s - started_s) * 1e3),
             b',"num_breaks":%d' % meter.num_breaks if meter.num_breaks else b"",
         )
+
+
+def _by_class(usage: Usage) -> tuple[int, int, int]:
+    cached = usage.cached_prompt_tokens
+    return usage.prompt_tokens - cached, cached, usage.completion_tokens
 
 
 def _tokens(usage: Usage) -> bytes:

@@ -135,7 +135,7 @@ def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
     address = RespAddress.parse(settings.quota_url.get_secret_value())
     name = f"{settings.gateway_id}/{boot_id}"
     quota = QuotaStore(address, settings.quota_call_deadline_s, greeting(name))
-    metrics, replicas = Metrics(), wire_replicas(settings, clock)
+    metrics, replicas = Metrics(settings.metrics_tenants), wire_replicas(settings, clock)
     turnstile: Turnstile  # which looks who may go whenever the fleet before it gets on
     limits = _limits(settings)
     fleet = Fleet(

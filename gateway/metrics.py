@@ -6,9 +6,10 @@ https://prometheus.io/docs/instrumenting/exposition_formats/
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from contracts import metrics as names
+from gateway.tenant_metrics import TenantMetrics
 
 Labels = tuple[tuple[str, str], ...]
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
@@ -37,7 +38,9 @@ class Histogram:
 class Metrics:
     """Numbers that their sources add to: a call for each would cost more than the addition."""
 
-    def __init__(self) -> None:
+    def __init__(self, tenants: Collection[str] = ()) -> None:
+        """``tenants``: those that have counters of their own."""
+        self.tenants = TenantMetrics(tenants) if tenants else None
         self.requests: Counter[tuple[str, int]] = Counter()  # by endpoint and status
         self.num_input_tokens = 0  # without the cached ones
         self.num_cached_tokens = 0
@@ -103,6 +106,7 @@ class Metrics:
                 *_family(names.GATEWAY_QUOTA_LOCAL, "counter", {(): num_local_admissions}),
                 *_family(names.GATEWAY_SPOOLED_EVENTS, "counter", {(): num_spooled}),
                 *_family(names.GATEWAY_SHIPPED_EVENTS, "counter", {(): self.num_shipped}),
+                *(() if self.tenants is None else self.tenants.lines()),
                 f"# TYPE {names.GATEWAY_TTFT} histogram",
                 *self.ttft_s.lines(names.GATEWAY_TTFT),
                 f"# TYPE {names.GATEWAY_STREAM_RECOVERY} histogram",

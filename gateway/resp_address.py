@@ -22,6 +22,11 @@ class RespAddress:
     username: str | None
     password: str | None = field(repr=False)
 
+    @property
+    def words(self) -> str:
+        """For people; holds no password."""
+        return self.path or f"{self.host}:{self.port}"
+
     @classmethod
     def parse(cls, url: str) -> "RespAddress":
         """Raises ValueError, which quotes nothing: any part of a bad URL may be the password's."""

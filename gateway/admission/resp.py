@@ -209,7 +209,7 @@ class RespClient:
                 num_failures += 1
                 await asyncio.sleep(backoff_s(_BACKOFF_S, num_failures))
                 continue
-            logger.info(self._says_connected)
+            logger.info(self._says_connected, extra={"path": self._address.words})
             self._fault = None
             if await self._use(connection) >= _PROVEN_S:
                 num_failures = 0
@@ -221,7 +221,8 @@ class RespClient:
         is_told = fault == self._fault or (fault, self._fault) == ("unreachable", "lost")
         if not is_told:  # once per outage and reason, not once per attempt
             advice = _ADVICE.get(fault)
-            logger.error(self._says_unusable, extra={"reason": fault, "error": advice})
+            fields = {"reason": fault, "error": advice, "path": self._address.words}
+            logger.error(self._says_unusable, extra=fields)
         self._fault = fault
 
     async def _use(self, connection: _Connection) -> float:

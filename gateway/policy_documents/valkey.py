@@ -41,7 +41,7 @@ class ValkeyDocuments:
     def __init__(self, address: RespAddress) -> None:
         self._store = QuotaStore(address, _CALL_DEADLINE_S)
         self._slot = slot_of(POLICY_TAG)
-        self.where = address.path or f"{address.host}:{address.port}"
+        self.where = address.words
 
     async def run(self) -> None:
         """Runs until cancelled."""

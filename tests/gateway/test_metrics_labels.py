@@ -1,0 +1,55 @@
+"""However many tenants, keys and models ask: so many time series and no more."""
+
+from collections.abc import Callable
+
+from gateway.metrics import Metrics
+from tests.gateway.conftest import Tenant
+from tests.gateway.http_client import chat, get
+from tests.gateway.processes import Gateway
+
+
+def rendered(metrics: Metrics) -> list[str]:
+    text = metrics.render(num_spooled=0, num_waiting=0, num_local_admissions=0, is_quota_lost=False)
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
+def test_only_tenants_that_were_named_have_series() -> None:
+    metrics = Metrics(("acme", "other"))
+    assert metrics.tenants is not None
+    for number in range(1_000):
+        metrics.tenants.count(f"tenant-{number}", 200, (1, 2, 3))
+    metrics.tenants.count("acme", 200, (1, 2, 3))
+    metrics.tenants.count("acme", 429, None)
+    found = [line for line in rendered(metrics) if "tenant" in line]
+    assert found == [
+        'pandal_gateway_tenant_requests_total{tenant="acme",status="2xx"} 1',
+        'pandal_gateway_tenant_requests_total{tenant="acme",status="4xx"} 1',
+        'pandal_gateway_tenant_tokens_total{tenant="acme",class="cached"} 2',
+        'pandal_gateway_tenant_tokens_total{tenant="acme",class="input"} 1',
+        'pandal_gateway_tenant_tokens_total{tenant="acme",class="output"} 3',
+    ]
+
+
+async def test_what_clients_send_adds_no_series(
+    make_tenant: Callable[..., Tenant], gateway: Gateway
+) -> None:
+    """Tenants, keys, models and paths of their own making."""
+    tenants = [make_tenant() for _ in range(3)]
+    await tenants[-1].accepted()
+
+    async def names() -> set[str]:
+        lines = (await get(gateway.port, "/metrics")).body.decode().splitlines()
+        return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
+
+    async def ask(suffix: str) -> None:
+        for tenant in tenants:
+            await tenant.chat(chat())
+            await tenant.chat(chat(model=f"model-{suffix}"))
+            await get(gateway.port, f"/v1/models/{suffix}", tenant.key)
+            await get(gateway.port, f"/{suffix}", tenant.key)
+
+    await ask("one")
+    before = await names()
+    await ask("two")
+    assert await names() == before
+    assert not any(tenant.name in name for tenant in tenants for name in before)
