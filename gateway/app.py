@@ -87,8 +87,7 @@ async def create_app(
 ) -> AsyncGenerator[Gateway]:
     """Everything runs inside; on leaving, open requests are settled and the spool is flushed.
 
-    ``write_log`` takes the lines of the access log, newlines included; ``place`` is among several
-    workers.
+    ``write_log`` takes whole lines of the access log; ``place`` is that among several workers.
     """
     ids = IdMaker(clock, RandomDigits())
     boot_id = ids.boot_id()
