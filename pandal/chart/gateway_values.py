@@ -35,6 +35,7 @@ MANAGED: Final = {
     "policy_url": "gateway.policies.url",
     "key_pepper": "gateway.keyPepper",
     "quota_url": "gateway.quotaUrl",
+    "cache_url": "gateway.cacheUrl",
     "spool_dir": "usage.spool",
     "gateway_id": "the pod's name",
     "kafka_bootstrap": "usage.kafka.bootstrap",
@@ -157,6 +158,10 @@ class Gateway(Placement):
     quota_url: SecretKey = Field(
         SecretKey(existing_secret="pandal", key="quota-url"),
         description="redis://user:password@host:port of a Redis, a Valkey or any node of a cluster",
+    )
+    cache_url: SecretKey = Field(
+        SecretKey(key="cache-url"),
+        description="As quotaUrl, of another store: answers that are repeated; empty: none are",
     )
     policies: Policies = Policies()
     upstreams: list[Upstream] = Field([], description="Servers beside the pools")
