@@ -43,10 +43,10 @@ class CuttingProxy:
         task.add_done_callback(self._serving.discard)
 
     async def close(self) -> None:
-        for task in list(self._serving):
-            task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
-        await _closed(*self._writers)  # of those, too, that had not begun
+        """Once its clients have gone: each connection then comes to its end."""
+        async with asyncio.timeout(20):
+            await asyncio.gather(*self._serving, return_exceptions=True)
+        await _closed(*self._writers)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
