@@ -201,7 +201,7 @@ def main() -> int:
     parser.add_argument("--load", type=float, default=1.0, help="of the usual arrival rates")
     parser.add_argument("--no-cost", action="store_true", help="skip the cost of decisions")
     options = parser.parse_args()
-    seeds, until_s = (2, 150.0) if options.quick else (options.seeds, 330.0)
+    seeds, until_s = (4, 150.0) if options.quick else (options.seeds, 330.0)
     claims = Claims()
     print("| mix | policy | hit % | TTFT p50 s | p95 s | max/mean tokens | requests |")
     print("|---|---|---|---|---|---|---|")

@@ -10,7 +10,7 @@ from typing import Final
 _MAX_PREFIXES: Final = 4_096  # the one that was pressed longest ago is forgotten
 _MAX_USED: Final = 8_192  # more than are used in the seconds that count
 _FADE, _LEAST_USES = 0.9, 0.5  # of uses, a tick: half are forgotten after seven
-_CALM_TICKS: Final = 10  # without pressure before an owner is let go
+_CALM_TICKS: Final = 20  # without pressure before an owner is let go
 
 
 class HotPrefixes:
