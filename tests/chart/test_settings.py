@@ -42,7 +42,7 @@ def _another(group: type[BaseModel], name: str) -> Any:
     names = [text for text in literals if isinstance(text, str)]
     candidates = [
         *(member.value for member in enumerated), *names, *OTHERS.get(type(default), ()),
-        *NUMBERS, {"alias": "model"}, "replicas:8000", "http://host:4318",
+        *NUMBERS, {"alias": "model"}, "replicas:8000", "http://host:4318", ["other"],
     ]  # fmt: skip
     for candidate in candidates:
         if candidate != default and not _is_refused(group, name, candidate):
@@ -59,7 +59,7 @@ def _is_refused(group: type[BaseModel], name: str, value: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    return getattr(value, "value", value)
+    return list(value) if isinstance(value, tuple) else getattr(value, "value", value)
 
 
 ALL_PARTS: dict[str, Any] = {
