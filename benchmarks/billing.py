@@ -1,6 +1,9 @@
 """Events a second into the ledger, through everything between a source and a commit.
 
     python -m benchmarks.billing [--events 200000] [--batch 2000] [--database sqlite|postgresql|URL]
+    python -m benchmarks.billing --writers 2       (as many consumers on one PostgreSQL)
+    python -m benchmarks.billing --outbox          (the gateway's spool: appends, group commits)
+    python -m benchmarks.billing --lag 5000        (events a second through KAFKA_HOME's Kafka)
 
 Batches are decoded, checked, priced, rated and posted, events, entries and offset in one
 transaction each, one in twenty events a repeat.  ``sqlite`` is a file in a temporary folder;
@@ -9,6 +12,8 @@ Beside the rate: CPU time of this process per event, the batches' times, and how
 """
 
 import argparse
+import asyncio
+import multiprocessing
 import resource
 import statistics
 import tempfile
@@ -19,12 +24,22 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
+import msgspec
+
 from billing.ledger import Ledger
 from billing.posting import rate_batch
+from billing.price_book_file import yaml_price_book
 from billing.pricing import Price, PriceBook, TokenClass
 from billing.records import Batch, Record
+from contracts.names import USAGE_TOPIC
 from contracts.usage import Outcome, UsageEvent, UsageSource, encode_usage_event
+from gateway.outbox.spool import Spool
+from tests.billing.billing_process import BillingProcess
+from tests.billing.databases import rows
+from tests.billing.kafka_topic import create_topic, producing
+from tests.support.kafka_brokers import apache_kafka, kafka_home, running
 from tests.support.postgres import running_postgres
+from tests.support.waiting import eventually
 
 BEGIN = datetime(2026, 11, 1, tzinfo=UTC)
 MODELS = ("small", "large")
@@ -49,7 +64,7 @@ BOOK = PriceBook(
 
 
 def event(number: int) -> UsageEvent:
-    ended_at = BEGIN + timedelta(milliseconds=number)
+    ended_at = BEGIN + timedelta(milliseconds=number % 10**9)
     return UsageEvent(
         event_id=f"{number:032x}",
         request_id=f"req-{number:028x}",
@@ -78,29 +93,31 @@ def event(number: int) -> UsageEvent:
     )
 
 
-def batches(num_events: int, size: int) -> Iterator[Batch]:
+def batches(num_events: int, size: int, writer: int = 0) -> Iterator[Batch]:
     """Made as they are asked for: the whole of them would be the memory that is measured."""
+    first_of_all = writer * 10**9
     offset = 0
     for start in range(0, num_events, size):
         numbers = list(range(start, min(start + size, num_events)))
         numbers += [number - number % 7 for number in numbers[::REPEATS]]
         records = [
-            Record(offset + n, encode_usage_event(event(number)))
+            Record(offset + n, encode_usage_event(event(first_of_all + number)))
             for n, number in enumerate(numbers)
         ]
         expected = None if offset == 0 else offset
-        yield Batch("benchmark", expected, offset + len(records), records)
+        yield Batch(f"benchmark-{writer}", expected, offset + len(records), records)
         offset += len(records)
 
 
-def measure(url: str, num_events: int, size: int) -> None:
+def measure(url: str, num_events: int, size: int, writer: int = 0) -> None:
+    """``writer``: whose events and source these are."""
     ledger = Ledger(url)
     ledger.record_prices(BOOK)
     walls_s: list[float] = []
     cpu_s = 0.0
     num_records = num_posted = 0
     before_kb = 0
-    for batch in batches(num_events, size):
+    for batch in batches(num_events, size, writer):
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
         result = ledger.post(rate_batch(batch, BOOK))
         walls_s.append(time.perf_counter() - began_s)
@@ -121,21 +138,122 @@ def measure(url: str, num_events: int, size: int) -> None:
     )
 
 
+def measure_writers(url: str, num_events: int, size: int, num_writers: int) -> None:
+    """Processes of their own, as consumers of different partitions are."""
+    Ledger(url).close()
+    began_s = time.perf_counter()
+    writers = [
+        multiprocessing.get_context("spawn").Process(
+            target=measure, args=(url, num_events, size, number)
+        )
+        for number in range(num_writers)
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    total = num_events * num_writers
+    print(
+        f"{num_writers} writers: {total / (time.perf_counter() - began_s):,.0f} events/s together, "
+        "their starts and the making of events included"
+    )
+
+
+async def measure_outbox(num_events: int) -> None:
+    """64 requests at a time, each of which waits for its event to be on disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        spool = Spool(Path(folder), "0a", 64 << 20)
+        spool.start()
+        lines = [encode_usage_event(event(number)) for number in range(1_000)]
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+
+        async def append(share: int) -> None:
+            for number in range(share):
+                await spool.append(lines[number % 1_000])
+
+        await asyncio.gather(*(append(num_events // 64) for _ in range(64)))
+        wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+        done = num_events // 64 * 64
+        await spool.stop(5.0)
+    print(f"outbox {done / wall_s:,.0f} appends/s, {cpu_s / done * 1e6:.1f} us of CPU each")
+
+
+async def measure_lag(rate: int, duration_s: float) -> None:
+    """From the end of a request to its posting, by the two times in the ledger."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        broker = stack.enter_context(running(apache_kafka(kafka_home(), folder)))
+        await create_topic(broker.bootstrap, USAGE_TOPIC, num_partitions=4)
+        book = folder / "book.yaml"
+        book.write_text(yaml_price_book(BOOK))
+        url = f"sqlite:///{folder / 'ledger.db'}"
+        billing = stack.enter_context(
+            BillingProcess(
+                folder / "log",
+                BILLING_LEDGER_URL=url,
+                BILLING_PRICE_BOOK=str(book),
+                BILLING_KAFKA_BOOTSTRAP=broker.bootstrap,
+                BILLING_POLL_INTERVAL_S="0.02",
+            )
+        )
+        await asyncio.to_thread(billing.until_log_has, "partition assigned", 4)
+        num_sent = await _send(broker.bootstrap, rate, duration_s)
+        await asyncio.to_thread(
+            eventually, lambda: rows(url, "usage_events")[num_sent - 1 :], "all to be posted"
+        )
+        lags_ms = [(r.posted_at_us - r.occurred_at_us) / 1e3 for r in rows(url, "usage_events")]
+    cuts = statistics.quantiles(lags_ms, n=100)
+    print(
+        f"{num_sent / duration_s:,.0f} events/s through Kafka into SQLite: "
+        f"lag median {cuts[49]:.0f} ms, p99 {cuts[98]:.0f} ms"
+    )
+
+
+async def _send(bootstrap: str, rate: int, duration_s: float) -> int:
+    num_sent = 0
+    async with producing(bootstrap, linger_ms=5) as producer:
+        began_s = time.perf_counter()
+        while (elapsed_s := time.perf_counter() - began_s) < duration_s:
+            while num_sent < elapsed_s * rate:
+                told = msgspec.structs.replace(event(num_sent), occurred_at=datetime.now(UTC))
+                key = told.tenant_id.encode()
+                await producer.send(USAGE_TOPIC, encode_usage_event(told), key=key)
+                num_sent += 1
+            await asyncio.sleep(0.002)
+        await producer.flush()
+    return num_sent
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--events", type=int, default=200_000)
     parser.add_argument("--batch", type=int, default=2_000)
     parser.add_argument("--database", default="both")
+    parser.add_argument("--writers", type=int, default=1)
+    parser.add_argument("--outbox", action="store_true")
+    parser.add_argument("--lag", type=int, help="events a second")
     options = parser.parse_args()
+    if options.outbox:
+        asyncio.run(measure_outbox(options.events))
+    elif options.lag is not None:
+        asyncio.run(measure_lag(options.lag, duration_s=10.0))
+    else:
+        _measure_databases(options)
+
+
+def _measure_databases(options: argparse.Namespace) -> None:
     with ExitStack() as stack:
-        if options.database in ("both", "sqlite"):
+        if options.database in ("both", "sqlite") and options.writers == 1:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             measure(f"sqlite:///{Path(folder) / 'ledger.db'}", options.events, options.batch)
+        url = options.database if "://" in options.database else None
         if options.database in ("both", "postgresql"):
             server = stack.enter_context(running_postgres(is_durable=True))
-            measure(server.new_database(), options.events, options.batch)
-        if "://" in options.database:
-            measure(options.database, options.events, options.batch)
+            url = server.new_database()
+        if url is not None and options.writers == 1:
+            measure(url, options.events, options.batch)
+        elif url is not None:
+            measure_writers(url, options.events, options.batch, options.writers)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """A fleet under load and faults at once: afterwards every account says the same, to the token.
 
 ``--num-faulty-requests 10000`` runs it whole.  Clients leave in the middle of streams; the model
-server breaks off answers; the quota store is restarted, both gateway processes and billing are
-killed.  From a thousand requests on, where there is an Apache Kafka, events go through it, and its
-broker is restarted as well.
+server breaks off answers; the quota store is restarted, gateway and billing are killed.  From a
+thousand requests on there are two gateway processes, and where there is an Apache Kafka, events go
+through it and its broker is restarted as well.
 """
 
 import asyncio
@@ -115,9 +115,11 @@ def kafka(tmp_path_factory: pytest.TempPathFactory, num_requests: int) -> Iterat
 
 
 @pytest.fixture(scope="module")
-def load(kafka: Broker | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
+def load(
+    kafka: Broker | None, num_requests: int, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Load]:
     data_dir = tmp_path_factory.mktemp("faults") / "data"
-    environment = {"GATEWAY_WORKERS": "2"}
+    environment = {"GATEWAY_WORKERS": "2" if num_requests >= WHOLE else "1"}
     if kafka is not None:
         environment["PANDAL_KAFKA_BOOTSTRAP"] = kafka.bootstrap
     with ExitStack() as stack:
