@@ -25,6 +25,7 @@ class Attempt(msgspec.Struct, frozen=True):
     response: UpstreamResponse
     began_monotonic_s: float
     stay: Stay
+    probe: int | None = None  # its number, for a breaker that waits for its end
     translation: AnthropicAnswer | None = None  # of another API's answer
     is_foreign: bool = False  # a provider's, who knows nothing of ours
 

@@ -149,8 +149,7 @@ class Attempts:
         began_s = self._fleet.clock.monotonic_s()
         path = provider.path_of(request.operation).encode()
         response = replica.client.post(path, provider.headers, self._exchange.body)
-        if self._retries.breakers:
-            self._retries.breakers.begin(request.model, provider.name)
+        probe = self._probe_of(provider.name)
         stay = Stay(replica, request.estimated_prompt_tokens, request.estimated_tokens, None)
         meter = self._meter
         meter.replica, meter.provider, meter.attempt = provider.name, provider.name, self._num_begun
@@ -160,7 +159,7 @@ class Attempts:
             translation = AnthropicAnswer(int(self._fleet.clock.wall_s()), limit)
         request_id = f"{self._context.request_id}-{self._num_begun - 1}"
         self.current = Attempt(
-            replica, request_id, response, began_s, stay, translation, is_foreign=True
+            replica, request_id, response, began_s, stay, probe, translation, is_foreign=True
         )
         return self.current
 
@@ -176,14 +175,13 @@ class Attempts:
             request_headers(self._exchange, self._context, request_id),
             self._body_for(replica),
         )
-        if self._retries.breakers:
-            self._retries.breakers.begin(request.model, replica.name)
+        probe = self._probe_of(replica.name)
         stay = self._fleet.begin(decision, request, began_s, request_id)
         self._meter.replica, self._meter.attempt = replica.name, self._num_begun
         self._meter.route, self._meter.home = decision.reason, decision.home
         if self._fleet.limits.explains_routes and self._exchange.header(_EXPLAIN) is not None:
             self._meter.explanation = route_header(decision)
-        self.current = Attempt(replica, request_id, response, began_s, stay)
+        self.current = Attempt(replica, request_id, response, began_s, stay, probe)
         return self.current
 
     def close(self, *, is_complete: bool) -> None:
@@ -193,9 +191,9 @@ class Attempts:
         if attempt is not None:
             breakers, model = self._retries.breakers, self._context.request.model
             if breakers and is_complete:
-                breakers.succeeded(model, attempt.replica.name)
+                breakers.succeeded(model, attempt.replica.name, attempt.probe)
             elif breakers:
-                breakers.undecided(model, attempt.replica.name)
+                breakers.undecided(model, attempt.replica.name, attempt.probe)
             self._fleet.end(attempt.stay)
             if is_complete:
                 attempt.response.discard()
@@ -211,14 +209,14 @@ class Attempts:
                 await self._exchange.watch(response.head)
             except UpstreamUnreachable:
                 self._fleet.pool.mark_unreachable(attempt.replica.name)
-                self._retries.breakers.failed(self._context.request.model, attempt.replica.name)
+                self._note_failure()
                 response.cancel()
             except UpstreamError:
                 self._note_failure()
                 raise
             else:
+                self._note_status(response.status)
                 if response.status != 503 or not self._is_turned_away(attempt):
-                    self._note_status(response.status)
                     return response
                 self._note_retry_after(response)
                 response.discard()
@@ -295,20 +293,32 @@ class Attempts:
             return False
         return True
 
+    def _probe_of(self, name: str) -> int | None:
+        """The request that goes there may be the one on which a breaker waits."""
+        breakers = self._retries.breakers
+        return breakers.begin(self._context.request.model, name) if breakers else None
+
     def _note_status(self, status: int) -> None:
-        breakers, model = self._retries.breakers, self._context.request.model
-        assert self.current is not None
+        breakers, attempt = self._retries.breakers, self.current
+        assert attempt is not None
+        told = self._context.request.model, attempt.replica.name, attempt.probe
         if is_replicas_failure(status):
-            self._note_failure()
-        elif breakers and status == 200:
-            breakers.began(model, self.current.replica.name)
-        elif breakers:
-            breakers.succeeded(model, self.current.replica.name)
+            breakers.failed(*told)
+        elif not breakers:
+            return
+        elif status == 503:
+            breakers.undecided(*told)  # full, or leaving: neither well nor ill
+        elif status == 200:
+            breakers.began(*told)
+        else:
+            breakers.succeeded(*told)
 
     def _note_failure(self) -> None:
-        assert self.current is not None
-        name = self.current.replica.name
-        self._retries.breakers.failed(self._context.request.model, name)
+        attempt = self.current
+        assert attempt is not None
+        self._retries.breakers.failed(
+            self._context.request.model, attempt.replica.name, attempt.probe
+        )
 
     def _choose(self, tried: set[str]) -> Decision:
         barred: Collection[str] = ()

@@ -1,26 +1,43 @@
 """Keeps requests away from a replica that fails at a model, and finds out when it is well again.
 
 Closed: all requests pass.  After so many failures in a row it opens: none passes for a while, which
-grows each time.  Then it is half open: one request passes, and its end decides.  What a client did
-wrong says nothing about a replica, and neither does a replica that says it is full.
+grows each time.  Then it is half open: one request passes, the probe, and its end alone decides.
+What a client did wrong says nothing about a replica, and neither does a replica that says it is
+full.
 """
 
+import logging
 from collections.abc import Callable, Collection
+from enum import StrEnum
 from typing import Final
 
 import msgspec
 
 from gateway.backoff import backoff_s
 
+logger = logging.getLogger(__name__)
+
 _FAILURES: Final = 5  # in a row
 _OPEN_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
+_FORGOTTEN_S: Final = 600.0  # after the last failure: a pod that failed and went comes no more
+
+
+class BreakerState(StrEnum):
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
 
 
 class _Breaker(msgspec.Struct):
     num_failures: int = 0  # in a row
+    failed_at_s: float = 0.0
     num_openings: int = 0  # without a success in between
     probe_at_s: float | None = None  # None: closed
-    is_probing: bool = False  # half open, and the one request is under way
+    probe: int | None = None  # half open, and the one request is under way
+
+    def is_decided_by(self, probe: int | None) -> bool:
+        """By the end of a request that began as that probe, or as none."""
+        return self.probe_at_s is None or (probe is not None and probe == self.probe)
 
 
 class Breakers:
@@ -29,57 +46,83 @@ class Breakers:
     def __init__(self, monotonic_s: Callable[[], float]) -> None:
         self._monotonic_s = monotonic_s
         self._breakers: dict[tuple[str, str], _Breaker] = {}  # by model and replica
+        self._num_probes = 0
+        self.num_openings = 0
 
     def __bool__(self) -> bool:
         """Somebody has failed lately."""
         return bool(self._breakers)
 
+    def __len__(self) -> int:
+        return len(self._breakers)
+
     def barred(self, model: str) -> Collection[str]:
         """The replicas that get no request for the model now."""
         now_s = self._monotonic_s()
+        self._forget(now_s)
         return {
             replica
             for (of_model, replica), breaker in self._breakers.items()
             if of_model == model and breaker.probe_at_s is not None
-            if breaker.is_probing or now_s < breaker.probe_at_s
+            if breaker.probe is not None or now_s < breaker.probe_at_s
         }
 
-    def begin(self, model: str, replica: str) -> None:
-        """A request goes there.  To a half open one it is the probe."""
+    def begin(self, model: str, replica: str) -> int | None:
+        """A request goes there.  The probe's number, if it is one: its end is told with that."""
         breaker = self._breakers.get((model, replica))
-        if breaker is not None and breaker.probe_at_s is not None:
-            breaker.is_probing = True
+        if breaker is None or breaker.probe_at_s is None or breaker.probe is not None:
+            return None
+        self._num_probes += 1
+        breaker.probe = self._num_probes
+        return breaker.probe
 
-    def began(self, model: str, replica: str) -> None:
+    def began(self, model: str, replica: str, probe: int | None) -> None:
         """It has begun to answer: enough of a probe, and no end of a row of answers broken off."""
-        breaker = self._breakers.get((model, replica))
-        if breaker is not None and breaker.is_probing:
-            del self._breakers[model, replica]
+        if probe is not None:
+            self.succeeded(model, replica, probe)
 
-    def succeeded(self, model: str, replica: str) -> None:
+    def succeeded(self, model: str, replica: str, probe: int | None) -> None:
         """It answered, be it with a refusal of what the client wants."""
-        self._breakers.pop((model, replica), None)
+        breaker = self._breakers.get((model, replica))
+        if breaker is None or not breaker.is_decided_by(probe):
+            return
+        del self._breakers[model, replica]
+        if breaker.probe_at_s is not None:
+            logger.info("breaker closed", extra={"model": model, "replica": replica})
 
-    def failed(self, model: str, replica: str) -> None:
+    def failed(self, model: str, replica: str, probe: int | None) -> None:
+        now_s = self._monotonic_s()
         breaker = self._breakers.setdefault((model, replica), _Breaker())
-        breaker.num_failures += 1
-        if self.state(model, replica) == "open":
+        breaker.failed_at_s = now_s
+        if not breaker.is_decided_by(probe):
             return  # what had begun before
-        if breaker.is_probing or breaker.num_failures >= _FAILURES:
-            breaker.num_openings += 1
-            breaker.probe_at_s = self._monotonic_s() + backoff_s(_OPEN_S, breaker.num_openings)
-            breaker.is_probing = False
+        breaker.num_failures += 1
+        if breaker.probe is None and breaker.num_failures < _FAILURES:
+            return
+        breaker.probe = None
+        breaker.num_openings += 1
+        open_s = backoff_s(_OPEN_S, breaker.num_openings)
+        breaker.probe_at_s = now_s + open_s
+        self.num_openings += 1
+        extra = {"model": model, "replica": replica, "open_s": open_s}
+        logger.info("breaker opened", extra=extra)
 
-    def undecided(self, model: str, replica: str) -> None:
+    def undecided(self, model: str, replica: str, probe: int | None) -> None:
         """The request ended before it could tell: the next one is the probe."""
         breaker = self._breakers.get((model, replica))
-        if breaker is not None:
-            breaker.is_probing = False
+        if probe is not None and breaker is not None and breaker.probe == probe:
+            breaker.probe = None
 
-    def state(self, model: str, replica: str) -> str:
-        """``closed``, ``open`` or ``half_open``."""
+    def state(self, model: str, replica: str) -> BreakerState:
         breaker = self._breakers.get((model, replica))
         if breaker is None or breaker.probe_at_s is None:
-            return "closed"
-        is_due = breaker.is_probing or self._monotonic_s() >= breaker.probe_at_s
-        return "half_open" if is_due else "open"
+            return BreakerState.CLOSED
+        is_due = breaker.probe is not None or self._monotonic_s() >= breaker.probe_at_s
+        return BreakerState.HALF_OPEN if is_due else BreakerState.OPEN
+
+    def _forget(self, now_s: float) -> None:
+        """Those that have not failed for long, and on which no probe is waiting."""
+        oldest_s = now_s - _FORGOTTEN_S
+        for at, breaker in list(self._breakers.items()):
+            if breaker.failed_at_s < oldest_s and breaker.probe is None:
+                del self._breakers[at]

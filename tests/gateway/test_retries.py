@@ -92,7 +92,7 @@ def test_a_refused_retry_costs_no_budget() -> None:
 def broken(seconds: Seconds, num_failures: int = 5) -> Breakers:
     breakers = Breakers(seconds)
     for _ in range(num_failures):
-        breakers.failed("m", "a")
+        breakers.failed("m", "a", None)
     return breakers
 
 
@@ -111,9 +111,9 @@ def test_it_is_the_replicas_for_one_model() -> None:
 
 def test_an_answer_in_between_begins_the_row_anew() -> None:
     breakers = broken(Seconds(), 4)
-    breakers.succeeded("m", "a")
+    breakers.succeeded("m", "a", None)
     assert not breakers
-    breakers.failed("m", "a")
+    breakers.failed("m", "a", None)
     assert breakers.state("m", "a") == "closed"
 
 
@@ -122,9 +122,9 @@ def test_one_request_finds_out() -> None:
     breakers = broken(seconds)
     seconds.now_s += 1.0
     assert (breakers.state("m", "a"), breakers.barred("m")) == ("half_open", set())
-    breakers.begin("m", "a")
+    probe = breakers.begin("m", "a")
     assert (breakers.state("m", "a"), breakers.barred("m")) == ("half_open", {"a"})
-    breakers.succeeded("m", "a")
+    breakers.succeeded("m", "a", probe)
     assert not breakers
 
 
@@ -132,8 +132,7 @@ def test_a_probe_that_fails_makes_the_pause_longer() -> None:
     seconds = Seconds()
     breakers = broken(seconds)
     seconds.now_s += 1.0
-    breakers.begin("m", "a")
-    breakers.failed("m", "a")
+    breakers.failed("m", "a", breakers.begin("m", "a"))
     seconds.now_s += 1.9
     assert breakers.state("m", "a") == "open"
     seconds.now_s += 0.1
@@ -151,6 +150,44 @@ def test_a_probe_whose_client_left_leaves_it_to_the_next() -> None:
     seconds = Seconds()
     breakers = broken(seconds)
     seconds.now_s += 1.0
-    breakers.begin("m", "a")
-    breakers.undecided("m", "a")
+    breakers.undecided("m", "a", breakers.begin("m", "a"))
     assert breakers.barred("m") == set()
+
+
+@pytest.mark.parametrize("end", ["succeeded", "failed", "undecided", "began"])
+def test_the_probes_end_alone_decides(end: str) -> None:
+    seconds = Seconds()
+    breakers = broken(seconds)
+    getattr(breakers, end)("m", "a", None)
+    assert breakers.state("m", "a") == "open", "an older request tells nothing new"
+    seconds.now_s += 1.0
+    probe = breakers.begin("m", "a")
+    assert breakers.begin("m", "a") is None, "one"
+    getattr(breakers, end)("m", "a", None)
+    assert breakers.barred("m") == {"a"}, "the probe is under way"
+    breakers.succeeded("m", "a", probe)
+    assert not breakers
+
+
+def test_the_probe_of_an_earlier_opening_decides_nothing() -> None:
+    seconds = Seconds()
+    breakers = broken(seconds)
+    seconds.now_s += 1.0
+    old = breakers.begin("m", "a")
+    breakers.undecided("m", "a", old)
+    new = breakers.begin("m", "a")
+    breakers.succeeded("m", "a", old)
+    assert breakers.barred("m") == {"a"}
+    breakers.succeeded("m", "a", new)
+    assert not breakers
+
+
+def test_who_failed_and_went_is_forgotten() -> None:
+    seconds = Seconds()
+    breakers = Breakers(seconds)
+    for number in range(100):
+        breakers.failed("m", f"pod-{number}", None)
+    seconds.now_s += 601.0
+    breakers.failed("m", "pod-100", None)
+    assert breakers.barred("m") == set()
+    assert len(breakers) == 1

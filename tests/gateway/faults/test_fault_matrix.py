@@ -115,7 +115,7 @@ async def scene(
         folder, valkey, policies, upstream, max_retries=retries, **TIMEOUTS
     ) as gateway:
         for _ in range(ONE_SHORT_OF_OPEN):
-            gateway.pipeline.retries.breakers.failed(MODEL, "replica-0")
+            gateway.pipeline.retries.breakers.failed(MODEL, "replica-0", None)
         upstream.behaviour = faulty = Faulty(cell.fault)
         upstream.knows_abort = not cell.fault.is_dead or cell.client != "stays"
         yield gateway, Scene(gateway, folder / "spool", tenant, valkey), faulty
@@ -196,7 +196,7 @@ async def test_an_upstream_that_refuses_connections_has_begun_nothing(
             upstream.stop()
             scene_ = Scene(gateway, folder / "spool", "fault-refuses", valkey)
             for _ in range(ONE_SHORT_OF_OPEN):
-                gateway.pipeline.retries.breakers.failed(MODEL, "replica-0")
+                gateway.pipeline.retries.breakers.failed(MODEL, "replica-0", None)
             await gateway.pipeline.serve(scene_.exchange(stream=is_stream))
             status, last = seen(scene_.transport.written)
             assert (status, last["error"]["code"]) == (503, "server_is_overloaded")
