@@ -70,6 +70,17 @@ GATEWAY: Final = (
             "shipped": total(rate(m.GATEWAY_SHIPPED_EVENTS)),
         },
     ),
+    Panel("Routes by reason", "reqps", {"{{reason}}": total(rate(m.GATEWAY_ROUTES), "reason")}),
+    Panel(
+        "Requests of tenants that are named",
+        "reqps",
+        {"{{tenant}} {{status}}": total(rate(m.GATEWAY_TENANT_REQUESTS), "tenant", "status")},
+    ),
+    Panel(
+        "Tokens of tenants that are named",
+        "short",
+        {"{{tenant}} {{class}}": total(rate(m.GATEWAY_TENANT_TOKENS), "tenant", "class")},
+    ),
     Panel(
         "Streams that a replica broke",
         "cps",
