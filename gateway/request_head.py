@@ -16,7 +16,8 @@ from gateway.api.context import Operation
 
 Header = tuple[bytes, bytes]
 
-FORWARDED_HEADERS: Final = frozenset({b"accept", b"traceparent", b"tracestate"})
+TRACEPARENT: Final = b"traceparent"
+FORWARDED_HEADERS: Final = frozenset({b"accept", TRACEPARENT, b"tracestate"})
 _SESSION: Final = HEADER_SESSION_ID.encode()
 _CACHE: Final = b"x-pandal-cache"
 _IDEMPOTENCY_KEY: Final = b"idempotency-key"
@@ -52,12 +53,23 @@ def request_head(
         kept,
         first.get(b"authorization"),
         first.get(_SESSION),
-        b"".join(b"%b: %b\r\n" % header for header in kept if header[0] in FORWARDED_HEADERS),
+        _forwarded(kept),
         first.get(_IDEMPOTENCY_KEY),
         first.get(_CACHE),
         keep_alive,
         is_chunking_understood,
     )
+
+
+def traced_head(head: RequestHead, traceparent: bytes) -> RequestHead:
+    """The same, but that the replica is told of another caller."""
+    kept = [header for header in head.headers if header[0] != TRACEPARENT]
+    forwarded = _forwarded((*kept, (TRACEPARENT, traceparent)))
+    return msgspec.structs.replace(head, forwarded=forwarded)
+
+
+def _forwarded(headers: Sequence[Header]) -> bytes:
+    return b"".join(b"%b: %b\r\n" % header for header in headers if header[0] in FORWARDED_HEADERS)
 
 
 class KnownHead:

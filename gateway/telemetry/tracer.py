@@ -4,17 +4,15 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
-import msgspec
-
 from gateway.access_log import Trace
 from gateway.clock import Clock, event_id_of
 from gateway.exchange import Exchange
+from gateway.request_head import TRACEPARENT, traced_head
 from gateway.telemetry.otlp import FinishedSpan, Value
 from gateway.telemetry.series import Histograms, Labels
 from gateway.telemetry.trace_context import span_context
 
 _MAX_SPANS: Final = 4_096  # that wait for the collector; then new ones are dropped
-_TRACEPARENT: Final = b"traceparent"
 _OPERATIONS: Final = {"chat.completions": "chat", "completions": "text_completion"}
 # https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/
 _DURATION_S: Final = tuple(0.01 * 2**power for power in range(14))
@@ -41,11 +39,8 @@ class Tracer:
     def begin(self, exchange: Exchange, trace: Trace) -> None:
         """From here on the replica is called in our name, and not in the client's."""
         digits = event_id_of(trace.request_id)
-        traceparent = exchange.header(_TRACEPARENT)
-        trace.span = span_context(traceparent, digits, self._sample_ratio)
-        kept = [header for header in exchange.headers if header[0] != _TRACEPARENT]
-        headers = (*kept, (_TRACEPARENT, trace.span.header()))
-        exchange.head = msgspec.structs.replace(exchange.head, headers=headers)
+        trace.span = span_context(exchange.header(TRACEPARENT), digits, self._sample_ratio)
+        exchange.head = traced_head(exchange.head, trace.span.header())
 
     def end(self, trace: Trace) -> None:
         took_s = self._clock.monotonic_s() - trace.started_monotonic_s
