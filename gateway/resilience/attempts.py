@@ -114,6 +114,7 @@ class Attempts:
         self._note_failure()
         tried = {self._give_up()}
         deadline_s = clock.monotonic_s() + self._fleet.limits.resume_patience_s
+        has_looked = False
         while True:
             try:
                 response = await self._open(tried)
@@ -121,7 +122,9 @@ class Attempts:
                 if clock.monotonic_s() >= deadline_s:
                     raise failure from None
                 tried.clear()  # whoever broke off may be back, or be another by now
-                await self._exchange.watch(pause(_LOOK_S))
+                if has_looked:
+                    await self._exchange.watch(pause(_LOOK_S))
+                has_looked = True
             except UpstreamError:
                 tried.add(self._give_up())
                 if not answer.break_off():

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ class Cuts:
 
     planned: list[int | None] = field(default_factory=list)  # tokens; None: to its end
     bodies: list[bytes] = field(default_factory=list)  # of the generations, as they were sent
+    begun_monotonic_s: list[float] = field(default_factory=list)  # of each of those
+    made_monotonic_s: list[float] = field(default_factory=list)
     is_mid_event: bool = False  # a part of the next event passes, too
 
     def next(self) -> int | None:
@@ -91,6 +94,7 @@ class _Connection:
             while chunk := await source.read(1 << 20):
                 if _GENERATION.match(chunk):
                     self._cuts.bodies.append(chunk.partition(b"\r\n\r\n")[2])
+                    self._cuts.begun_monotonic_s.append(time.monotonic())
                     self._limit, self._num_tokens = self._cuts.next(), 0
                 else:
                     self._proxy.num_polls += 1
@@ -110,6 +114,7 @@ class _Connection:
                 *events, rest = (rest + chunk).split(b"\n\n")
                 for event in events:
                     if self._is_cut_in(event + b"\n\n", sink):
+                        self._cuts.made_monotonic_s.append(time.monotonic())
                         await sink.drain()
                         return
                 if rest.endswith(b"0\r\n\r\n"):
