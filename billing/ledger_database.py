@@ -5,6 +5,7 @@ What differs between the two is here, in ``ledger_upgrade`` and in ``bulk_insert
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from sqlite3 import Connection as SqliteConnection
 from typing import Final
@@ -126,6 +127,8 @@ def _url(ledger_url: str) -> URL:
         backend = url.get_backend_name()
     except (ArgumentError, NoSuchModuleError) as exc:
         raise RequestInvalid(f"expected a ledger URL such as {_EXAMPLES}") from exc
+    if backend == "postgresql" and find_spec("psycopg") is None:
+        raise RequestInvalid("a ledger in PostgreSQL needs psycopg: pip install 'pandal[postgres]'")
     if backend == "postgresql" and url.drivername == "postgresql":
         return url.set(drivername="postgresql+psycopg")
     is_file = backend == "sqlite" and url.database and url.database != ":memory:"
