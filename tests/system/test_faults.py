@@ -32,6 +32,7 @@ from tests.support.waiting import eventually
 from tests.system.accounts import ledger_account, quota_account
 from tests.system.conftest import upstream
 from tests.system.fleet_process import FleetProcess, create_key, run_pandal
+from tests.system.sdk_client import client
 
 TENANTS = ("faulty-a", "faulty-b", "faulty-c")
 PARALLEL = 12
@@ -45,7 +46,7 @@ class Load:
     """Requests from many clients; what became of each."""
 
     fleet: FleetProcess
-    keys: dict[str, str]
+    sdks: dict[str, openai.OpenAI]  # by tenant
     outcomes: Counter[str] = field(default_factory=Counter)
     finished_tokens: Counter[str] = field(default_factory=Counter)  # by tenant, as clients saw it
     finished: Counter[str] = field(default_factory=Counter)
@@ -65,11 +66,8 @@ class Load:
         """A fifth of the clients leave, one in twenty answers breaks off."""
         leaves, breaks = luck < 0.2, 0.2 <= luck < 0.25
         words = "break off please" if breaks else "three words here"
-        sdk = openai.OpenAI(
-            base_url=f"{self.fleet.url}/v1", api_key=self.keys[tenant], max_retries=0, timeout=60
-        )
         try:
-            with sdk, self._stream(sdk, words) as stream:
+            with self._stream(self.sdks[tenant], words) as stream:
                 usage = None
                 for number, chunk in enumerate(stream):
                     usage = chunk.usage or usage
@@ -128,7 +126,13 @@ def load(
         stack.callback(fleet.end)
         fleet.wait_until_serving()
         rates = ("--tpm", "100000000", "--rpm", "10000000")
-        yield Load(fleet, {tenant: create_key(data_dir, tenant, *rates) for tenant in TENANTS})
+        yield Load(
+            fleet,
+            {
+                tenant: stack.enter_context(client(fleet.url, create_key(data_dir, tenant, *rates)))
+                for tenant in TENANTS
+            },
+        )
 
 
 def kill(fleet: FleetProcess, name: str, number: signal.Signals = signal.SIGKILL) -> None:
