@@ -72,6 +72,11 @@ class Meter:
             self.recoveries_s = (*self.recoveries_s, now_monotonic_s - self.broken_monotonic_s)
             self.broken_monotonic_s = None
 
+    def turn(self) -> None:
+        """Somebody else gets the request, as if nobody had had it; the client has nothing of it."""
+        self.provider = self.route = self.home = self.engine_usage = None
+        self.explanation = b""
+
     def break_off(self, now_monotonic_s: float) -> None:
         self.num_breaks += 1
         self.broken_monotonic_s = now_monotonic_s

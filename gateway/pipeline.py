@@ -315,6 +315,7 @@ class Pipeline:
             trace.usage, trace.outcome = closing.usage, closing.outcome
             if isinstance(relay.exchange, SharedAnswer):
                 relay.exchange.usage = closing.usage
+                relay.exchange.served = trace.meter.served
             relay.close()
         if self._stages.desk.waits:
             await closing.until_kept()

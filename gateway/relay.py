@@ -82,6 +82,7 @@ class Relay:
 
     async def _before_next(self, failure: GatewayError) -> None:
         """Another attempt, or somebody else's turn.  Raises ``failure`` where there is neither."""
+        self._is_usage_final = False
         try:
             await self._attempts.before_retry(failure)
         except (UpstreamError, UpstreamRefused, NoReplicaAvailable):
@@ -101,7 +102,8 @@ class Relay:
         target = await descent.next(self._fleet)
         if target is None:
             return False
-        self._context, self._meter.served = target.context, target
+        self._context = target.context
+        self._meter.served = None if target.is_home else target
         self._head = descent.head(self._head, target)
         self._attempts.turn_to(target)
         return True

@@ -36,8 +36,14 @@ class Untranslatable(ValueError):
 
 
 def messages_request(body: bytes, model: str, max_tokens: int) -> bytes:
-    """Raises Untranslatable.  ``body`` has been checked: it is a JSON object with messages."""
-    wanted: Json = msgspec.json.decode(body)
+    """Raises Untranslatable.  ``body`` is a JSON object with messages: nobody has looked deeper."""
+    try:
+        return _translated(msgspec.json.decode(body), model, max_tokens)
+    except (AttributeError, LookupError, TypeError, *UNDECODABLE) as exc:
+        raise Untranslatable("messages") from exc
+
+
+def _translated(wanted: Json, model: str, max_tokens: int) -> bytes:
     for name, neutral in _NEUTRAL.items():
         if wanted.get(name) not in neutral:
             raise Untranslatable(name)

@@ -78,7 +78,7 @@ class Attempts:
         self._exchange.body = target.body
         self._tried.clear()
         self.answer = self._retry_after_ms = None
-        self._meter.engine_usage = None
+        self._meter.turn()
 
     async def open(self) -> UpstreamResponse:
         """The first answer with a head, from whichever replica gives one.

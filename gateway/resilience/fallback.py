@@ -27,6 +27,11 @@ class Target:
     provider: Provider | None
     headers: bytes  # that tell the client so
 
+    @property
+    def is_home(self) -> bool:
+        """The request as it came."""
+        return not self.headers
+
 
 @dataclass(frozen=True, slots=True)
 class Fallbacks:

@@ -13,7 +13,7 @@ import msgspec
 from gateway.api.event_stream import DONE
 from gateway.completion import Completion
 from gateway.exchange import JSON, Exchange
-from gateway.metering import Usage
+from gateway.metering import Served, Usage
 
 MAX_KEPT_BYTES: Final = 4 * 1024 * 1024  # an answer of a million tokens
 
@@ -58,6 +58,7 @@ class Recording:
 class SharedAnswer(Exchange):
     is_shared = True
     usage: Usage | None = None  # of its request, once that is settled
+    served: Served | None = None  # by whom, if not as it was asked for
 
     def __init__(
         self, first: Exchange, on_end: Callable[["SharedAnswer"], None], *, outlives_readers: bool

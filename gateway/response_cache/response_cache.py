@@ -73,6 +73,8 @@ class ResponseCache:
         recording, usage = answer.recording, answer.usage
         if self._store is None or recording is None or usage is None or not recording.is_good:
             return
+        if answer.served is not None:
+            return  # another model's is no answer to this request once its own is back
         kept = _encode(_kept(recording, usage))
         if len(kept) <= policy.max_answer_bytes:
             reply = self._store.call(pack("SET", name, kept, "EX", policy.ttl_s))

@@ -145,6 +145,33 @@ def test_what_has_no_words_there_is_not_sent(members: dict[str, object]) -> None
         translated(**members)
 
 
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"messages": ["hi"]},
+        {"messages": "hi"},
+        {"messages": [{"role": "user", "content": ["hi"]}]},
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+        {"messages": [{"role": "system", "content": [{"type": "text", "text": 1}]}]},
+        {"messages": [{"role": ["user"], "content": "hi"}]},
+        {"messages": [{"role": "tool", "content": "no id"}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": 1}]},
+        {"temperature": "warm"},
+        {"temperature": {}},
+        {"tools": {"type": "function"}},
+        {"tools": [{"type": "function"}]},
+        {"tools": [TOOL], "tool_choice": ["auto"]},
+        {"tools": [TOOL], "tool_choice": {"type": "function"}},
+    ],
+    ids=str,
+)
+def test_what_is_malformed_is_untranslatable(members: dict[str, Any]) -> None:
+    with pytest.raises(Untranslatable):
+        translated(**members)
+
+
 def test_neutral_values_say_nothing() -> None:
     assert translated(n=1, logprobs=False, response_format={"type": "text"}) == translated()
 

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from contracts.fallbacks import FallbackChain, FallbackStep
+from contracts.load import ReplicaLoad
+from contracts.response_cache import CachePolicy, HitCharge
 from contracts.usage import Outcome, UsageEvent, UsageSource
 from gateway.app import Gateway
 from gateway.settings import ProviderAddress, ReplicaAddress
@@ -112,10 +115,12 @@ def falls(
     upstream.behaviour = refuse
 
     @asynccontextmanager
-    async def fall(*steps: FallbackStep, **chain: Any) -> AsyncIterator[Fall]:
+    async def fall(
+        *steps: FallbackStep, cache: CachePolicy | None = None, **chain: Any
+    ) -> AsyncIterator[Fall]:
         name = f"fall-{abs(hash((tmp_path, steps))) % 10**9}"
         chains = (FallbackChain(model=MODEL, steps=steps, **chain),)
-        policies.add(name, f"sk-{name}", fallbacks=chains)
+        policies.add(name, f"sk-{name}", fallbacks=chains, cache=cache)
         providers = tuple(
             ProviderAddress(name=api, url=f"{others[api].url}/base", api=api, api_key="sk-theirs")
             for api in ("openai", "anthropic")
@@ -133,6 +138,7 @@ def falls(
             providers=providers,
             poll_interval_s=0.05,
             max_retries=0,
+            cache_url=valkey.url,
         ) as gateway:
             scene = Scene(gateway, tmp_path / "spool", name, valkey)
             await knows(gateway, "small")
@@ -289,3 +295,85 @@ async def test_without_replicas_a_chain_still_serves(falls: Callable[..., Any]) 
                 await asyncio.sleep(0.005)
         fallen = await fall.ask()
     assert (fallen.status, fallen.events[0].model) == (200, "small")
+
+
+async def test_malformed_messages_go_where_they_can_be_judged(falls: Callable[..., Any]) -> None:
+    async with falls(ANTHROPIC, OPENAI) as fall:
+        fallen = await fall.ask(messages=["hi"])
+        assert fall.others["anthropic"].generations == []
+    assert (fallen.status, fallen.events[0].model) == (200, "openai/gpt")
+
+
+async def test_anothers_answer_is_not_kept_for_when_its_own_is_back(
+    falls: Callable[..., Any],
+) -> None:
+    async with falls(SMALL, cache=CachePolicy(hit_charge=HitCharge.FULL)) as fall:
+        assert "x-pandal-model: small" in (await fall.ask(temperature=0)).head
+        fall.upstream.behaviour = words(2)
+        again = await fall.ask(temperature=0)
+    assert "x-pandal-cache: miss" in again.head
+    assert again.events[0].model == MODEL
+
+
+LOAD = ReplicaLoad(
+    model=MODEL,
+    is_ready=True,
+    is_draining=False,
+    num_running=0,
+    num_waiting=0,
+    queued_prompt_tokens=0,
+    expected_output_tokens=0,
+    kv_cache_usage=0.0,
+    num_kv_blocks=8,
+    block_size=16,
+    prefill_tokens_per_s=0.0,
+    decode_tokens_per_s=0.0,
+)
+
+
+async def tokens(generation: Generation, *ids: int) -> None:
+    """As our own replicas stream them."""
+    for number in ids:
+        generation.completion_tokens += 1
+        await generation.chunk(
+            b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"t%d "},"token_ids":[%d],'
+            b'"finish_reason":null}],"usage":null}\n\n' % (number, number)
+        )
+
+
+async def test_after_a_provider_its_own_replica_is_one_again(
+    falls: Callable[..., Any], upstream: Upstream
+) -> None:
+    """And a stream that it breaks off is resumed, and counted as one."""
+    bodies: list[dict[str, Any]] = []
+
+    async def come_back(generation: Generation) -> None:
+        bodies.append(generation.received.document)
+        if len(bodies) == 1:
+            await refuse(generation)
+            return
+        await generation.start_stream()
+        if len(bodies) == 2:
+            await tokens(generation, 1, 2)
+            generation.reset()
+            return
+        await tokens(generation, 3)
+        usage = generation.usage
+        usage["prompt_tokens"] += 2  # as it was given them
+        usage["total_tokens"] += 2
+        await generation.event({"id": "d", "choices": [], "usage": usage})
+        await generation.chunk(b"data: [DONE]\n\n")
+        await generation.send(b"0\r\n\r\n")
+
+    upstream.load = msgspec.to_builtins(LOAD)
+    async with falls(OPENAI, wait_ms=20_000) as fall:
+        fall.upstream.behaviour = come_back
+        fall.others["openai"].behaviour = break_down
+        fallen = await fall.ask(stream=True)
+    assert fallen.payloads[-1] == "[DONE]"
+    assert fallen.body.count(b'"t') == 3
+    assert bodies[2]["resume_tokens"] == [1, 2]
+    (event,) = fallen.events
+    assert (event.provider, event.replica, event.model) == (None, "replica-0", MODEL)
+    assert event.usage_source is UsageSource.ENGINE
+    assert (event.input_tokens, event.output_text_tokens) == (PROMPT_TOKENS, 3)
