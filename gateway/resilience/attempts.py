@@ -17,7 +17,6 @@ from gateway.errors import (
     NoReplicaAvailable,
     UpstreamError,
     UpstreamRefused,
-    UpstreamTimeout,
     UpstreamUnreachable,
 )
 from gateway.exchange import Exchange
@@ -271,8 +270,8 @@ class Attempts:
             return None
         name = attempt.replica.name
         is_elsewhere = self._has_other({*self._tried, name})
-        if isinstance(failure, UpstreamTimeout) and not is_elsewhere:
-            return None  # it is busy with the last one
+        if not attempt.response.is_refusal and not is_elsewhere:
+            return None  # it may still be at work, or have died of it
         if is_elsewhere:
             self._tried.add(name)
         else:
