@@ -9,7 +9,7 @@ from pathlib import Path
 from sqlalchemy import Connection, func, not_, select, tuple_
 
 from billing.audit import Account, Boot, Posted, expected_entries
-from billing.bulk_insert import EventKey, in_parts
+from billing.bulk_insert import EventKey, in_parts, rows_by_key
 from billing.ledger_schema import (
     TOKEN_COLUMNS,
     dead_letter_replays,
@@ -169,12 +169,9 @@ def _entries(
     connection: Connection, keys: Sequence[EventKey]
 ) -> Mapping[EventKey, dict[str, tuple[int, int, str]]]:
     found: dict[EventKey, dict[str, tuple[int, int, str]]] = {}
-    columns = ledger_entries.c
-    for some in in_parts(keys):
-        query = select(ledger_entries).where(tuple_(columns.tenant_id, columns.event_id).in_(some))
-        for row in connection.execute(query):
-            charged = found.setdefault((row.tenant_id, row.event_id), {})
-            charged[row.token_class] = (row.tokens, row.pico_usd, row.price_id)
+    for row in rows_by_key(connection, select(ledger_entries), ledger_entries, keys):
+        charged = found.setdefault((row.tenant_id, row.event_id), {})
+        charged[row.token_class] = (row.tokens, row.pico_usd, row.price_id)
     return found
 
 

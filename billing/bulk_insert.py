@@ -7,14 +7,16 @@ the database decides what is new, also between two consumers.
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection, Table, select, text, tuple_
+from sqlalchemy import Column, Connection, Select, Table, select, text
 
 from billing.errors import LedgerUnavailable
 from billing.ledger_schema import usage_events
 
-_KEYS_AT_ONCE: Final = 500  # SQLite before 3.32 takes 999 parameters
+_KEYS_AT_ONCE: Final = 400  # SQLite before 3.32 takes 999 parameters
 _STAGING: Final = "staged_usage_events"
 
 Row = tuple[object, ...]  # in the order of the table's columns
@@ -52,12 +54,22 @@ def insert_new_events(connection: Connection, rows: Sequence[Row]) -> set[EventK
 
 
 def known_keys(connection: Connection, keys: Collection[EventKey]) -> set[EventKey]:
-    key = (usage_events.c.tenant_id, usage_events.c.event_id)
-    return {
-        (tenant_id, event_id)
-        for some in in_parts(sorted(keys))
-        for tenant_id, event_id in connection.execute(select(*key).where(tuple_(*key).in_(some)))
-    }
+    query = select(usage_events.c.tenant_id, usage_events.c.event_id)
+    return {(row[0], row[1]) for row in rows_by_key(connection, query, usage_events, keys)}
+
+
+def rows_by_key(
+    connection: Connection, query: Select[Any], table: Table, keys: Collection[EventKey]
+) -> Iterator[Any]:  # Any: rows, of whatever the query selects
+    """What ``query`` finds of ``table`` under those keys.
+
+    Tenant by tenant: SQLite looks all of a table through for ``(tenant_id, event_id) IN (...)``.
+    """
+    event_id: Column[str] = table.c.event_id
+    for tenant_id, of_tenant in groupby(sorted(set(keys)), key=itemgetter(0)):
+        by_tenant = query.where(table.c.tenant_id == tenant_id)
+        for some in in_parts([key[1] for key in of_tenant]):
+            yield from connection.execute(by_tenant.where(event_id.in_(some)))
 
 
 def in_parts(keys: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -11,7 +11,14 @@ from datetime import UTC, datetime
 
 from sqlalchemy import Connection, delete, insert, select, tuple_, update
 
-from billing.bulk_insert import EventKey, Row, in_parts, insert_new_events, insert_rows
+from billing.bulk_insert import (
+    EventKey,
+    Row,
+    in_parts,
+    insert_new_events,
+    insert_rows,
+    rows_by_key,
+)
 from billing.daily_usage import add_charges, add_events
 from billing.dead_letter import DeadLetter, DeadReason
 from billing.errors import OffsetConflict, PriceBookInvalid
@@ -199,12 +206,11 @@ def _is_same(posting: Posting, stored: bytes) -> bool:
 
 
 def _stored_payloads(connection: Connection, keys: Collection[EventKey]) -> dict[EventKey, bytes]:
-    key = (usage_events.c.tenant_id, usage_events.c.event_id)
-    query = select(*key, usage_events.c.payload)
+    columns = usage_events.c
+    query = select(columns.tenant_id, columns.event_id, columns.payload)
     return {
         (tenant_id, event_id): payload
-        for some in in_parts(sorted(keys))
-        for tenant_id, event_id, payload in connection.execute(query.where(tuple_(*key).in_(some)))
+        for tenant_id, event_id, payload in rows_by_key(connection, query, usage_events, keys)
     }
 
 
@@ -230,12 +236,11 @@ def _post_dead_letters(
 ) -> int:
     """How many are new: a replay finds its dead letters already there."""
     known = select(dead_letters.c.source_offset).where(dead_letters.c.source_id == source_id)
-    offsets = [letter.offset for letter in letters]
-    seen = (
-        set(connection.scalars(known.where(dead_letters.c.source_offset.in_(offsets))))
-        if offsets
-        else set()
-    )
+    seen = {
+        offset
+        for some in in_parts([letter.offset for letter in letters])
+        for offset in connection.scalars(known.where(dead_letters.c.source_offset.in_(some)))
+    }
     fresh = [letter for letter in letters if letter.offset not in seen]
     insert_rows(connection, dead_letters, [_dead_letter_row(source_id, each) for each in fresh])
     return len(fresh)
