@@ -8,6 +8,7 @@ What applies to one key's requests to one model follows from it by ``contracts.r
 
 import hashlib
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated
 
 import msgspec
@@ -142,6 +143,7 @@ class PolicyDocument(
     tag_field="type",
     tag="policy.document.v1",
     omit_defaults=True,
+    dict=True,  # for the index
 ):
     version: Annotated[int, msgspec.Meta(ge=0)]  # rises by one with each edit
     tiers: tuple[Tier, ...] = ()
@@ -157,8 +159,12 @@ class PolicyDocument(
         return Tier(name=name, limits=TIERS[name], admission=ADMISSION_TIERS[name])
 
     def organisation_of(self, tenant: TenantPolicy) -> OrganisationPolicy | None:
-        named = (o for o in self.organisations if o.organisation_id == tenant.organisation)
-        return next(named, None)
+        name = tenant.organisation
+        return None if name is None else self._organisations.get(name)
+
+    @cached_property
+    def _organisations(self) -> Mapping[str, OrganisationPolicy]:
+        return {o.organisation_id: o for o in self.organisations}
 
 
 def hash_api_key(api_key: bytes, pepper: bytes) -> str:

@@ -20,7 +20,8 @@ logger = logging.getLogger(__name__)
 class LivePolicies:
     """``current`` is replaced, never changed, so that any thread may read it at any time.
 
-    ``None`` until a first good document was read.
+    ``None`` until a first good document was read.  One thread adopts, and looks at the clock: of
+    two at once, the one that ends last would keep what is old in force.
     """
 
     def __init__(self, where: str, pepper: bytes, wall_s: Callable[[], float]) -> None:
@@ -47,7 +48,7 @@ class LivePolicies:
         return True
 
     def look_at_clock(self) -> None:
-        """What was worked out holds until a time that the snapshot tells."""
+        """What was worked out holds until a time that the snapshot tells.  Takes as long."""
         current, document = self.current, self._document
         if current is not None and document is not None and self._now() >= current.valid_until:
             self._resolve(document)

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 from gateway.errors import PolicyAbsent, PolicyStoreUnavailable
 from gateway.policies import LivePolicies
+from gateway.policy_documents.durable_file import replace_durably
 from gateway.policy_documents.port import StoredPolicy
 from gateway.worker_thread import WorkerThread
 
@@ -44,7 +45,10 @@ class PolicyWatch:
         self._policies = policies
         self._interval_s = interval_s
         self._last_good = last_good
-        self._thread = WorkerThread("policy-reader")  # a large document takes its time
+        # All that is worked out is in this one: a large document takes its time.  It waits for no
+        # disk, which may hang while a key expires.
+        self._thread = WorkerThread("policy-reader")
+        self._copier = WorkerThread("last-good-policy")
         self._etag: str | None = None  # of the one that was read last, good or not
         self._is_started = asyncio.Event()
 
@@ -54,7 +58,8 @@ class PolicyWatch:
             async with asyncio.timeout(timeout_s):
                 await self._look()
         if self._policies.current is None and self._last_good is not None:
-            await self._thread.call(self._load_last_good)
+            payload = await self._copier.call(partial(_content, self._last_good))
+            await self._thread.call(partial(self._begin_with, payload))
         self._is_started.set()
 
     async def run(self) -> None:
@@ -65,6 +70,7 @@ class PolicyWatch:
                 group.create_task(self._follow_clock())
         finally:
             self._thread.stop()
+            self._copier.stop()
 
     async def _follow(self) -> None:
         await self._is_started.wait()
@@ -76,7 +82,7 @@ class PolicyWatch:
         """Beside it: a disk that hangs keeps no key alive that has expired."""
         while True:
             await asyncio.sleep(_CLOCK_S)
-            self._policies.look_at_clock()
+            await self._thread.call(self._policies.look_at_clock)
 
     async def _look(self) -> None:
         try:
@@ -91,15 +97,24 @@ class PolicyWatch:
 
     def _adopt(self, payload: bytes) -> None:
         if self._policies.adopt(payload) and self._last_good is not None:
-            try:
-                temporary = self._last_good.with_name(self._last_good.name + ".tmp")
-                temporary.write_bytes(payload)
-                temporary.replace(self._last_good)
-            except OSError as exc:
-                fields = {"path": str(self._last_good), "error": exc.strerror}
-                logger.error("the last good policy cannot be kept", extra=fields)  # noqa: TRY400
+            self._copier.submit(partial(_keep, self._last_good, payload))
 
-    def _load_last_good(self) -> None:
-        assert self._last_good is not None
-        with contextlib.suppress(OSError):
-            self._policies.adopt(self._last_good.read_bytes())
+    def _begin_with(self, last_good: bytes | None) -> None:
+        """Not in place of one that was read after all, while the first look was given up."""
+        if last_good is not None and self._policies.current is None:
+            self._policies.adopt(last_good)
+
+
+def _keep(path: Path, payload: bytes) -> None:
+    try:
+        replace_durably(path, payload)
+    except OSError as exc:
+        fields = {"path": str(path), "error": exc.strerror}
+        logger.error("the last good policy cannot be kept", extra=fields)  # noqa: TRY400
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None

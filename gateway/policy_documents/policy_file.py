@@ -24,6 +24,7 @@ from gateway.errors import (
     PolicyStoreUnavailable,
     UnknownPolicyVersion,
 )
+from gateway.policy_documents.durable_file import replace_durably
 from gateway.policy_documents.port import KEPT_VERSIONS, StoredPolicy
 
 _Identity = tuple[int, int, int]  # modification time (ns), inode, bytes
@@ -59,7 +60,7 @@ class PolicyFile:
             if before is not None:
                 self._keep_edit_by_hand(before)
             self._keep(payload, change)
-            _replace(self._path, payload)
+            replace_durably(self._path, payload)
 
     def history(self, limit: int) -> Sequence[PolicyChange]:
         current = self._current_version()
@@ -83,7 +84,7 @@ class PolicyFile:
             return
         with _translated(self._used_path), _locked(self._used_path):
             merged = {**self.keys_used(), **used}
-            _replace(self._used_path, msgspec.json.encode(merged))
+            replace_durably(self._used_path, msgspec.json.encode(merged))
 
     def keys_used(self) -> Mapping[str, float]:
         with _translated(self._used_path):
@@ -122,7 +123,7 @@ class PolicyFile:
         self._keep(payload, msgspec.structs.replace(change, num_changes=0, changes=()))
 
     def _keep(self, payload: bytes, change: PolicyChange) -> None:
-        _replace(self._version_path(change.version), payload)
+        replace_durably(self._version_path(change.version), payload)
         self._version_path(change.version - KEPT_VERSIONS).unlink(missing_ok=True)
         fd = os.open(self._audit_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(fd, "ab") as file:
@@ -168,20 +169,3 @@ def _locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
-
-
-def _replace(path: Path, payload: bytes) -> None:
-    """Durable when it returns.  A reader sees the old content or the new, never a part."""
-    temporary = path.with_name(path.name + ".tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(payload)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

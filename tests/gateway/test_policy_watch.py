@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -49,10 +50,21 @@ async def watching(
     documents: FileDocuments | ValkeyDocuments, interval_s: float, last_good: Path | None = None
 ) -> AsyncIterator[LivePolicies]:
     policies = LivePolicies(documents.where, PEPPER, time.time)
+    async with looking(documents, policies, interval_s, last_good):
+        yield policies
+
+
+@asynccontextmanager
+async def looking(
+    documents: FileDocuments | ValkeyDocuments,
+    policies: LivePolicies,
+    interval_s: float,
+    last_good: Path | None = None,
+) -> AsyncIterator[None]:
     watch = PolicyWatch(documents, policies, interval_s=interval_s, last_good=last_good)
     tasks = [asyncio.create_task(documents.run()), asyncio.create_task(watch.run())]
     await watch.start(0.5)
-    yield policies
+    yield
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -121,3 +133,60 @@ async def test_a_file_that_hangs_holds_up_nobody_who_is_known(tmp_path: Path) ->
         other.replace(path)  # what is read next hangs no more
         os.close(pipe)
         await until(lambda: key_ids(policies) == {"id-sk-2"})
+
+
+async def test_all_is_worked_out_in_one_thread(tmp_path: Path) -> None:
+    """Of two, the slower one could put an old document back in force: a revoked key would live."""
+    path = tmp_path / "policy.json"
+    path.write_bytes(policy_of(1, "sk-1"))
+    asked: list[str] = []  # in which thread it was
+
+    def wall_s() -> float:
+        asked.append(threading.current_thread().name)
+        return time.time()
+
+    documents = FileDocuments(path)
+    policies = LivePolicies(documents.where, PEPPER, wall_s)
+    async with looking(documents, policies, 0.01):
+        await until(lambda: len(asked) >= 3)
+        path.write_bytes(policy_of(2, "sk-2"))
+        await until(lambda: key_ids(policies) == {"id-sk-2"})
+    assert set(asked) == {"policy-reader"}
+
+
+async def test_the_last_good_one_is_kept_whole_and_for_its_owner_alone(tmp_path: Path) -> None:
+    path, copy = tmp_path / "policy.json", tmp_path / "copy.json"
+    copy.write_bytes(policy_of(0))
+    copy.chmod(0o644)
+    (tmp_path / "copy.json.tmp").mkdir()  # as if another worker were at it
+    path.write_bytes(policy_of(1, "sk-1"))
+    async with watching(FileDocuments(path), 0.01, copy):
+        await until(lambda: copy.read_bytes() == path.read_bytes())
+    assert copy.stat().st_mode & 0o777 == 0o600
+
+
+async def test_an_older_copy_takes_nobodys_place(tmp_path: Path) -> None:
+    """A first look that was given up goes on unheard; what it finds is newer."""
+    copy = tmp_path / "copy.json"
+    copy.write_bytes(policy_of(1, "sk-1"))
+    may_go_on, has_begun = threading.Event(), threading.Event()
+
+    def wall_s() -> float:
+        has_begun.set()
+        assert may_go_on.wait(30)
+        return time.time()
+
+    path = tmp_path / "policy.json"
+    path.write_bytes(policy_of(2, "sk-2"))
+    documents = FileDocuments(path)
+    policies = LivePolicies(documents.where, PEPPER, wall_s)
+    watch = PolicyWatch(documents, policies, interval_s=60, last_good=copy)
+    starting = asyncio.create_task(watch.start(0.05))
+    await until(has_begun.is_set)
+    await asyncio.wait([starting], timeout=0.2)
+    may_go_on.set()
+    await starting
+    assert key_ids(policies) == {"id-sk-2"}
+    running = asyncio.create_task(watch.run())
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
