@@ -1,17 +1,18 @@
-"""The quota's spend counters, raised to what the ledger knows after the store has lost them.
+"""The quota's spend counters, brought to what the ledger knows after the store has lost them.
 
 Budgets are enforced where requests are admitted, by counters that reserve before anything is spent.
-A store that lost them begins at nothing, and would let a month be spent again.  Raising them to the
-ledger's sums is safe at any time and however often: none is lowered, so what runs or is not posted
-yet, which only the store knows, stays.  What was running when the store was lost is missing until
-it is posted: seconds.
+A store that lost them begins at nothing, and would let a month be spent again.  That it did is
+certain: beside each tenant's counters stands a mark of when they were last brought up, and it is
+lost with them.  Only then they are raised, never lowered, and for as long after as what was running
+takes to be posted.  At other times they differ from the ledger by right: a request counts in the
+day that admitted it, in the ledger in the one it ended.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from importlib import resources
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import Connection, func, select
 
@@ -19,11 +20,13 @@ from billing.ledger_database import LedgerRef, reading
 from billing.ledger_schema import daily_usage, joined_pico_usd
 from billing.pricing import TokenClass
 from billing.quota_store import quota_store
-from contracts.names import quota_budget_key, quota_rule_name, tenant_id
+from contracts.names import TenantId, quota_budget_key, quota_rule_name, tenant_id
 from contracts.policy import PolicyDocument, TenantPolicy
 from contracts.quota import QuotaRule
-from contracts.resolution import rules_of
+from contracts.resolution import rules_of, statements_about, view_of
 
+_MARK: Final = "ledger"  # no rule's field is called that
+_GRACE_S: Final = 600  # longer than what ran when the store was lost takes to be posted
 _PICO_PER_NANO: Final = 1_000
 _EPOCH: Final = date(1970, 1, 1)
 
@@ -38,50 +41,91 @@ def raise_counters(
     ledger: LedgerRef, quota_url: str, policies: PolicyDocument, *, now: datetime
 ) -> int:
     """How many were too low.  Raises LedgerMissing, LedgerUnavailable, QuotaStoreUnavailable."""
-    today = now.astimezone(UTC).date()
+    budgets = [
+        (policy, rules)
+        for policy in policies.tenants
+        if (rules := [rule for rule in rules_of(policies, policy, now) if rule.has_budget])
+    ]
     script = resources.files("billing").joinpath("lua", "raise_budgets.lua").read_text("utf-8")
-    with reading(ledger) as connection:
-        calls = [
-            (policy.tenant_id, list(_arguments(connection, policy, rules, today)))
-            for policy in policies.tenants
-            if (rules := [rule for rule in rules_of(policies, policy, now) if rule.has_budget])
-        ]
     num_raised = 0
     with quota_store(quota_url) as store:
+        lost, store_s = _lost(store, [policy.tenant_id for policy, _ in budgets])
+        if not lost:
+            return 0
+        with reading(ledger) as connection:
+            calls = [
+                (policy.tenant_id, list(_arguments(spending, rules)))
+                for policy, rules in budgets
+                if policy.tenant_id in lost
+                for spending in [_Spending(connection, policies, policy, now)]
+            ]
         for name, arguments in calls:
-            num_raised += store.eval(script, 1, quota_budget_key(tenant_id(name)), *arguments)
+            key = quota_budget_key(tenant_id(name))
+            num_raised += store.eval(script, 1, key, store_s, *arguments)
     return num_raised
 
 
-def _arguments(
-    connection: Connection, policy: TenantPolicy, rules: Sequence[QuotaRule], today: date
-) -> Iterator[str | int]:
+def _lost(store: Any, tenants: Sequence[TenantId]) -> tuple[set[TenantId], int]:  # Any: a client
+    """(those whose counters are not known to be whole, the store's time in seconds)."""
+    pipeline = store.pipeline(transaction=False)
+    pipeline.time()
+    for name in tenants:
+        pipeline.hget(quota_budget_key(name), _MARK)
+    (store_s, _), *marks = pipeline.execute()
+    lost = {
+        name
+        for name, mark in zip(tenants, marks, strict=True)
+        if mark is None or store_s < int(mark) + _GRACE_S
+    }
+    return lost, int(store_s)
+
+
+def _arguments(spending: "_Spending", rules: Sequence[QuotaRule]) -> Iterator[str | int]:
+    today = spending.now.astimezone(UTC).date()
     yield (today - _EPOCH).days
     yield today.year * 12 + today.month - 1  # as the scripts count months
     for rule in rules:
-        yield quota_rule_name(rule.key_id, rule.model)
-        for first in (today, today.replace(day=1)):
-            spent = _spent(connection, policy, rule, first=first, last=today)
+        yield quota_rule_name(rule.key_id, rule.model, is_shadow=rule.is_shadow)
+        for days in (1, today.day):
+            spent = spending.of(rule, num_days=days)
             yield from (spent.tokens, spent.nano_usd)
 
 
-def _spent(
-    connection: Connection, policy: TenantPolicy, rule: QuotaRule, *, first: date, last: date
-) -> _Spent:
-    """Of the days ``first`` to ``last``.  A cached token counts in full: more than for a quota
-    that forgives a part of it, never less."""
-    columns = daily_usage.c
-    matching = [
-        columns.tenant_id == policy.tenant_id,
-        columns.day >= (first - _EPOCH).days,
-        columns.day <= (last - _EPOCH).days,
-    ]
-    if rule.key_id is not None:
-        matching.append(columns.key_id == rule.key_id)
-    if rule.model is not None:
-        matching.append(columns.model == rule.model)
-    sums = [func.coalesce(func.sum(columns[f"{c.value}_tokens"]), 0) for c in TokenClass]
-    money = [func.coalesce(func.sum(columns[c]), 0) for c in ("micro_usd", "rest_pico_usd")]
-    *tokens, micro_usd, rest = connection.execute(select(*sums, *money).where(*matching)).one()
-    nano_usd = -(-joined_pico_usd(micro_usd, rest) // _PICO_PER_NANO)
-    return _Spent(sum(map(int, tokens)), nano_usd)
+@dataclass(frozen=True, slots=True)
+class _Spending:
+    connection: Connection
+    policies: PolicyDocument
+    policy: TenantPolicy
+    now: datetime
+
+    def of(self, rule: QuotaRule, *, num_days: int) -> _Spent:
+        """Of the days up to today, a cached token by what the tenant's policy makes it count."""
+        columns = daily_usage.c
+        last = (self.now.astimezone(UTC).date() - _EPOCH).days
+        sums = [func.sum(columns[f"{c.value}_tokens"]) for c in TokenClass]
+        query = (
+            select(
+                *(columns.key_id, columns.model),
+                *(func.sum(columns.micro_usd), func.sum(columns.rest_pico_usd)),
+                *sums,
+            )
+            .where(columns.tenant_id == self.policy.tenant_id)
+            .where(columns.day.between(last - num_days + 1, last))
+            .group_by(columns.key_id, columns.model)
+        )
+        tokens = pico_usd = 0
+        for key_id, model, micro_usd, rest, *counts in self.connection.execute(query):
+            if rule.matches(key_id, model):
+                cached = int(counts[_CACHED])
+                forgiven = int(cached * (1.0 - self._cached_token_weight(key_id, model)))
+                tokens += sum(map(int, counts)) - forgiven
+                pico_usd += joined_pico_usd(micro_usd, rest)
+        return _Spent(tokens, -(-pico_usd // _PICO_PER_NANO))
+
+    def _cached_token_weight(self, key_id: str, model: str) -> float:
+        key = next((key for key in self.policy.keys if key.key_id == key_id), None)
+        said = statements_about(self.policies, self.policy, key=key, model=model, at=self.now)
+        return view_of(said).admission.cached_token_weight
+
+
+_CACHED: Final = list(TokenClass).index(TokenClass.INPUT_CACHE_READ)
