@@ -16,12 +16,12 @@ from billing.ledger_schema import (
     dead_letters,
     ledger_entries,
     microseconds,
-    prices,
     source_offsets,
     unpriced_events,
     usage_events,
 )
-from billing.pricing import PriceBook, TokenClass
+from billing.pricing import PriceBook
+from billing.recorded_prices import recorded_rates
 from billing.records import Record
 from billing.segment_file import records_of, segment_names
 from contracts.errors import ContractError
@@ -122,7 +122,7 @@ def posted_events(
     connection: Connection, price_book: PriceBook, *, since: datetime | None
 ) -> Iterator[Posted]:
     """All that ended ``since`` then, by key; memory does not grow with them."""
-    rates = _rates(connection)
+    rates = recorded_rates(connection)
     after: EventKey = ("", "")
     key = (usage_events.c.tenant_id, usage_events.c.event_id)
     within = [] if since is None else [usage_events.c.occurred_at_us >= microseconds(since)]
@@ -146,14 +146,6 @@ def known_event_ids(connection: Connection, event_ids: Sequence[str]) -> set[str
         query = select(usage_events.c.event_id).where(usage_events.c.event_id.in_(some))
         found.update(connection.scalars(query))
     return found
-
-
-def _rates(connection: Connection) -> Mapping[str, Mapping[str, int]]:
-    """Pico-dollars per token, by price id and token class, as the ledger has recorded them."""
-    return {
-        row.price_id: {c.value: getattr(row, f"{c.value}_pico_usd") for c in TokenClass}
-        for row in connection.execute(select(prices))
-    }
 
 
 def _expected(

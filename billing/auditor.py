@@ -40,6 +40,7 @@ from billing.ledger import Ledger, PostResult
 from billing.ledger_database import LedgerRef, reading
 from billing.posting import rate_batch
 from billing.pricing import PriceBook
+from billing.recorded_prices import check_recorded
 from billing.records import Batch, Record
 from contracts.replica_usage import ReplicaUsage
 from contracts.usage import Outcome, UsageEvent, UsageSource, encode_usage_event
@@ -83,9 +84,10 @@ class AuditScope:
 def audit(
     ledger: LedgerRef, price_book: PriceBook, scope: AuditScope, *, now: datetime
 ) -> AuditReport:
-    """Raises LedgerMissing, LedgerUnavailable, OSError."""
+    """Raises LedgerMissing, LedgerUnavailable, OSError; PriceBookInvalid for another ledger's."""
     witnesses = Witnesses.of(scope.witnesses)
     with reading(ledger) as connection:
+        check_recorded(connection, price_book)
         waiting = read_waiting(connection, scope.spool_dir)
         known = known_event_ids(connection, list(witnesses.by_event)) | waiting.event_ids
         missing = without_event(witnesses, known, now=now, grace=scope.grace)
@@ -114,8 +116,12 @@ def recover(
     price_book: PriceBook,
     missing: Mapping[str, Sequence[ReplicaUsage]],
 ) -> PostResult:
-    """Posts each once, marked recovered; what has come meanwhile is a repeat, and stays."""
+    """Posts each once, marked recovered; what has come meanwhile is a repeat, and stays.
+
+    Raises PriceBookInvalid for another ledger's, having changed nothing.
+    """
     with reading(reader) as connection:
+        check_recorded(connection, price_book)
         tiers = latest_tiers(connection, [r.tenant_id or "" for (r, *_) in missing.values()])
     events = [recovered_event(records, tiers) for records in missing.values()]
     source_id = "audit"

@@ -21,7 +21,7 @@ from billing.bulk_insert import (
 )
 from billing.daily_usage import add_charges, add_events
 from billing.dead_letter import DeadLetter, DeadReason
-from billing.errors import OffsetConflict, PriceBookInvalid
+from billing.errors import OffsetConflict
 from billing.late import LatestInvoices, latest_invoices
 from billing.ledger_database import alone, books_shared, open_for_posting, translated_errors
 from billing.ledger_schema import (
@@ -29,14 +29,14 @@ from billing.ledger_schema import (
     dead_letters,
     ledger_entries,
     microseconds,
-    prices,
     source_offsets,
     unpriced_events,
     usage_events,
 )
 from billing.posting import Posting, RatedBatch, charges_for
-from billing.pricing import Price, PriceBook, TokenClass
+from billing.pricing import PriceBook
 from billing.rating import Charge, tokens_by_class
+from billing.recorded_prices import record_prices
 from contracts.usage import UsageEvent, decode_usage_event
 
 _EVENTS_PER_TRANSACTION = 500
@@ -77,18 +77,7 @@ class Ledger:
         """Remember what each price id means.  Raises PriceBookInvalid if one has changed."""
         with translated_errors(), self._engine.begin() as connection:
             alone(connection)
-            known = {row.price_id: tuple(row) for row in connection.execute(select(prices))}
-            new = []
-            for price in price_book.prices:
-                row = _price_row(price)
-                if known.get(price.price_id, row) != row:
-                    raise PriceBookInvalid(
-                        f"price book: {price.price_id!r} is in the ledger with other terms; "
-                        "close it with effective_to and add a price with a new id"
-                    )
-                if price.price_id not in known:
-                    new.append(row)
-            insert_rows(connection, prices, new)
+            record_prices(connection, price_book)
 
     def post(self, batch: RatedBatch) -> PostResult:
         """Raises OffsetConflict, having changed nothing, if the ledger stands elsewhere."""
@@ -346,19 +335,3 @@ def _unpriced_row(event: UsageEvent) -> Row:
 
 def _dead_letter_row(source_id: str, letter: DeadLetter) -> Row:
     return source_id, letter.offset, letter.reason.value, letter.detail, letter.payload
-
-
-def _price_row(price: Price) -> Row:
-    """Without ``effective_to``: closing an open price changes no entry it has made."""
-    rates = price.pico_usd_per_token
-    return (
-        price.price_id,
-        price.model,
-        microseconds(price.effective_from),
-        rates[TokenClass.INPUT_UNCACHED],
-        rates[TokenClass.INPUT_CACHE_READ],
-        rates[TokenClass.OUTPUT_TEXT],
-        price.tier,
-        rates[TokenClass.INPUT_CACHE_WRITE],
-        rates[TokenClass.OUTPUT_REASONING],
-    )

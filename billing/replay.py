@@ -16,6 +16,7 @@ from billing.ledger_database import LedgerRef, reading
 from billing.ledger_schema import dead_letter_replays, dead_letters
 from billing.posting import RatedBatch, rate_batch
 from billing.pricing import PriceBook
+from billing.recorded_prices import check_recorded
 from billing.records import Batch, Record
 
 _SOURCE: Final = "replay"
@@ -38,7 +39,12 @@ class _Letter:
 
 
 def replay(ledger: Ledger, reader: LedgerRef, price_book: PriceBook) -> Replayed:
-    """Raises LedgerMissing, LedgerUnavailable, OffsetConflict if two replay at once."""
+    """Raises LedgerMissing, LedgerUnavailable, OffsetConflict if two replay at once.
+
+    PriceBookInvalid for another ledger's book, having changed nothing.
+    """
+    with reading(reader) as connection:
+        check_recorded(connection, price_book)
     letters = unreplayed(reader)
     num_posted = num_repeated = num_done = 0
     for start in range(0, len(letters), _LETTERS_AT_ONCE):

@@ -16,15 +16,16 @@ from rich.text import Text
 
 from billing.audit import Account, Kind
 from billing.auditor import Accounts, AuditReport, AuditScope, audit, recover
-from billing.errors import BillingError, LedgerMissing, QuotaStoreUnavailable
+from billing.errors import QuotaStoreUnavailable
 from billing.journals import read_journals
 from billing.ledger import Ledger
 from billing.lookup import tenants
 from billing.price_book_file import read_price_book
 from billing.quota_store import settled_accounts
 from contracts.names import tenant_id
+from pandal.books import translated
 from pandal.datadir import DataDir
-from pandal.errors import NotFound, PandalError
+from pandal.errors import PandalError
 from pandal.keys import read_policies
 from pandal.unsettled import settle_posted
 
@@ -34,7 +35,7 @@ _LOOK_AGAIN_S: Final = 0.2
 @dataclass(frozen=True, slots=True)
 class AuditRequest:
     data_dir: DataDir
-    price_book: Path | None  # None: the packaged one
+    price_book: Path | None  # what its fleet bills by; None: the packaged one
     grace_s: float  # until what a replica served must have been billed
     patience_s: float  # for accounts that move while they are read
     hours: float | None  # how far back events are checked one by one; None: all
@@ -43,15 +44,14 @@ class AuditRequest:
 
 def run_audit(request: AuditRequest) -> AuditReport:
     """Looks again while what may move differs, ``patience_s`` at most.  Raises PandalError."""
-    try:
-        report = _patiently(lambda: _look(request), request.patience_s)
-        if report.findings and request.recovers:
-            _recover(request, report)
+    with translated(request.data_dir):
+        try:
             report = _patiently(lambda: _look(request), request.patience_s)
-    except LedgerMissing as exc:
-        raise NotFound(f"no ledger in {request.data_dir.root}: no fleet has run there yet") from exc
-    except (BillingError, OSError) as exc:
-        raise PandalError(str(exc)) from exc
+            if report.findings and request.recovers:
+                _recover(request, report)
+                report = _patiently(lambda: _look(request), request.patience_s)
+        except OSError as exc:
+            raise PandalError(str(exc)) from exc
     return report
 
 
@@ -133,7 +133,6 @@ def _recover(request: AuditRequest, report: AuditReport) -> None:
     if report.missing:
         price_book = read_price_book(request.price_book)
         with closing(Ledger(url)) as ledger:
-            ledger.record_prices(price_book)
             recover(ledger, url, price_book, report.missing)
     with suppress(QuotaStoreUnavailable):
         settle_posted(_quota_url(request.data_dir), url, map(tenant_id, report.accounts))

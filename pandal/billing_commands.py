@@ -20,7 +20,11 @@ DataDirOption = Annotated[
 ]
 PriceBookOption = Annotated[
     Path | None,
-    typer.Option("--price-book", help="TOML or YAML.", show_default="the packaged one"),
+    typer.Option(
+        "--price-book",
+        help="What the fleet bills by: TOML or YAML.",
+        show_default="BILLING_PRICE_BOOK, or the packaged one",
+    ),
 ]
 TenantArgument = Annotated[str, typer.Argument()]
 MonthOption = Annotated[str, typer.Option("--month", help="YYYY-MM, in the tenant's time zone.")]
@@ -55,7 +59,7 @@ def audit(
     report = run_audit(
         AuditRequest(
             data_dir=_data_dir(data_dir),
-            price_book=price_book,
+            price_book=_price_book(price_book),
             grace_s=grace_s,
             patience_s=patience_s,
             hours=hours,
@@ -157,7 +161,7 @@ def replay_(price_book: PriceBookOption = None, data_dir: DataDirOption = None) 
     require_extras(("billing",))
     from pandal.books import replay_dead_letters
 
-    result = replay_dead_letters(_data_dir(data_dir), price_book)
+    result = replay_dead_letters(_data_dir(data_dir), _price_book(price_book))
     say(
         f"{result.num_posted} posted, {result.num_repeated} were in the ledger, "
         f"{result.num_left} left"
@@ -202,3 +206,7 @@ def dry_run(
 
 def _data_dir(option: Path | None) -> DataDir:
     return data_dir_at(CommandSettings().default_data_dir() if option is None else option)
+
+
+def _price_book(option: Path | None) -> Path | None:
+    return CommandSettings().price_book if option is None else option

@@ -83,7 +83,6 @@ def replay_dead_letters(data_dir: DataDir, price_book: Path | None) -> Replayed:
     with translated(data_dir):
         book = read_price_book(price_book)
         with closing(Ledger(_existing(data_dir))) as ledger:
-            ledger.record_prices(book)
             return replay(ledger, data_dir.ledger_url, book)
 
 

@@ -32,6 +32,8 @@ class CommandSettings(BaseSettings):
     quota_url: SecretStr | None = None
     # Where model files are kept.  None: the replica's own default.
     model_cache: Path | None = None
+    # What the fleet bills by, as its billing reads it.  None: the packaged price book.
+    price_book: Path | None = Field(default=None, validation_alias="BILLING_PRICE_BOOK")
     # The XDG base directory; None: ~/.local/share, as its specification says.
     xdg_data_home: Path | None = Field(default=None, validation_alias="XDG_DATA_HOME")
 

@@ -19,6 +19,7 @@ from pandal.cli import app
 from pandal.datadir import DataDir
 from pandal.errors import BadOption, NotFound, PandalError
 from pandal.usage import bar
+from tests.billing.databases import rows
 from tests.billing.test_audit import record
 from tests.billing.test_service import BASE_PRICES
 from tests.billing.usage_events import BOOK, SEGMENT, batch_of, usage, write_segment
@@ -136,7 +137,23 @@ def test_a_book_is_exported_and_what_it_would_cost_is_told(used: DataDir, tmp_pa
     dearer.write_text(exported.stdout.replace("smol.1", "smol.2").replace("'15'", "'30'"))
     told = printed(used, "prices", "dry-run", str(dearer), "--month", "2026-02")
     assert told == "acme: 0.000696600021 USD, would be 0.001011600000 USD\n"
+
+
+def test_another_book_than_the_ledgers_is_refused_and_not_recorded(
+    used: DataDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fleet's is named by the same variable as for the fleet."""
+    own = tmp_path / "book.toml"
+    own.write_text(BASE_PRICES.replace('"15"', '"15.000001"'))
+    before = rows(used.ledger_url, "prices")
+    for command in (("audit",), ("billing", "replay")):
+        refused = run(used, *command)
+        assert type(refused.exception) is BadOption
+        assert "not the book" in str(refused.exception)
+    monkeypatch.setenv("BILLING_PRICE_BOOK", str(own))
     assert "0 posted, 0 were in the ledger, 0 left" in printed(used, "billing", "replay")
+    assert "no difference" in printed(used, "audit", "--patience-s", "0")
+    assert rows(used.ledger_url, "prices") == before
 
 
 def test_an_audit_posts_what_is_missing_and_ends_with_status_1_for_what_differs(
