@@ -54,8 +54,15 @@ class Fleet:
 
     def require_candidate(self, request: InferenceRequest) -> None:
         """Raises NoReplicaAvailable."""
-        if not self._router.candidates(request.model).endpoints:
+        if not self.has_candidate(request):
             raise NoReplicaAvailable(f"No replica that serves '{request.model}' is ready.")
+
+    def has_candidate(self, request: InferenceRequest, tried: Collection[str] = ()) -> bool:
+        """One that has not been ``tried``."""
+        endpoints = self._router.candidates(request.model).endpoints
+        if not tried:
+            return bool(endpoints)
+        return any(endpoint.name not in tried for endpoint in endpoints)
 
     def choose(
         self, request: InferenceRequest, tried: Collection[str], target_ms: int | None = None

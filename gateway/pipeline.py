@@ -112,13 +112,17 @@ class Pipeline:
 
     async def stop(self, timeout_s: float) -> None:
         """Waits for what is left, then cancels it; even then each request is settled."""
-        if self._running:
-            self._all_ended = asyncio.Event()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._all_ended.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.until_idle()
         for flow in list(self._running):
             flow.cancel()
+
+    async def until_idle(self) -> None:
+        """All requests have ended, those that nobody reads any more, too."""
+        if self._running:
+            self._all_ended = asyncio.Event()
+            await self._all_ended.wait()
 
     def _ended(self, flow: Flow) -> None:
         del self._running[flow]

@@ -88,9 +88,14 @@ class GatewayServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Running requests may finish until the drain is over, then they are interrupted."""
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._drain_timeout_s, self._gateway.pipeline.interrupt_all)
+        pipeline = self._gateway.pipeline
+        end_s = loop.time() + self._drain_timeout_s + _SETTLE_S
+        timer = loop.call_later(self._drain_timeout_s, pipeline.interrupt_all)
         try:
             await super().shutdown(sockets)
+            with contextlib.suppress(TimeoutError):  # the pipeline's own stop ends what is left
+                async with asyncio.timeout_at(end_s):
+                    await pipeline.until_idle()  # not all answers have a connection
         finally:
             timer.cancel()
 

@@ -93,7 +93,8 @@ class Settlement:
                 limited_tokens=_limited_tokens(usage, context.grant.admission),
             )
             self.closing = Closing(usage, outcome, committed, settled)
-            desk.turnstile.settle(context, meter, total_tokens)
+            # Where it has waited and was charged, whoever served it then.
+            desk.turnstile.settle(self._context, meter, total_tokens)
             asyncio.get_running_loop().call_soon(
                 desk.experience.note, context, meter.replica, usage, outcome
             )

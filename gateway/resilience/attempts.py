@@ -28,7 +28,7 @@ from gateway.resilience.attempt import Attempt, is_replicas_end, may_retry, requ
 from gateway.resilience.fallback import Target
 from gateway.resilience.pause import pause
 from gateway.resilience.resumable_answer import ResumableAnswer
-from gateway.resilience.retries import Retries, is_replicas_failure
+from gateway.resilience.retries import Retries, is_replicas_failure, is_retriable
 from gateway.routing.decision import Decision
 from gateway.routing.replica import Replica
 from gateway.routing.stay import Stay
@@ -46,6 +46,7 @@ class Attempts:
     current: Attempt | None = None
     answer: ResumableAnswer | None = None  # None: the current attempt's cannot be resumed
     _num_begun = 0
+    _num_begun_before = 0  # by those whose turn is over
     _num_retries = 0
     _retry_after_ms: int | None = None  # the least that a replica asked for
 
@@ -75,6 +76,7 @@ class Attempts:
             self._give_up()
         self._context, self._provider = target.context, target.provider
         self._exchange.body = target.body
+        self._num_begun_before = self._num_begun
         self._tried.clear()
         self.answer = self._retry_after_ms = None
         self._meter.turn()
@@ -125,13 +127,14 @@ class Attempts:
                     await self._exchange.watch(pause(_LOOK_S))
                 has_looked = True
             except UpstreamError:
-                tried.add(self._give_up())
-                if not answer.break_off():
-                    raise failure from None
+                self._pass_over(tried, failure)
             else:
                 if response.status == 200:
                     return response
-                await self._learn_end(response, failure)
+                if not is_retriable(response.status):
+                    await self._learn_end(response, failure)
+                    continue
+                self._pass_over(tried, failure)
 
     def _begin(self, tried: set[str]) -> Attempt:
         """Raises NoReplicaAvailable."""
@@ -244,6 +247,13 @@ class Attempts:
             self._meter.replica = None
         return attempt.replica.name
 
+    def _pass_over(self, tried: set[str], failure: GatewayError) -> None:
+        """One that does not go on with the stream now.  Raises ``failure``: no other will."""
+        tried.add(self._give_up())
+        assert self.answer is not None
+        if not self.answer.break_off():
+            raise failure from None
+
     async def _learn_end(self, response: UpstreamResponse, failure: GatewayError) -> None:
         """An answer that has all its tokens, but not its end, is refused: ask for the last again.
 
@@ -261,7 +271,7 @@ class Attempts:
         """Before the next attempt, with one that is not among the tried; ``None``: no more."""
         attempt = self.current
         if attempt is None:  # all have turned it away
-            is_begun = self._num_begun > 0 and not self._meter.num_breaks
+            is_begun = self._num_begun > self._num_begun_before and not self._meter.num_breaks
             asked_ms = failure.retry_after_ms if self._retry_after_ms is not None else None
             asked_s = None if asked_ms is None else asked_ms / 1e3
             self._tried.clear()
@@ -289,11 +299,7 @@ class Attempts:
     def _has_other(self, tried: Collection[str]) -> bool:
         if self._provider is not None:
             return False
-        try:
-            self._fleet.choose(self._context.request, tried)
-        except NoReplicaAvailable:
-            return False
-        return True
+        return self._fleet.has_candidate(self._context.request, tried)
 
     def _probe_of(self, name: str) -> int | None:
         """The request that goes there may be the one on which a breaker waits."""

@@ -8,6 +8,8 @@ class RetryBudget:
         """``ratio``: retries a request, at most; 0: none at all."""
         self._ratio = ratio
         self._balance = _RESERVE if ratio > 0.0 else 0.0
+        self.num_withdrawn = 0
+        self.num_refused = 0
 
     def deposit(self) -> None:
         """A request has come."""
@@ -17,6 +19,8 @@ class RetryBudget:
     def withdraw(self) -> bool:
         """Whether one more attempt may be made."""
         if self._balance < 1.0:
+            self.num_refused += 1
             return False
+        self.num_withdrawn += 1
         self._balance -= 1.0
         return True

@@ -2,10 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -20,7 +21,14 @@ from gateway.settings import ProviderAddress, ReplicaAddress
 from tests.gateway.processes import Policies, Valkey
 from tests.gateway.scene import Scene, running
 from tests.gateway.test_anthropic import STREAM
-from tests.gateway.upstream_server import MODEL, PROMPT_TOKENS, Generation, Upstream, words
+from tests.gateway.upstream_server import (
+    MODEL,
+    PROMPT_TOKENS,
+    Behaviour,
+    Generation,
+    Upstream,
+    words,
+)
 
 SMALL = FallbackStep(model="small")
 OPENAI = FallbackStep(model="gpt", provider="openai")
@@ -29,6 +37,10 @@ ANTHROPIC = FallbackStep(model="claude", provider="anthropic")
 
 async def refuse(generation: Generation) -> None:
     await generation.answer(503, b"{}")
+
+
+async def hang(generation: Generation) -> None:
+    await generation.is_stopped.wait()
 
 
 async def break_down(generation: Generation) -> None:
@@ -116,7 +128,10 @@ def falls(
 
     @asynccontextmanager
     async def fall(
-        *steps: FallbackStep, cache: CachePolicy | None = None, **chain: Any
+        *steps: FallbackStep,
+        cache: CachePolicy | None = None,
+        settings: Mapping[str, Any] = MappingProxyType({"max_retries": 0}),
+        **chain: Any,
     ) -> AsyncIterator[Fall]:
         name = f"fall-{abs(hash((tmp_path, steps))) % 10**9}"
         chains = (FallbackChain(model=MODEL, steps=steps, **chain),)
@@ -137,8 +152,8 @@ def falls(
             replicas=replicas,
             providers=providers,
             poll_interval_s=0.05,
-            max_retries=0,
             cache_url=valkey.url,
+            **settings,
         ) as gateway:
             scene = Scene(gateway, tmp_path / "spool", name, valkey)
             await knows(gateway, "small")
@@ -341,30 +356,67 @@ async def tokens(generation: Generation, *ids: int) -> None:
         )
 
 
+async def two_tokens(generation: Generation) -> None:
+    await generation.start_stream()
+    await tokens(generation, 1, 2)
+    generation.reset()
+
+
+async def last_token(generation: Generation) -> None:
+    await generation.start_stream()
+    await tokens(generation, 3)
+    usage = generation.usage
+    usage["prompt_tokens"] += 2  # as it was given them
+    usage["total_tokens"] += 2
+    await generation.event({"id": "d", "choices": [], "usage": usage})
+    await generation.chunk(b"data: [DONE]\n\n")
+    await generation.send(b"0\r\n\r\n")
+
+
+def breaking(bodies: list[dict[str, Any]], *behaviours: Behaviour) -> Behaviour:
+    """One after another, with what each was asked."""
+    left = iter(behaviours)
+
+    async def behave(generation: Generation) -> None:
+        bodies.append(generation.received.document)
+        await next(left)(generation)
+
+    return behave
+
+
+@pytest.mark.parametrize("refusal", [429, 500, 503])
+async def test_a_replica_that_refuses_to_resume_leaves_it_to_the_next(
+    falls: Callable[..., Any], upstream: Upstream, refusal: int
+) -> None:
+    async def refuse_now(generation: Generation) -> None:
+        await generation.answer(refusal, b"{}")
+
+    bodies: list[dict[str, Any]] = []
+    upstream.load = msgspec.to_builtins(LOAD)
+    async with falls(SMALL) as fall:
+        fall.upstream.behaviour = breaking(bodies, two_tokens, refuse_now, last_token)
+        fallen = await fall.ask(stream=True)
+    assert fallen.payloads[-1] == "[DONE]"
+    assert fallen.body.count(b'"t') == 3
+    (event,) = fallen.events
+    assert (event.input_tokens, event.output_text_tokens) == (PROMPT_TOKENS, 3)
+
+
+async def test_a_step_that_takes_nothing_costs_no_retry(falls: Callable[..., Any]) -> None:
+    settings = {"max_retries": 2, "head_timeout_s": 0.1, "abort_timeout_s": 0.1}
+    async with falls(FallbackStep(model="nobody"), OPENAI, settings=settings) as fall:
+        fall.upstream.behaviour = hang
+        fallen = await fall.ask()
+        assert fall.gateway.pipeline.retries.budget.num_withdrawn == 0
+    assert fallen.events[0].model == "openai/gpt"
+
+
 async def test_after_a_provider_its_own_replica_is_one_again(
     falls: Callable[..., Any], upstream: Upstream
 ) -> None:
     """And a stream that it breaks off is resumed, and counted as one."""
     bodies: list[dict[str, Any]] = []
-
-    async def come_back(generation: Generation) -> None:
-        bodies.append(generation.received.document)
-        if len(bodies) == 1:
-            await refuse(generation)
-            return
-        await generation.start_stream()
-        if len(bodies) == 2:
-            await tokens(generation, 1, 2)
-            generation.reset()
-            return
-        await tokens(generation, 3)
-        usage = generation.usage
-        usage["prompt_tokens"] += 2  # as it was given them
-        usage["total_tokens"] += 2
-        await generation.event({"id": "d", "choices": [], "usage": usage})
-        await generation.chunk(b"data: [DONE]\n\n")
-        await generation.send(b"0\r\n\r\n")
-
+    come_back = breaking(bodies, refuse, two_tokens, last_token)
     upstream.load = msgspec.to_builtins(LOAD)
     async with falls(OPENAI, wait_ms=20_000) as fall:
         fall.upstream.behaviour = come_back

@@ -22,6 +22,7 @@ from gateway.experience import Experience
 from gateway.metering import EventSource, Meter, Usage
 from gateway.outbox.spool import Spool
 from gateway.prompt import Prompt
+from gateway.resilience.fallback import Target
 from gateway.resp_address import RespAddress
 from gateway.settlement import Settlement, SettlementDesk
 from gateway.turnstile import Turnstile
@@ -190,6 +191,18 @@ async def test_what_cannot_be_learned_spoils_no_answer_and_is_settled_once(
     assert charged(desk) == 14
     await until(lambda: bool(told))
     assert isinstance(told[0], ArithmeticError)
+
+
+async def test_who_fell_back_is_charged_where_it_had_its_turn(desk: SettlementDesk) -> None:
+    meter = Meter()
+    settlement = settlement_at(desk, meter)
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: None)
+    policy = AdmissionPolicy(ttft_target_ms=1_000)
+    moved = context_of("acme", policy, inference_request("other", reserved_tokens=99))
+    meter.served = Target(moved, quota_plan(moved.grant, "other"), b"", None, b"")
+    settlement.close(Usage(11, 0, 3, UsageSource.ENGINE), Outcome.COMPLETED)
+    assert charged(desk) == 14
+    assert "other" not in desk.turnstile.queues
 
 
 async def test_what_is_withdrawn_has_had_no_turn(desk: SettlementDesk) -> None:

@@ -5,7 +5,7 @@ import json
 import signal
 from collections.abc import Callable
 
-from contracts.usage import Outcome
+from contracts.usage import Outcome, UsageSource
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, hang_up, read_reply, request_bytes
 from tests.gateway.processes import Gateway
@@ -75,3 +75,22 @@ async def test_an_idle_gateway_stops_at_once(start_gateway: Callable[..., Gatewa
     writer.close()
     await writer.wait_closed()
     assert not [line for line in gateway.log_lines() if line["level"] == "error"]
+
+
+async def test_an_answer_that_nobody_reads_has_the_drain_too(
+    start_gateway: Callable[..., Gateway], make_tenant: Callable[..., Tenant], upstream: Upstream
+) -> None:
+    """Its client is expected back: what the engine made is counted by the engine."""
+    gateway = start_gateway(GATEWAY_DRAIN_TIMEOUT_S="0.2")
+    tenant = make_tenant(on=gateway)
+    await tenant.accepted()
+    upstream.behaviour = words(5_000, pause_s=0.01)
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(request_bytes(chat(stream=True), tenant.key, idempotency_key="k"))
+    await asyncio.to_thread(eventually, lambda: bool(upstream.generations), "the replica to begin")
+    await hang_up(writer)
+    assert await asyncio.to_thread(gateway.stop) == 0
+    event = tenant.only_event()
+    assert (event.outcome, event.usage_source) == (Outcome.CANCELLED, UsageSource.ENGINE)
+    assert event.output_text_tokens == upstream.generations[0].completion_tokens
+    assert len(upstream.aborted) == 1
