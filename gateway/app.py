@@ -29,7 +29,7 @@ from gateway.metrics import Metrics
 from gateway.outbox.kafka import KafkaShipper
 from gateway.outbox.spool import Spool
 from gateway.outbox.unshipped import unshipped
-from gateway.pipeline import Pipeline, Stages
+from gateway.pipeline import Pipeline
 from gateway.policy_wiring import PolicyParts, wire_policies
 from gateway.readiness import Readiness
 from gateway.replica_wiring import Replicas, wire_replicas
@@ -39,6 +39,7 @@ from gateway.routing.pool import ReplicaPool
 from gateway.settings import Settings
 from gateway.settlement import SettlementDesk
 from gateway.shared_turns import SharedTurns
+from gateway.stages import Stages
 from gateway.telemetry_wiring import wire_telemetry
 from gateway.turnstile import Turnstile
 from gateway.workers.place import Place

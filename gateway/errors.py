@@ -120,7 +120,7 @@ class IdempotencyMismatch(GatewayError):
 
 
 class AnswerNotKept(GatewayError):
-    """The key's request has been answered, and its answer is too large to be repeated."""
+    """The key's request has been answered, and its answer is not repeated any more."""
 
     status = 409
     type = "invalid_request_error"

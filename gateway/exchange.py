@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from contracts.usage import Outcome
+from gateway.api.context import InferenceRequest
 from gateway.completion import Completion
 from gateway.errors import GatewayError, Interrupted
 from gateway.request_head import Header, RequestHead
@@ -35,6 +36,7 @@ class Exchange:
     body = b""  # as it came, then as the replica gets it; dropped once one has it
     is_whole = False  # the message has arrived, or nothing more of it will
     is_closed_by_owner = False  # the connection's end is then not this answer's business
+    request: InferenceRequest | None = None  # read already: the body is as the replica gets it
     refusal: GatewayError | None = None  # known before its turn has come
     is_shared = False  # read by exchanges of clients, and itself no client's
     response_complete = False
@@ -95,6 +97,18 @@ class Exchange:
         if self.is_write_paused and not self.disconnected:
             self._writable = Completion()
             await self.watch(self._writable)
+
+    def tell_writable(self, writable: Completion[None]) -> None:
+        """As soon as the client has taken most of what was written."""
+        self._writable = writable
+
+    @property
+    def num_unsent_bytes(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    def abort(self) -> None:
+        """The connection, at once."""
+        self._transport.abort()
 
     def interrupt(self, outcome: Outcome, error: GatewayError | None) -> None:
         """The first reason stands.  ``error`` is what the client reads, if it can."""

@@ -11,21 +11,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Set
-from dataclasses import dataclass
 
 from contracts.admission import TokenCounting
-from contracts.response_cache import CachePolicy, HitCharge, KeptAnswer
 from contracts.usage import Outcome
-from gateway.access_log import AccessLog, Trace
-from gateway.admission.quota_plan import PlanBook, QuotaPlan
-from gateway.admission.redis_limiter import RedisLimiter
-from gateway.admission.verdict import Reservation, refused, turn_of
+from gateway.access_log import Trace
+from gateway.admission.verdict import Reservation
 from gateway.api.context import InferenceRequest, RequestContext
 from gateway.api.errors import error_body, error_event, error_status, retry_headers
-from gateway.api.headers import rate_limit_headers, request_id_header
-from gateway.api.request_body import RequestReader, check_prompt_fits, check_prompt_may_fit
-from gateway.auth import Authenticator
-from gateway.clock import Clock, IdMaker, event_id_of
+from gateway.api.request_body import check_prompt_fits, check_prompt_may_fit
 from gateway.completion import Flow, in_task
 from gateway.errors import (
     GatewayError,
@@ -36,52 +29,23 @@ from gateway.errors import (
     SpoolUnavailable,
     UpstreamRefused,
 )
-from gateway.exact_counting import ExactCounting
 from gateway.exchange import Exchange
-from gateway.fleet import Fleet
+from gateway.known_answers import KnownAnswers
 from gateway.metering import Usage
 from gateway.policies import Grant
 from gateway.relay import Relay
-from gateway.resilience.idempotency import REPLAYED, Idempotency
 from gateway.resilience.retries import Retries
 from gateway.resilience.shared_answer import SharedAnswer
-from gateway.response_cache.cache_key import cache_digest
-from gateway.response_cache.response_cache import (
-    CACHE_MISS,
-    CACHE_SHARED,
-    ResponseCache,
-    send_kept,
-    usage_of,
-)
-from gateway.settlement import Settlement, SettlementDesk
-from gateway.turnstile import Turnstile
+from gateway.settlement import Settlement
+from gateway.stages import Stages, answer_head, reservation_of
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Stages:
-    """What a request passes through, in order."""
-
-    authenticator: Authenticator
-    plans: PlanBook
-    reader: RequestReader
-    exact: ExactCounting
-    limiter: RedisLimiter
-    fleet: Fleet
-    retries: Retries
-    idempotency: Idempotency
-    cache: ResponseCache
-    turnstile: Turnstile
-    desk: SettlementDesk
-    access_log: AccessLog
-    clock: Clock
-    ids: IdMaker
 
 
 class Pipeline:
     def __init__(self, stages: Stages) -> None:
         self._stages = stages
+        self._known = KnownAnswers(stages, self.start)
         self._running: dict[Flow, Exchange] = {}
         self._all_ended: asyncio.Event | None = None  # set while somebody waits for it
         self._is_interrupted = False
@@ -132,34 +96,28 @@ class Pipeline:
     async def serve(self, exchange: Exchange) -> None:
         """Never raises, except for its own cancellation."""
         stages = self._stages
-        trace, head = stages.access_log.begin(stages.ids.request_id(), exchange), exchange.head
+        trace = stages.access_log.begin(stages.ids.request_id(), exchange)
         try:
             trace.grant = grant = stages.authenticator.authenticate(
-                head.authorization, exchange.peer
+                exchange.head.authorization, exchange.peer
             )
-            if _may_be_known(exchange, grant) and await self._answer_known(exchange, trace, grant):
+            known = self._known
+            if known.may_know(exchange, grant) and await known.answer(exchange, trace, grant):
                 return
-            request, exchange.body = stages.reader.read(
-                head.operation, exchange.body, grant, head.session
-            )
+            request = stages.read(exchange, grant)
             trace.request, grant = request, grant.for_model(request.model)
             if grant.admission.counting is TokenCounting.EXACT:
                 trace.request = request = await self._counted(request, exchange, grant)
             check_prompt_fits(request, grant)
-            context = self._context(trace, grant, request)
+            context = stages.context(trace, grant, request)
             plan = stages.plans.plan_for(grant, request.model)
-            reservation = _reservation(context, plan, exchange.body)
+            reservation = reservation_of(context, plan, exchange.body)
             self._check_can_be_served(request, reservation, grant)
-            verdict = await stages.limiter.reserve(reservation)
-            trace.budget = verdict.budget
-            if verdict.shadows:
-                stages.access_log.note_shadows(plan, verdict.shadows)
-            if verdict.refusal is not None:
-                raise refused(verdict.refusal, reservation)  # noqa: TRY301  # as all steps do
+            await stages.admit(reservation, trace)
             trace.admitted_monotonic_s = stages.clock.monotonic_s()
             settlement = Settlement(stages.desk, context, reservation, trace.meter)
             relay = Relay(
-                stages.fleet, stages.retries, exchange, context, trace.meter, _head(trace)
+                stages.fleet, stages.retries, exchange, context, trace.meter, answer_head(trace)
             )
             end = await self._generate(context, relay, settlement, trace)
             trace.status = 200
@@ -174,87 +132,8 @@ class Pipeline:
             self._refuse(exchange, trace, GatewayError("The gateway failed."))
         finally:
             stages.access_log.finish(trace)
-
-    # What was asked before
-
-    async def _answer_known(self, exchange: Exchange, trace: Trace, grant: Grant) -> bool:
-        """Answers what an answer exists for, or begins one that others may read, too."""
-        head, tenant = exchange.head, grant.tenant.tenant_id
-        if head.idempotency_key is None:
-            assert grant.tenant.cache is not None
-            return await self._answer_cached(exchange, trace, grant, grant.tenant.cache)
-        answer = self._stages.idempotency.find(tenant, head.idempotency_key, exchange)
-        said = REPLAYED
-        if answer is None:
-            answer, said = (
-                self._stages.idempotency.begin(tenant, head.idempotency_key, exchange),
-                b"",
-            )
-        await self._read(answer, exchange, trace, said)
-        return True
-
-    async def _answer_cached(
-        self, exchange: Exchange, trace: Trace, grant: Grant, policy: CachePolicy
-    ) -> bool:
-        head, cache, tenant = exchange.head, self._stages.cache, grant.tenant.tenant_id
-        trace.request, body = self._stages.reader.read(
-            head.operation, exchange.body, grant, head.session
-        )
-        digest = cache_digest(head.operation, body, policy, head.cache, grant.salt)
-        if digest is None:
-            return False
-        answer = cache.running(tenant, digest)
-        if answer is None:
-            kept = await cache.find(tenant, digest, exchange)
-            if kept is not None:
-                await self._repeat(exchange, kept, trace, policy)
-                return True
-            answer = cache.running(tenant, digest)  # begun while the store was asked
-        said = CACHE_SHARED
-        if answer is None:
-            answer, said = cache.begin(tenant, digest, policy, exchange), CACHE_MISS
-        await self._read(answer, exchange, trace, said)
-        return True
-
-    async def _read(
-        self, answer: SharedAnswer, exchange: Exchange, trace: Trace, headers: bytes
-    ) -> None:
-        """The shared answer, to its end; whoever comes first has it made."""
-        is_first = answer.is_unread
-        trace.is_counted_elsewhere = is_first
-        ended = answer.join(exchange, headers)
-        if is_first:
-            self.start(answer)
-        try:
-            await exchange.watch(ended)
-        except Interrupted:
-            answer.leave(exchange)
-            raise
-        trace.status = answer.status
-
-    async def _repeat(
-        self, exchange: Exchange, kept: KeptAnswer, trace: Trace, policy: CachePolicy
-    ) -> None:
-        """A kept answer, charged as policy says.  Raises what a limit says to that."""
-        grant, request = trace.grant, trace.request
-        assert grant is not None
-        assert request is not None
-        if policy.hit_charge is HitCharge.FULL:
-            stages, context = self._stages, self._context(trace, grant, request)
-            plan = stages.plans.plan_for(grant.for_model(request.model), request.model)
-            reservation = _reservation(context, plan, exchange.body)
-            verdict = await stages.limiter.reserve(reservation)
-            trace.budget = verdict.budget
-            if verdict.refusal is not None:
-                raise refused(verdict.refusal, reservation)
-            usage = usage_of(kept)
-            closing = Settlement(stages.desk, context, reservation, trace.meter).close(
-                usage, Outcome.COMPLETED
-            )
-            trace.usage, trace.outcome = closing.usage, closing.outcome
-            await closing.until_kept()
-        trace.status = 200
-        send_kept(exchange, kept, _head(trace))
+            if isinstance(exchange, SharedAnswer):
+                exchange.settle(None, None, None)  # unless it is
 
     # Admission
 
@@ -277,16 +156,6 @@ class Pipeline:
             raise SpoolUnavailable("Usage cannot be recorded now.")
         if not grant.tenant.fallbacks:
             self._stages.fleet.require_candidate(request)
-
-    def _context(self, trace: Trace, grant: Grant, request: InferenceRequest) -> RequestContext:
-        return RequestContext(
-            request_id=trace.request_id,
-            event_id=event_id_of(trace.request_id),
-            grant=grant,
-            request=request,
-            admitted_at=self._stages.clock.now(),
-            started_monotonic_s=trace.started_monotonic_s,
-        )
 
     # The answer
 
@@ -318,8 +187,7 @@ class Pipeline:
             closing = settlement.closing or settlement.close(relay.usage(), Outcome.CANCELLED)
             trace.usage, trace.outcome = closing.usage, closing.outcome
             if isinstance(relay.exchange, SharedAnswer):
-                relay.exchange.usage = closing.usage
-                relay.exchange.served = trace.meter.served
+                relay.exchange.settle(closing.usage, closing.outcome, trace.meter.served)
             relay.close()
         if self._stages.desk.waits:
             await closing.until_kept()
@@ -349,45 +217,15 @@ class Pipeline:
         trace.status = error_status(error)
         challenge = b"www-authenticate: Bearer\r\n" if trace.status == 401 else b""
         exchange.send(
-            trace.status, _head(trace) + retry_headers(error) + challenge, error_body(error)
+            trace.status, answer_head(trace) + retry_headers(error) + challenge, error_body(error)
         )
-
-
-def _may_be_known(exchange: Exchange, grant: Grant) -> bool:
-    if exchange.is_shared:
-        return False
-    return exchange.head.idempotency_key is not None or grant.tenant.cache is not None
 
 
 def _shut_down(exchange: Exchange) -> None:
     exchange.interrupt(Outcome.CANCELLED, ShuttingDown("The gateway is shutting down."))
 
 
-def _reservation(context: RequestContext, plan: QuotaPlan, body: bytes) -> Reservation:
-    """No cached token counts in its money yet: whether there are any, the replica knows."""
-    request = context.request
-    prompt_tokens, completion_tokens = (
-        request.estimated_prompt_tokens,
-        request.max_completion_tokens,
-    )
-    nano_usd = 0
-    if plan.price is not None:
-        nano_usd = plan.nano_usd(uncached=prompt_tokens, cached=0, output=completion_tokens)
-    return Reservation(
-        reservation_id=context.event_id,
-        plan=plan,
-        reserved_tokens=prompt_tokens + request.reserved_completion_tokens,
-        budget_tokens=prompt_tokens + completion_tokens,
-        reserved_nano_usd=nano_usd,
-        turn=turn_of(plan.key_number, body),
-    )
-
-
 def _outcome_of(error: GatewayError, usage: Usage) -> Outcome:
     if isinstance(error, UpstreamRefused) and error.is_clients_fault and not usage.total_tokens:
         return Outcome.REFUSED
     return Outcome.UPSTREAM_FAILED
-
-
-def _head(trace: Trace) -> bytes:
-    return request_id_header(trace.request_id) + rate_limit_headers(trace.budget)

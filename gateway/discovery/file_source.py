@@ -53,8 +53,9 @@ class FileSource:
             identity = (status.st_mtime_ns, status.st_ino, status.st_size)
             if identity == self._seen:
                 return None
+            content = self._path.read_bytes()
             self._seen = identity
-            addresses = _decoder.decode(self._path.read_bytes())
+            addresses = _decoder.decode(content)
         except (OSError, *UNDECODABLE) as exc:
             self._refuse(f"{type(exc).__name__}: {exc}")
             return None

@@ -42,7 +42,7 @@ class Membership:
         return publish
 
     def _follow(self) -> None:
-        """Of two sources that give one name two URLs the one that came last counts."""
+        """Of two sources that give one name two URLs always the same counts: who began later."""
         wanted = {name: url for members in self._members.values() for name, url in members.items()}
         for name in self._joined.keys() - wanted.keys():
             del self._joined[name]

@@ -21,6 +21,9 @@ from gateway.exchange import Exchange
 from gateway.resilience.shared_answer import SharedAnswer
 
 REPLAYED: Final = b"idempotent-replayed: true\r\n"
+Owner = tuple[TenantId, str]  # and its API key: another may not ask for the same
+_At = tuple[Owner, bytes]
+_MAX_REPLAYS: Final = 100  # of one answer: they count against no limit
 _KEY = re.compile(rb"[\x21-\x7e]{1,255}")
 
 
@@ -40,6 +43,7 @@ class _Entry:
         self.answer: SharedAnswer | None = None  # None: it was too large to be kept
         self.ended_s: float | None = None  # None: it is being made
         self.num_bytes = 0
+        self.num_replays = 0
         self.timer: asyncio.TimerHandle | None = None
 
 
@@ -47,11 +51,11 @@ class Idempotency:
     def __init__(self, limits: IdempotencyLimits, monotonic_s: Callable[[], float]) -> None:
         self._limits = limits
         self._monotonic_s = monotonic_s
-        self._running: dict[tuple[TenantId, bytes], _Entry] = {}
-        self._ended: OrderedDict[tuple[TenantId, bytes], _Entry] = OrderedDict()  # oldest first
+        self._running: dict[_At, _Entry] = {}
+        self._ended: OrderedDict[_At, _Entry] = OrderedDict()  # oldest first
         self._num_bytes = 0
 
-    def find(self, tenant: TenantId, key: bytes, exchange: Exchange) -> SharedAnswer | None:
+    def find(self, owner: Owner, key: bytes, exchange: Exchange) -> SharedAnswer | None:
         """The answer to the key's request, if there is one.
 
         Raises InvalidRequest, IdempotencyMismatch, AnswerNotKept.
@@ -59,19 +63,22 @@ class Idempotency:
         if _KEY.fullmatch(key) is None:
             raise InvalidRequest("Idempotency-Key must hold 1 to 255 visible ASCII characters.")
         self._forget_old()
-        entry = self._running.get((tenant, key)) or self._ended.get((tenant, key))
+        entry = self._running.get((owner, key)) or self._ended.get((owner, key))
         if entry is None:
             return None
         if entry.digest != _digest(exchange):
             raise IdempotencyMismatch("The Idempotency-Key was sent with another body before.")
         if entry.answer is None or entry.answer.is_too_large:
             raise AnswerNotKept("The answer to this Idempotency-Key is too large to be repeated.")
+        if entry.num_replays >= _MAX_REPLAYS:
+            raise AnswerNotKept("The answer to this Idempotency-Key has been repeated too often.")
+        entry.num_replays += 1
         return entry.answer
 
-    def begin(self, tenant: TenantId, key: bytes, exchange: Exchange) -> SharedAnswer:
+    def begin(self, owner: Owner, key: bytes, exchange: Exchange) -> SharedAnswer:
         """An answer of which ``find`` knows from now on.  The caller has it made."""
         entry = _Entry(_digest(exchange))
-        at = tenant, key
+        at = owner, key
         answer = SharedAnswer(exchange, partial(self._end, at), outlives_readers=True)
         entry.answer = answer
         self._running[at] = entry
@@ -81,7 +88,7 @@ class Idempotency:
         entry.timer = loop.call_later(timeout_s, answer.interrupt, Outcome.CANCELLED, error)
         return answer
 
-    def _end(self, at: tuple[TenantId, bytes], answer: SharedAnswer) -> None:
+    def _end(self, at: _At, answer: SharedAnswer) -> None:
         entry = self._running.pop(at)
         if entry.timer is not None:
             entry.timer.cancel()

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from contracts.usage import Outcome
 from gateway.api.event_stream import DONE
 from gateway.completion import Completion
 from gateway.exchange import JSON, Exchange
@@ -42,23 +43,28 @@ class Recording:
     @property
     def is_good(self) -> bool:
         """Complete, and what was asked for."""
-        return self.status == 200 and (not self.is_stream or DONE in self.parts[-1])
+        if self.status != 200 or not self.parts:
+            return False
+        return not self.is_stream or DONE in self.parts[-1]
 
     def send_to(self, exchange: Exchange, headers: bytes) -> None:
         """``headers``: complete lines in place of its own."""
         if not self.is_stream:
-            exchange.send(self.status, headers, self.parts[0])
+            exchange.send(self.status, headers, b"".join(self.parts))
             return
         exchange.start_stream(headers, b"")
         for part in self.parts[:-1]:
             exchange.write_stream(part)
-        exchange.end_stream(self.parts[-1])
+        exchange.end_stream(b"".join(self.parts[-1:]))
 
 
 class SharedAnswer(Exchange):
     is_shared = True
-    usage: Usage | None = None  # of its request, once that is settled
+    # Once its request is settled; None: it has cost nothing.
+    usage: Usage | None = None
+    outcome: Outcome | None = None
     served: Served | None = None  # by whom, if not as it was asked for
+    _is_settled = False
 
     def __init__(
         self, first: Exchange, on_end: Callable[["SharedAnswer"], None], *, outlives_readers: bool
@@ -72,7 +78,7 @@ class SharedAnswer(Exchange):
             msgspec.structs.replace(first.head, idempotency_key=None),
             on_complete=lambda: on_end(self),
         )
-        self.body = first.body
+        self.body, self.request = first.body, first.request
         self.is_whole = True
         self._peer = first.peer()
         self.is_unread = True  # nobody has joined it yet
@@ -85,6 +91,24 @@ class SharedAnswer(Exchange):
         self.recording: Recording | None = None  # at the end, unless it is too large to be kept
         self.is_too_large = False
         self._num_bytes = 0
+        self._on_settled: list[Callable[[], None]] = []
+
+    def settle(self, usage: Usage | None, outcome: Outcome | None, served: Served | None) -> None:
+        """The first stands."""
+        if self._is_settled:
+            return
+        self._is_settled = True
+        self.usage, self.outcome, self.served = usage, outcome, served
+        waiting, self._on_settled = self._on_settled, []
+        for tell in waiting:
+            tell()
+
+    def when_settled(self, tell: Callable[[], None]) -> None:
+        """At once, if it is."""
+        if self._is_settled:
+            tell()
+        else:
+            self._on_settled.append(tell)
 
     def join(self, reader: Exchange, headers: bytes) -> Completion[None]:
         """Done when the reader has all of it.  ``headers``: complete lines behind its own.
@@ -98,6 +122,7 @@ class SharedAnswer(Exchange):
             ended.resolve(None)
             return ended
         self._readers[reader] = headers, ended
+        self.resume_writing()  # it has room
         if self._headers is not None:
             reader.start_stream(self._headers + headers, b"".join(self._parts))
         return ended
@@ -105,11 +130,28 @@ class SharedAnswer(Exchange):
     def leave(self, reader: Exchange) -> None:
         """Its client has gone."""
         self._readers.pop(reader, None)
+        self.resume_writing()  # whoever is left may have room
         if not self._readers and not self._outlives_readers:
             self.client_lost()
             self._on_complete()  # a lost client's answer does not get to say so itself
 
     # An exchange's
+
+    @property
+    def is_write_paused(self) -> bool:  # type: ignore[override]  # it follows from its readers'
+        """None of its readers has room: it is as fast as the fastest."""
+        return bool(self._readers) and all(reader.is_write_paused for reader in self._readers)
+
+    async def wait_writable(self) -> None:
+        if self.is_write_paused and not self.disconnected:
+            self._writable = Completion()
+            for reader in self._readers:
+                reader.tell_writable(self._writable)
+            await self.watch(self._writable)
+
+    def resume_writing(self) -> None:
+        if self._writable is not None:
+            self._writable.resolve(None)
 
     def peer(self) -> str:
         return self._peer
@@ -132,6 +174,8 @@ class SharedAnswer(Exchange):
         self._note(data)
         for reader in self._readers:
             reader.write_stream(data)
+            if reader.is_write_paused and reader.num_unsent_bytes > MAX_KEPT_BYTES:
+                reader.abort()  # too far behind the fastest; its client may ask again
 
     def end_stream(self, last: bytes) -> None:
         self._note(last)

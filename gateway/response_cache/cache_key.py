@@ -15,6 +15,7 @@ from gateway.api.context import Operation
 
 ALLOW: Final = b"allow"
 OFF: Final = b"off"
+_DETERMINING: Final = (b'"seed"', b'"temperature"', b'"top_k"')
 _NO_MATTER: Final = ("user", "metadata", "priority")  # to an answer
 _encoder = msgspec.json.Encoder(order="sorted")
 
@@ -28,6 +29,8 @@ def cache_digest(
     """
     if said == OFF or (policy.is_opt_in and said != ALLOW):
         return None
+    if said != ALLOW and not any(name in body for name in _DETERMINING):
+        return None  # without a look at megabytes
     try:
         members = msgspec.json.decode(body, type=dict[str, object])
     except UNDECODABLE:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from contracts.usage import UsageEvent
+from tests.gateway.falling import Falls, falls_of
 from tests.gateway.http_client import Reply, get, post, request_bytes, send
 from tests.gateway.processes import Gateway, Policies, Valkey
 from tests.gateway.upstream_server import Upstream
@@ -165,3 +166,27 @@ async def tenant(make_tenant: Callable[..., Tenant], upstream: Upstream) -> Tena
     tenant = make_tenant()
     await tenant.accepted()
     return tenant
+
+
+# Fallbacks
+
+
+@pytest.fixture(scope="module")
+def others() -> Iterator[dict[str, Upstream]]:
+    started = {name: Upstream(name) for name in ("small", "openai", "anthropic")}
+    for upstream in started.values():
+        upstream.start()
+    yield started
+    for upstream in started.values():
+        upstream.stop()
+
+
+@pytest.fixture
+def falls(
+    tmp_path: Path,
+    valkey: Valkey,
+    policies: Policies,
+    upstream: Upstream,
+    others: dict[str, Upstream],
+) -> Falls:
+    return falls_of(tmp_path, valkey, policies, upstream, others)

@@ -27,12 +27,19 @@ class RecordedTransport(asyncio.Transport):
         super().__init__()
         self.written = b""
         self.is_closed = False
+        self.num_unsent_bytes = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += data
 
     def close(self) -> None:
         self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_closed = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.num_unsent_bytes
 
 
 class Scene:

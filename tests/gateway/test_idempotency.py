@@ -12,7 +12,7 @@ from gateway.errors import AnswerNotKept
 from gateway.exchange import Exchange
 from gateway.request_head import request_head
 from gateway.resilience.idempotency import Idempotency, IdempotencyLimits
-from gateway.resilience.shared_answer import MAX_KEPT_BYTES
+from gateway.resilience.shared_answer import MAX_KEPT_BYTES, SharedAnswer
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, hang_up, post, read_reply, request_bytes
 from tests.gateway.scene import RecordedTransport
@@ -129,6 +129,9 @@ async def test_pipelined_requests_stay_in_turn(tenant: Tenant, upstream: Upstrea
 # What is kept
 
 
+OWNER = tenant_id("t"), "key-1"
+
+
 class Seconds:
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -153,7 +156,7 @@ def exchange() -> Exchange:
 
 
 def answer(idempotency: Idempotency, key: bytes, body: bytes) -> None:
-    idempotency.begin(tenant_id("t"), key, exchange()).send(200, b"", body)
+    idempotency.begin(OWNER, key, exchange()).send(200, b"", body)
 
 
 async def test_answers_are_kept_for_a_while_and_within_bounds() -> None:
@@ -161,11 +164,7 @@ async def test_answers_are_kept_for_a_while_and_within_bounds() -> None:
     idempotency = kept(seconds, max_kept=3, max_kept_bytes=250)
 
     def known() -> list[int]:
-        return [
-            n
-            for n in range(9)
-            if idempotency.find(tenant_id("t"), b"%d" % n, exchange()) is not None
-        ]
+        return [n for n in range(9) if idempotency.find(OWNER, b"%d" % n, exchange()) is not None]
 
     for number in range(5):
         answer(idempotency, b"%d" % number, b"x")
@@ -183,4 +182,78 @@ async def test_an_answer_that_is_too_large_is_said_to_be() -> None:
     idempotency = kept(Seconds())
     answer(idempotency, b"k", b"x" * (MAX_KEPT_BYTES + 1))
     with pytest.raises(AnswerNotKept):
-        idempotency.find(tenant_id("t"), b"k", exchange())
+        idempotency.find(OWNER, b"k", exchange())
+
+
+async def test_another_key_of_the_tenant_may_not_ask_for_the_same() -> None:
+    idempotency = kept(Seconds())
+    answer(idempotency, b"k", b"x")
+    assert idempotency.find((OWNER[0], "key-2"), b"k", exchange()) is None
+
+
+async def test_an_answer_is_repeated_a_hundred_times() -> None:
+    idempotency = kept(Seconds())
+    answer(idempotency, b"k", b"x")
+    for _ in range(100):
+        assert idempotency.find(OWNER, b"k", exchange()) is not None
+    with pytest.raises(AnswerNotKept):
+        idempotency.find(OWNER, b"k", exchange())
+
+
+async def test_an_answer_of_nothing_is_repeated_too() -> None:
+    idempotency = kept(Seconds())
+    empty = idempotency.begin(OWNER, b"k", exchange())
+    first, late = exchange(), exchange()
+    empty.join(first, b"")
+    empty.send(200, b"", b"")
+    empty.join(late, b"")
+    assert late.response_complete
+
+
+# Who reads
+
+
+def streaming() -> tuple[SharedAnswer, list[Exchange]]:
+    first = exchange()
+    shared = SharedAnswer(first, lambda _: None, outlives_readers=True)
+    readers = [first, exchange()]
+    for reader in readers:
+        shared.join(reader, b"")
+    shared.start_stream(b"", b"data: 1\n\n")
+    return shared, readers
+
+
+async def test_a_shared_answer_is_as_fast_as_its_fastest_reader() -> None:
+    shared, (slow, fast) = streaming()
+    slow.is_write_paused = True
+    assert not shared.is_write_paused
+    fast.is_write_paused = True
+    assert shared.is_write_paused
+    waiting = asyncio.ensure_future(shared.wait_writable())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    fast.resume_writing()
+    await waiting
+    assert not shared.is_write_paused
+
+
+async def test_nobody_waits_for_a_reader_that_left() -> None:
+    shared, (slow, fast) = streaming()
+    slow.is_write_paused = fast.is_write_paused = True
+    waiting = asyncio.ensure_future(shared.wait_writable())
+    await asyncio.sleep(0)
+    shared.leave(slow)
+    shared.leave(fast)
+    await waiting
+
+
+async def test_a_reader_that_is_far_behind_is_left_behind() -> None:
+    shared, (slow, _) = streaming()
+    transport = slow._transport
+    assert isinstance(transport, RecordedTransport)
+    slow.is_write_paused = True
+    shared.write_stream(b"x")
+    assert not transport.is_closed
+    transport.num_unsent_bytes = MAX_KEPT_BYTES + 1
+    shared.write_stream(b"x")
+    assert transport.is_closed

@@ -92,6 +92,31 @@ async def test_a_hit_may_be_charged_as_its_answer_was(
     eventually(lambda: tenant.valkey.settled(tenant.name) == settled, "the settlements")
 
 
+async def test_who_shares_an_answer_may_be_charged_for_it_too(
+    caching: Gateway, make_tenant: Callable[..., Tenant], upstream: Upstream
+) -> None:
+    tenant = await tenant_of(caching, make_tenant, CachePolicy(hit_charge=HitCharge.FULL))
+    upstream.behaviour = words(10, pause_s=0.02)
+    body = chat(stream=True, **GREEDY)
+    first = asyncio.create_task(tenant.chat(body))
+    await asyncio.to_thread(eventually, lambda: bool(upstream.generations), "the first")
+    reader, writer = await asyncio.open_connection("127.0.0.1", tenant.gateway.port)
+    writer.write(request_bytes(body, tenant.key))
+    await reader.readuntil(b"word")
+    await hang_up(writer)  # one that leaves pays, too
+    replies = await asyncio.gather(first, *(tenant.chat(body) for _ in range(3)))
+    assert {reply.status for reply in replies} == {200}
+    assert len(upstream.generations) == 1
+    await asyncio.to_thread(eventually, lambda: len(tenant.events()) == 5, "five events")
+    events = tenant.events()
+    assert len({(e.input_tokens, e.output_text_tokens) for e in events}) == 1
+    assert len({e.event_id for e in events}) == 5
+    settled = {"requests": 5, "tokens": sum(e.total_tokens for e in events)}
+    await asyncio.to_thread(
+        eventually, lambda: tenant.valkey.settled(tenant.name) == settled, "the settlements"
+    )
+
+
 async def test_only_what_is_determined_is_repeated(cached: Tenant, upstream: Upstream) -> None:
     for _ in range(2):
         assert "x-pandal-cache" not in (await cached.chat(chat(temperature=0.7))).headers

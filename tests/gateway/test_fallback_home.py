@@ -1,0 +1,122 @@
+"""Its own replica is back: what served in its place has left nothing behind."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from contracts.load import ReplicaLoad
+from contracts.response_cache import CachePolicy, HitCharge
+from contracts.usage import UsageSource
+from tests.gateway.falling import OPENAI, SMALL, Falls, break_down, refuse
+from tests.gateway.upstream_server import (
+    MODEL,
+    PROMPT_TOKENS,
+    Behaviour,
+    Generation,
+    Upstream,
+    words,
+)
+
+
+async def test_anothers_answer_is_not_kept_for_when_its_own_is_back(
+    falls: Falls,
+) -> None:
+    async with falls(SMALL, cache=CachePolicy(hit_charge=HitCharge.FULL)) as fall:
+        assert "x-pandal-model: small" in (await fall.ask(temperature=0)).head
+        fall.upstream.behaviour = words(2)
+        again = await fall.ask(temperature=0)
+    assert "x-pandal-cache: miss" in again.head
+    assert again.events[0].model == MODEL
+
+
+LOAD = ReplicaLoad(
+    model=MODEL,
+    is_ready=True,
+    is_draining=False,
+    num_running=0,
+    num_waiting=0,
+    queued_prompt_tokens=0,
+    expected_output_tokens=0,
+    kv_cache_usage=0.0,
+    num_kv_blocks=8,
+    block_size=16,
+    prefill_tokens_per_s=0.0,
+    decode_tokens_per_s=0.0,
+)
+
+
+async def tokens(generation: Generation, *ids: int) -> None:
+    """As our own replicas stream them."""
+    for number in ids:
+        generation.completion_tokens += 1
+        await generation.chunk(
+            b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"t%d "},"token_ids":[%d],'
+            b'"finish_reason":null}],"usage":null}\n\n' % (number, number)
+        )
+
+
+async def two_tokens(generation: Generation) -> None:
+    await generation.start_stream()
+    await tokens(generation, 1, 2)
+    generation.reset()
+
+
+async def last_token(generation: Generation) -> None:
+    await generation.start_stream()
+    await tokens(generation, 3)
+    usage = generation.usage
+    usage["prompt_tokens"] += 2  # as it was given them
+    usage["total_tokens"] += 2
+    await generation.event({"id": "d", "choices": [], "usage": usage})
+    await generation.chunk(b"data: [DONE]\n\n")
+    await generation.send(b"0\r\n\r\n")
+
+
+def breaking(bodies: list[dict[str, Any]], *behaviours: Behaviour) -> Behaviour:
+    """One after another, with what each was asked."""
+    left = iter(behaviours)
+
+    async def behave(generation: Generation) -> None:
+        bodies.append(generation.received.document)
+        await next(left)(generation)
+
+    return behave
+
+
+@pytest.mark.parametrize("refusal", [429, 500, 503])
+async def test_a_replica_that_refuses_to_resume_leaves_it_to_the_next(
+    falls: Falls, upstream: Upstream, refusal: int
+) -> None:
+    async def refuse_now(generation: Generation) -> None:
+        await generation.answer(refusal, b"{}")
+
+    bodies: list[dict[str, Any]] = []
+    upstream.load = msgspec.to_builtins(LOAD)
+    async with falls(SMALL) as fall:
+        fall.upstream.behaviour = breaking(bodies, two_tokens, refuse_now, last_token)
+        fallen = await fall.ask(stream=True)
+    assert fallen.payloads[-1] == "[DONE]"
+    assert fallen.body.count(b'"t') == 3
+    (event,) = fallen.events
+    assert (event.input_tokens, event.output_text_tokens) == (PROMPT_TOKENS, 3)
+
+
+async def test_after_a_provider_its_own_replica_is_one_again(
+    falls: Falls, upstream: Upstream
+) -> None:
+    """And a stream that it breaks off is resumed, and counted as one."""
+    bodies: list[dict[str, Any]] = []
+    come_back = breaking(bodies, refuse, two_tokens, last_token)
+    upstream.load = msgspec.to_builtins(LOAD)
+    async with falls(OPENAI, wait_ms=20_000) as fall:
+        fall.upstream.behaviour = come_back
+        fall.others["openai"].behaviour = break_down
+        fallen = await fall.ask(stream=True)
+    assert fallen.payloads[-1] == "[DONE]"
+    assert fallen.body.count(b'"t') == 3
+    assert bodies[2]["resume_tokens"] == [1, 2]
+    (event,) = fallen.events
+    assert (event.provider, event.replica, event.model) == (None, "replica-0", MODEL)
+    assert event.usage_source is UsageSource.ENGINE
+    assert (event.input_tokens, event.output_text_tokens) == (PROMPT_TOKENS, 3)
