@@ -44,12 +44,13 @@ class Membership:
     def _follow(self) -> None:
         """Of two sources that give one name two URLs always the same counts: who began later."""
         wanted = {name: url for members in self._members.values() for name, url in members.items()}
-        for name in self._joined.keys() - wanted.keys():
-            del self._joined[name]
-            self._pool.leave(name)
+        leaving = self._joined.keys() - wanted.keys()
+        joining = [name for name, url in wanted.items() if self._joined.get(name) != url]
+        if not leaving and not joining:
+            return
+        self._joined = wanted
+        self._pool.follow([self._make_client(name, wanted[name]) for name in joining], leaving)
+        for name in leaving:
             logger.info("replica left", extra={"replica": name})
-        for name, url in wanted.items():
-            if self._joined.get(name) != url:
-                self._joined[name] = url
-                self._pool.join(self._make_client(name, url))
-                logger.info("replica joined", extra={"replica": name})
+        for name in joining:
+            logger.info("replica joined", extra={"replica": name})

@@ -54,13 +54,18 @@ class Inspector:
         except UNDECODABLE:
             return LoadAnswer(False, None)
 
-    async def foreign_load(self, client: ReplicaClient) -> ForeignLoad:
-        """By the metrics that servers of other makes have.  One without any is ``OTHER``."""
+    async def foreign_load(self, client: ReplicaClient) -> ForeignLoad | None:
+        """By the metrics that servers of other makes have.  One without any is ``OTHER``.
+
+        ``None``: it does not say now.
+        """
         try:
             answer = await client.fetch("/metrics", self._timeout_s)
         except UpstreamError:
+            return None  # its health does not hang on that
+        if answer.status == 404:
             return ForeignLoad(Engine.OTHER, 0)
-        return foreign_load(answer.body if answer.status == 200 else b"")
+        return foreign_load(answer.body) if answer.status == 200 else None
 
 
 FAILURES = (UpstreamError, *UNDECODABLE)

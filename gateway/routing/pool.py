@@ -106,15 +106,28 @@ class ReplicaPool:
     # Joining and leaving
 
     def join(self, client: ReplicaClient) -> None:
-        """Gets work once it is ready.  One of that name leaves: it is another now."""
-        self.leave(client.name)
-        self._replicas[client.name] = Replica(client)
-        self._changed_members()
-        if self._group is not None:
-            self._start_poll(self._group, self._replicas[client.name])
+        """As ``follow``, one."""
+        self.follow([client], ())
 
     def leave(self, name: str) -> None:
-        """Gets no more work; what runs there goes on.  No matter if there is none."""
+        """As ``follow``, one."""
+        self.follow((), [name])
+
+    def follow(self, joining: Iterable[ReplicaClient], leaving: Iterable[str]) -> None:
+        """Who joins gets work once it is ready; one of that name leaves, for it is another now.
+
+        Who leaves gets no more work; what runs there goes on.  No matter if there is none.
+        """
+        joining = list(joining)
+        for name in (*leaving, *(client.name for client in joining)):
+            self._remove(name)
+        for client in joining:
+            self._replicas[client.name] = Replica(client)
+            if self._group is not None:
+                self._start_poll(self._group, self._replicas[client.name])
+        self._changed_members()
+
+    def _remove(self, name: str) -> None:
         replica = self._replicas.pop(name, None)
         if replica is None:
             return
@@ -122,7 +135,6 @@ class ReplicaPool:
         poll = self._polls.pop(name, None)
         if poll is not None:
             poll.cancel()
-        self._changed_members()
 
     def mark_unreachable(self, name: str) -> None:
         """Until the next poll finds it well."""
@@ -208,7 +220,8 @@ class ReplicaPool:
                 is_ready = await self._ask_load(replica)
             if is_ready and not replica.knows_load and replica.engine is not Engine.OTHER:
                 load = await inspector.foreign_load(client)
-                replica.report_foreign(load, self._clock.monotonic_s())
+                if load is not None:
+                    replica.report_foreign(load, self._clock.monotonic_s())
             self._set_ready(replica, is_ready=is_ready and bool(replica.models))
         except FAILURES:
             self._set_ready(replica, is_ready=False)

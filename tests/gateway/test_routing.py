@@ -122,6 +122,17 @@ def test_removing_one_moves_only_its_keys(names: set[str], draw: st.DataObject) 
         assert after.home(point) == before.home(point) or before.home(point) == removed
 
 
+@given(st.lists(st.sets(st.sampled_from("abcdefgh"), min_size=1), min_size=1, max_size=8))
+@settings(deadline=None)
+def test_a_ring_that_has_changed_is_as_one_built_anew(steps: list[set[str]]) -> None:
+    ring = PrefixRing()
+    for names in steps:
+        ring.set_members(names)
+        anew = PrefixRing(names)
+        for point in map(ring_point, KEYS[:20]):
+            assert list(ring.walk(point)) == list(anew.walk(point))
+
+
 def test_the_ring_names_everyone_once_beginning_at_home() -> None:
     ring, fewer = PrefixRing("abcd"), PrefixRing("abcd")
     for point in map(ring_point, KEYS[:50]):

@@ -1,5 +1,7 @@
 """What routing knows of replicas: their load, their health, and how long they have been there."""
 
+import asyncio
+
 import pytest
 from msgspec.structs import replace
 
@@ -7,7 +9,9 @@ from contracts.usage import Outcome
 from gateway.clock import SYSTEM_CLOCK, Clock
 from gateway.routing.ejection import Record, eject
 from gateway.routing.foreign_metrics import Engine, ForeignLoad, foreign_load
+from gateway.routing.inspection import Inspector
 from gateway.routing.others_load import OthersLoad, neutral_tokens
+from gateway.routing.ring import ring_point
 from gateway.routing.stay import Stay
 from gateway.upstream.replica_client import ReplicaClient, Timeouts
 from tests.gateway.fleets import LOAD, fleet_of, inference_request
@@ -228,3 +232,36 @@ async def test_one_that_leaves_gets_nothing_more_and_what_runs_there_goes_on() -
     fleet.pool.join(client("a"))
     assert fleet.pool["a"] is not replica
     assert not fleet.pool["a"].is_ready, "until it says so"
+
+
+async def test_many_that_join_and_leave_change_the_pool_once() -> None:
+    pool = fleet_of("a", "b").pool
+    version = pool.version
+    pool.follow([client("c"), client("d")], ["a", "unknown"])
+    assert pool.version == version + 1
+    assert {replica.name for replica in pool.replicas()} == {"b", "c", "d"}
+    assert {pool.ring.home(ring_point(b"%d" % n)) for n in range(200)} == {"b", "c", "d"}
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [(200, Engine.OTHER), (404, Engine.OTHER), (500, None), (503, None)],
+)
+async def test_metrics_that_do_not_come_now_say_nothing_for_good(
+    status: int, expected: Engine | None
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 %d X\r\ncontent-length: 0\r\n\r\n" % status)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    timeouts = Timeouts(connect_s=5.0, head_s=5.0, idle_s=5.0, keep_alive_s=5.0)
+    inspected = ReplicaClient("a", f"http://127.0.0.1:{port}", timeouts)
+    load = await Inspector(5.0).foreign_load(inspected)
+    assert (None if load is None else load.engine) is expected
+    server.close()
+    await server.wait_closed()
+    assert await Inspector(5.0).foreign_load(inspected) is None, "it is gone"
+    await inspected.close()
