@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from billing.rating import charged_tokens
+from billing.records import EventKey
 from contracts.replica_usage import ReplicaUsage
 from contracts.usage import Outcome, UsageEvent, UsageSource
 
@@ -64,8 +65,8 @@ class Witness:
 
     @property
     def since(self) -> datetime | None:
-        """It has kept all from then on, but for what it lost; None: nothing."""
-        return min((record.arrived_at for record in self.records), default=None)
+        """It has kept all that ended from then on, but for what it lost; None: nothing."""
+        return min((record.finished_at for record in self.records), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class Boot:
 class Witnesses:
     """All replicas' records, by the event they are of."""
 
-    by_event: dict[str, list[ReplicaUsage]] = field(default_factory=dict)
+    by_event: dict[EventKey, list[ReplicaUsage]] = field(default_factory=dict)
     since: dict[str, datetime] = field(default_factory=dict)  # by replica
     num_without_event: int = 0  # asked by no gateway
 
@@ -104,7 +105,8 @@ class Witnesses:
                 if record.event_id is None or record.tenant_id is None:
                     found.num_without_event += 1
                 else:
-                    found.by_event.setdefault(record.event_id, []).append(record)
+                    key = (record.tenant_id, record.event_id)
+                    found.by_event.setdefault(key, []).append(record)
         return found
 
 
@@ -124,7 +126,7 @@ def findings_of_event(posted: Posted, witnesses: Witnesses) -> Iterator[Finding]
     if posted.entries != expected:
         detail = f"expected {_money(expected)}, charged {_money(posted.entries)}"
         yield Finding(Kind.MISPRICED, event.tenant_id, event.event_id, detail)
-    records = witnesses.by_event.get(event.event_id, [])
+    records = witnesses.by_event.get((event.tenant_id, event.event_id), [])
     fault = _unwitnessed(event, witnesses) if not records else _differs(event, records)
     if fault is not None:
         kind = Kind.COUNTS_DIFFER if records else Kind.NO_WITNESS
@@ -142,13 +144,13 @@ def findings_of_quota(
 
 
 def without_event(
-    witnesses: Witnesses, known: set[str], *, now: datetime, grace: timedelta
-) -> dict[str, list[ReplicaUsage]]:
+    witnesses: Witnesses, known: set[EventKey], *, now: datetime, grace: timedelta
+) -> dict[EventKey, list[ReplicaUsage]]:
     """Records that are older than ``grace``, of no event in ``known``, and of tokens."""
     return {
-        event_id: records
-        for event_id, records in witnesses.by_event.items()
-        if event_id not in known
+        key: records
+        for key, records in witnesses.by_event.items()
+        if key not in known
         and max(record.finished_at for record in records) + grace <= now
         and sum(map(num_tokens, records)) > 0
     }
@@ -158,11 +160,11 @@ def num_tokens(record: ReplicaUsage) -> int:
     return record.input_uncached_tokens + record.input_cache_read_tokens + record.output_text_tokens
 
 
-def findings_of_missing(missing: Mapping[str, Sequence[ReplicaUsage]]) -> Iterator[Finding]:
-    for event_id, records in missing.items():
+def findings_of_missing(missing: Mapping[EventKey, Sequence[ReplicaUsage]]) -> Iterator[Finding]:
+    for (tenant_id, event_id), records in missing.items():
         total = sum(map(num_tokens, records))
         detail = f"{total} tokens in {len(records)} attempts"
-        yield Finding(Kind.NO_EVENT, records[0].tenant_id, event_id, detail)
+        yield Finding(Kind.NO_EVENT, tenant_id, event_id, detail)
 
 
 def _unwitnessed(event: UsageEvent, witnesses: Witnesses) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from sqlalchemy import Connection, func, not_, select, tuple_
 
 from billing.audit import Account, Boot, Posted, expected_entries
-from billing.bulk_insert import EventKey, in_parts, rows_by_key
+from billing.bulk_insert import known_keys, rows_by_key
 from billing.ledger_schema import (
     TOKEN_COLUMNS,
     dead_letter_replays,
@@ -22,7 +22,7 @@ from billing.ledger_schema import (
 )
 from billing.pricing import PriceBook
 from billing.recorded_prices import recorded_rates
-from billing.records import Record
+from billing.records import EventKey, Record
 from billing.segment_file import records_of, segment_names
 from contracts.errors import ContractError
 from contracts.names import spool_source_id
@@ -35,14 +35,14 @@ _EVENTS_AT_ONCE = 1_000
 class Waiting:
     """What is in the spool and not yet in the ledger."""
 
-    event_ids: set[str] = field(default_factory=set)
+    keys: set[EventKey] = field(default_factory=set)
     accounts: dict[str, Account] = field(default_factory=dict)  # by tenant
     numbers: dict[str, list[int]] = field(default_factory=dict)  # by boot
     num_unreadable: int = 0
 
     def add(self, event: UsageEvent) -> None:
         account = self.accounts.get(event.tenant_id, Account())
-        self.event_ids.add(event.event_id)
+        self.keys.add((event.tenant_id, event.event_id))
         self.accounts[event.tenant_id] = account + Account(1, event.total_tokens)
         self.numbers.setdefault(event.gateway_boot_id, []).append(event.gateway_seq)
 
@@ -69,9 +69,10 @@ def _add_unknown(connection: Connection, waiting: Waiting, records: Sequence[Rec
             events.append(decode_usage_event(record.payload))
         except ContractError:
             waiting.num_unreadable += 1
-    known = known_event_ids(connection, [event.event_id for event in events])
+    known = known_keys(connection, {(event.tenant_id, event.event_id) for event in events})
     for event in events:
-        if event.event_id not in known | waiting.event_ids:
+        key = (event.tenant_id, event.event_id)
+        if key not in known and key not in waiting.keys:
             waiting.add(event)
 
 
@@ -130,22 +131,15 @@ def posted_events(
     while True:
         payloads = connection.scalars(query.where(tuple_(*key) > after, *within)).all()
         events = [decode_usage_event(payload) for payload in payloads]
-        entries = _entries(connection, [(e.tenant_id, e.event_id) for e in events])
-        for event in events:
-            charged = entries.get((event.tenant_id, event.event_id), {})
-            yield Posted(event, charged, _expected(event, price_book, rates))
+        keys = [(event.tenant_id, event.event_id) for event in events]
+        entries = _entries(connection, keys)
+        unpriced = _unpriced(connection, keys)
+        for each, event in zip(keys, events, strict=True):
+            expected = None if each in unpriced else _expected(event, price_book, rates)
+            yield Posted(event, entries.get(each, {}), expected)
         if len(events) < _EVENTS_AT_ONCE:
             return
         after = (events[-1].tenant_id, events[-1].event_id)
-
-
-def known_event_ids(connection: Connection, event_ids: Sequence[str]) -> set[str]:
-    """Of those, the ones that the ledger has, of whichever tenant."""
-    found: set[str] = set()
-    for some in in_parts(sorted(event_ids)):
-        query = select(usage_events.c.event_id).where(usage_events.c.event_id.in_(some))
-        found.update(connection.scalars(query))
-    return found
 
 
 def _expected(
@@ -165,6 +159,12 @@ def _entries(
         charged = found.setdefault((row.tenant_id, row.event_id), {})
         charged[row.token_class] = (row.tokens, row.pico_usd, row.price_id)
     return found
+
+
+def _unpriced(connection: Connection, keys: Sequence[EventKey]) -> set[EventKey]:
+    """Those that wait to be rated, whether or not the book knows a price by now."""
+    query = select(unpriced_events.c.tenant_id, unpriced_events.c.event_id)
+    return {(row[0], row[1]) for row in rows_by_key(connection, query, unpriced_events, keys)}
 
 
 def num_dead_letters(connection: Connection) -> int:

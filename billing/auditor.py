@@ -28,7 +28,6 @@ from billing.audit import (
 from billing.audit_facts import (
     Waiting,
     boots,
-    known_event_ids,
     latest_tiers,
     ledger_accounts,
     num_dead_letters,
@@ -36,12 +35,13 @@ from billing.audit_facts import (
     posted_events,
     read_waiting,
 )
+from billing.bulk_insert import known_keys
 from billing.ledger import Ledger, PostResult
 from billing.ledger_database import LedgerRef, reading
 from billing.posting import rate_batch
 from billing.pricing import PriceBook
 from billing.recorded_prices import check_recorded
-from billing.records import Batch, Record
+from billing.records import Batch, EventKey, Record
 from contracts.replica_usage import ReplicaUsage
 from contracts.usage import Outcome, UsageEvent, UsageSource, encode_usage_event
 
@@ -64,7 +64,7 @@ class Accounts:
 class AuditReport:
     accounts: Mapping[str, Accounts]  # by tenant
     findings: Sequence[Finding]
-    missing: Mapping[str, Sequence[ReplicaUsage]]  # by event id: served, and not billed
+    missing: Mapping[EventKey, Sequence[ReplicaUsage]]  # served, and not billed
     num_waiting: int
     num_unreadable: int  # lines of the spool
     num_dead_letters: int
@@ -89,7 +89,7 @@ def audit(
     with reading(ledger) as connection:
         check_recorded(connection, price_book)
         waiting = read_waiting(connection, scope.spool_dir)
-        known = known_event_ids(connection, list(witnesses.by_event)) | waiting.event_ids
+        known = known_keys(connection, witnesses.by_event) | waiting.keys
         missing = without_event(witnesses, known, now=now, grace=scope.grace)
         accounts = _accounts(connection, scope, waiting)
         findings = [
@@ -102,7 +102,7 @@ def audit(
             accounts=accounts,
             findings=findings,
             missing=missing,
-            num_waiting=len(waiting.event_ids),
+            num_waiting=len(waiting.keys),
             num_unreadable=waiting.num_unreadable,
             num_dead_letters=num_dead_letters(connection),
             num_unpriced=num_unpriced(connection),
@@ -114,7 +114,7 @@ def recover(
     ledger: Ledger,
     reader: LedgerRef,
     price_book: PriceBook,
-    missing: Mapping[str, Sequence[ReplicaUsage]],
+    missing: Mapping[EventKey, Sequence[ReplicaUsage]],
 ) -> PostResult:
     """Posts each once, marked recovered; what has come meanwhile is a repeat, and stays.
 
@@ -122,7 +122,7 @@ def recover(
     """
     with reading(reader) as connection:
         check_recorded(connection, price_book)
-        tiers = latest_tiers(connection, [r.tenant_id or "" for (r, *_) in missing.values()])
+        tiers = latest_tiers(connection, [tenant_id for tenant_id, _ in missing])
     events = [recovered_event(records, tiers) for records in missing.values()]
     source_id = "audit"
     start = ledger.next_offset(source_id)

@@ -15,12 +15,12 @@ from sqlalchemy import Column, Connection, Select, Table, select, text
 
 from billing.errors import LedgerUnavailable
 from billing.ledger_schema import usage_events
+from billing.records import EventKey
 
 _KEYS_AT_ONCE: Final = 400  # SQLite before 3.32 takes 999 parameters
 _STAGING: Final = "staged_usage_events"
 
 Row = tuple[object, ...]  # in the order of the table's columns
-EventKey = tuple[str, str]  # (tenant_id, event_id)
 T = TypeVar("T")
 
 

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from sqlalchemy import Connection, delete, insert, select, tuple_, update
 
 from billing.bulk_insert import (
-    EventKey,
     Row,
     in_parts,
     insert_new_events,
@@ -37,6 +36,7 @@ from billing.posting import Posting, RatedBatch, charges_for
 from billing.pricing import PriceBook
 from billing.rating import Charge, tokens_by_class
 from billing.recorded_prices import record_prices
+from billing.records import EventKey
 from contracts.usage import UsageEvent, decode_usage_event
 
 _EVENTS_PER_TRANSACTION = 500

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+EventKey = tuple[str, str]  # (tenant_id, event_id): event ids are unique only within a tenant
+
 
 @dataclass(frozen=True, slots=True)
 class Record:

@@ -231,6 +231,41 @@ def test_an_event_from_before_the_journals_beginning_needs_no_witness(books: Boo
     assert books.found() == []
 
 
+def test_a_journal_is_kept_by_the_ends_of_requests(books: Books) -> None:
+    """A long one that began before all others says nothing of those that had ended before it."""
+    books.records[0] = record(EVENTS[0], arrived_at=NOON - timedelta(minutes=9))
+    forgotten = event(
+        4, admitted_at=NOON - timedelta(minutes=5), occurred_at=NOON - timedelta(minutes=4)
+    )
+    books.post(*EVENTS, forgotten)
+    books.quota = None
+    assert books.found() == []
+
+
+def test_an_event_id_of_two_tenants_is_two_events(books: Books) -> None:
+    """Billed to one and served for both: the other is missing, and on its way it is no repeat."""
+    other = event(4, event_id=EVENTS[1].event_id, tenant_id="globex")
+    books.post(*EVENTS)
+    books.quota = None
+    books.records.append(record(other))
+    (missing,) = books.audit().findings
+    assert (missing.kind, missing.tenant_id) == (Kind.NO_EVENT, "globex")
+    write_segment(books.spool_dir, SEGMENT.replace("0a", "0c"), line(other), line(other))
+    report = books.audit()
+    assert (report.findings, report.num_waiting) == ([], 1)
+    assert recover(books.ledger, books.ledger_url, BOOK, report.missing).num_posted == 0
+
+
+def test_an_event_that_still_waits_for_a_price_that_is_known_is_no_difference(
+    books: Books,
+) -> None:
+    """Between the adoption of a book and the rating of what it prices."""
+    books.post(*EVENTS[:2])
+    books.post(EVENTS[2], book=PriceBook([]))
+    report = books.audit()
+    assert (report.findings, report.num_unpriced) == ([], 1)
+
+
 def test_a_quota_that_cannot_be_asked_is_not_compared(books: Books) -> None:
     books.post(*EVENTS)
     books.quota = None

@@ -145,7 +145,7 @@ def has_all_arrived(fleet: FleetProcess) -> bool:
     """To Kafka a dead gateway's last segment goes a minute later: nobody can write it then."""
     directory = DataDir(fleet.data_dir)
     with reading(directory.ledger_url) as connection:
-        return not read_waiting(connection, directory.spool).event_ids
+        return not read_waiting(connection, directory.spool).keys
 
 
 def test_after_all_faults_quota_and_ledger_agree_with_what_clients_saw(
