@@ -83,11 +83,16 @@ class AdminClient:
         """``action``: goes before the reason, since all of it is an edit to the API."""
         words = why if action == "edit" else f"{action}: {why}".removesuffix(": ")
         query = urllib.parse.urlencode({"why": words[:500]})
-        match = "*" if expected is None else f'"{expected}"'
+        match = {"if-none-match": "*"} if expected is None else {"if-match": f'"{expected}"'}
         payload = encode_policy_document(document)
-        body, _ = self.call("PUT", f"/policy?{query}", payload, {"if-match": match})
+        body, _ = self.call("PUT", f"/policy?{query}", payload, match)
         version = _decoded(body, _Stored).version
         return msgspec.structs.replace(document, version=version)
+
+    def roll_back(self, number: int, why: str) -> PolicyDocument:
+        wanted = msgspec.json.encode({"version": number, "why": why[:500]})
+        body, _ = self.call("POST", "/policy/rollback", wanted)
+        return self.version(_decoded(body, _Stored).version)
 
     def history(self, limit: int) -> Sequence[PolicyChange]:
         body, _ = self.call("GET", f"/policy/history?limit={min(limit, 1_000)}")

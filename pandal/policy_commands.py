@@ -17,8 +17,8 @@ from contracts.api_keys import key_of, tenant_of
 from contracts.errors import ContractError, Unknown
 from contracts.policy import ApiKeyRecord, PolicyDocument, TenantPolicy
 from contracts.policy_change import FieldChange, differences
+from contracts.policy_keys import imported, replaced
 from contracts.policy_reasons import reasons
-from contracts.policy_rollback import rolled_back
 from pandal.errors import BadOption, Drifted, NotFound
 from pandal.policy_access import Edit, PolicyAccess, edited
 from pandal.policy_assignment import assigned
@@ -90,11 +90,12 @@ def edit_command(
     found = access.current()
     text = _edited_by_hand(to_yaml(found.document))
     after = from_yaml(text, "the policy")
-    told = differences(found.document, after)
-    if not told:
-        say("nothing changed")
-        return
     try:
+        after = replaced(found.document, after, datetime.now(UTC))
+        told = differences(found.document, after)
+        if not told:
+            say("nothing changed")
+            return
         stored = access.replace(after, expected=found.etag, action="edit", why=why)
     except ContractError as exc:
         raise BadOption(str(exc)) from exc
@@ -149,14 +150,12 @@ def rollback(
 ) -> None:
     """Put an older version in force again, as a new one; keys stay as they are."""
     access = policy_access(data_dir, admin)
-    older = access.version(version)
-    why = f"back to version {version}{': ' if why else ''}{why}"
-    _edit(
-        access,
-        lambda before: rolled_back(before, older, datetime.now(UTC)),
-        action="rollback",
-        why=why,
-    )
+    try:
+        stored = access.roll_back(version, why)
+    except ContractError as exc:
+        raise BadOption(str(exc)) from exc
+    _show(differences(access.version(stored.version - 1), stored))
+    say(f"version {stored.version}")
 
 
 @policy_app.command()
@@ -175,16 +174,18 @@ def import_(
     data_dir: DataDirOption = None,
     admin: AdminOption = None,
 ) -> None:
-    """Put the policy of a file in force."""
+    """Put the policy of a file in force; keys stay as they are."""
     access = policy_access(data_dir, admin)
-    wanted = read_yaml(path)
-    told = differences(access.current().document, wanted)
+    wanted, at = read_yaml(path), datetime.now(UTC)
+    before = access.current().document
+    told = differences(before, imported(before, wanted, at))
     if check:
         _show(told)
         if told:
             raise Drifted(f"{access.where} differs from {path} in {len(told)} places")
     elif told:
-        _edit(access, lambda _: wanted, action="import", why=why or f"from {path.name}")
+        why = why or f"from {path.name}"
+        _edit(access, lambda now: imported(now, wanted, at), action="import", why=why)
     else:
         say("nothing changed")
 

@@ -1,5 +1,6 @@
 """Edits of the stored policy: checked before they are written, and with who made them and why."""
 
+import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,14 +12,29 @@ from contracts.errors import ContractError, Unknown
 from contracts.policy import PolicyDocument, decode_policy_document, encode_policy_document
 from contracts.policy_change import Editing, PolicyChange, change_of, etag_of
 from gateway.admin.callers import Caller, Role
-from gateway.errors import PolicyAbsent, PolicyConflict, PolicyRefused, UnknownName
+from gateway.errors import (
+    PolicyAbsent,
+    PolicyConflict,
+    PolicyRefused,
+    UnknownName,
+    UnknownPolicyVersion,
+)
 from gateway.policy_documents.port import PolicyDocuments
 
 _EMPTY: Final = PolicyDocument(version=0)
 _MAX_TRIES: Final = 20  # against other editors
+_LOOKED_BACK: Final = 20  # versions, for one that is good
 _OF_OWNERS: Final = ("tiers", "organisations", "prices")
 
 Edit = Callable[[PolicyDocument], PolicyDocument]
+
+
+class Whatever(enum.Enum):
+    ANY = enum.auto()  # the edit fits any document
+    ABSENT = enum.auto()  # it is to be the first
+
+
+Expected = str | Whatever  # an etag: the edit was made from that document
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +58,21 @@ class PolicyDesk:
         return Kept(_decoded(stored.payload), stored.etag)
 
     async def edited(
-        self, edit: Edit, caller: Caller, *, action: str, why: str, expected: str | None = None
+        self,
+        edit: Edit,
+        caller: Caller,
+        *,
+        action: str,
+        why: str,
+        expected: Expected = Whatever.ANY,
     ) -> Kept:
-        """``expected``: the etag that the edit was made from; ``None``: it fits any.
+        """In place of what is no good, the last good document is edited.
 
         Raises PolicyConflict, PolicyRefused, UnknownName, RoleMissing.
         """
         for _ in range(_MAX_TRIES):
-            before = await self.current()
-            if expected is not None and expected != before.etag:
+            before = await self._to_edit()
+            if not _is_expected(before, expected):
                 raise PolicyConflict("The policy has changed since it was read.")
             try:
                 return await self._write(before, edit(before.document), caller, action, why)
@@ -59,7 +81,7 @@ class PolicyDesk:
             except ContractError as exc:
                 raise PolicyRefused(f"{exc}.") from exc
             except PolicyConflict:
-                if expected is not None:
+                if expected is not Whatever.ANY:
                     raise
         raise PolicyConflict("Others edit the policy all the time.")
 
@@ -69,6 +91,26 @@ class PolicyDesk:
     async def version(self, number: int) -> PolicyDocument:
         """Raises UnknownPolicyVersion."""
         return _decoded(await self._documents.version(number))
+
+    async def _to_edit(self) -> Kept:
+        try:
+            stored = await self._documents.read()
+        except PolicyAbsent:
+            return Kept(_EMPTY, None)
+        assert stored is not None, "nothing was excepted"
+        try:
+            return Kept(decode_policy_document(stored.payload), stored.etag)
+        except ContractError:
+            return Kept(await self._last_good(), stored.etag)
+
+    async def _last_good(self) -> PolicyDocument:
+        """That is still kept.  Raises PolicyRefused."""
+        for change in await self._documents.history(_LOOKED_BACK):
+            try:
+                return decode_policy_document(await self._documents.version(change.version))
+            except (ContractError, UnknownPolicyVersion):
+                continue
+        raise PolicyRefused("What is stored is no good, and no version before it is kept.")
 
     async def _write(
         self, before: Kept, after: PolicyDocument, caller: Caller, action: str, why: str
@@ -82,6 +124,12 @@ class PolicyDesk:
         change = change_of(old, after, payload, Editing(self.now(), caller.name, action, why))
         await self._documents.write(payload, change, expected=before.etag)
         return Kept(after, etag_of(payload))
+
+
+def _is_expected(before: Kept, expected: Expected) -> bool:
+    if expected is Whatever.ANY:
+        return True
+    return before.etag == (None if expected is Whatever.ABSENT else expected)
 
 
 def _decoded(payload: bytes) -> PolicyDocument:

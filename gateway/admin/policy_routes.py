@@ -1,5 +1,7 @@
 """The policy document over HTTP: read, replaced, told apart, explained, put back."""
 
+from datetime import datetime
+from functools import partial
 from typing import Annotated, Final
 
 import msgspec
@@ -9,12 +11,12 @@ from contracts.api_keys import key_of, tenant_of
 from contracts.errors import UNDECODABLE, ContractError, Unknown
 from contracts.policy import PolicyDocument, encode_policy_document
 from contracts.policy_change import FieldChange, PolicyChange, differences
+from contracts.policy_keys import replaced, rolled_back
 from contracts.policy_reasons import reasons
-from contracts.policy_rollback import rolled_back
 from contracts.policy_text import from_plain
 from gateway.admin.callers import Role
 from gateway.admin.calling import Calling
-from gateway.admin.desk import Kept, PolicyDesk
+from gateway.admin.desk import Expected, Kept, PolicyDesk, Whatever
 from gateway.admin.responses import documented
 from gateway.admin.schemas import (
     ChangeBody,
@@ -76,16 +78,20 @@ class _PolicyRoutes:
         response: Response,
         calling: Calling,
         if_match: Annotated[str | None, Header(description="The ETag that was read.")] = None,
+        if_none_match: Annotated[str | None, Header(description="'*': there is none yet.")] = None,
         why: Why = "",
     ) -> StoredBody:
-        """Replaces the document that has the ETag of If-Match; '*' stands for any."""
+        """Replaces the document that has the ETag of If-Match; '*' stands for any.
+
+        Keys are created, rotated and revoked one by one.  A tenant without any here keeps its own.
+        """
         calling.require(Role.OPERATOR)
-        if if_match is None:
-            raise PreconditionRequired("Send If-Match with the ETag that was read, or '*'.")
-        after = _parsed(await _body(request))
-        expected = None if if_match == "*" else _unquoted(if_match)
         kept = await self._desk.edited(
-            lambda _: after, calling, action="edit", why=why, expected=expected
+            partial(_replaced, _parsed(await _body(request)), self._desk.now()),
+            calling,
+            action="edit",
+            why=why,
+            expected=_expected(if_match, if_none_match),
         )
         response.headers.update(_etag(kept))
         return _stored(kept)
@@ -150,6 +156,21 @@ class _PolicyRoutes:
             for r in found
         ]
         return ReasonListBody(reasons=told)
+
+
+def _replaced(after: PolicyDocument, at: datetime, before: PolicyDocument) -> PolicyDocument:
+    return replaced(before, after, at)
+
+
+def _expected(if_match: str | None, if_none_match: str | None) -> Expected:
+    """Raises PreconditionRequired."""
+    if if_none_match == "*":
+        return Whatever.ABSENT
+    if if_match is None:
+        raise PreconditionRequired(
+            "Send If-Match with the ETag that was read, or '*'; for the first, If-None-Match: *."
+        )
+    return Whatever.ANY if if_match == "*" else _unquoted(if_match)
 
 
 async def _body(request: Request) -> bytes:

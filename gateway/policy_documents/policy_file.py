@@ -66,16 +66,17 @@ class PolicyFile:
         current = self._current_version()
         entries = {}  # the last entry of a version counts: one before it never became current
         for entry in self._audit():
-            if entry.version <= current:
+            if current is None or entry.version <= current:
                 entries[entry.version] = entry
         return [entries[number] for number in sorted(entries, reverse=True)[:limit]]
 
     def version(self, number: int) -> bytes:
         with _translated(self._path):
-            if number == self._current_version():
+            current = self._current_version()
+            if number == current:
                 return self._path.read_bytes()
             path = self._version_path(number)
-            if number > self._current_version() or not path.exists():
+            if (current is not None and number > current) or not path.exists():
                 raise UnknownPolicyVersion(f"There is no version {number} any more, or yet.")
             return path.read_bytes()
 
@@ -100,13 +101,16 @@ class PolicyFile:
     def _used_path(self) -> Path:
         return self._path.with_name(self._path.name + ".keys-used")
 
-    def _current_version(self) -> int:
+    def _current_version(self) -> int | None:
+        """``None``: what is there now is no policy; what was before it can still be had."""
         try:
             return decode_policy_document(self._path.read_bytes()).version
         except FileNotFoundError:
             return 0
-        except ContractError as exc:
-            raise PolicyStoreUnavailable(str(exc)) from exc
+        except ContractError:
+            return None
+        except OSError as exc:
+            raise PolicyStoreUnavailable(f"{self._path}: {exc.strerror}") from exc
 
     def _keep_edit_by_hand(self, payload: bytes) -> None:
         """A document that got here without us has its entry, too."""

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from contracts.errors import ContractError
 from contracts.names import (
     POLICY_TAG,
     policy_changes,
@@ -80,7 +81,12 @@ class ValkeyDocuments:
     async def history(self, limit: int) -> Sequence[PolicyChange]:
         entries = await self._call("XREVRANGE", policy_changes(), "+", "-", "COUNT", limit)
         assert isinstance(entries, list)
-        return [decode_policy_change(fields[1]) for _, fields in entries]
+        try:
+            return [decode_policy_change(fields[1]) for _, fields in entries]
+        except ContractError as exc:
+            raise PolicyStoreUnavailable(
+                f"The audit log has an entry of another kind: {exc}."
+            ) from exc
 
     async def version(self, number: int) -> bytes:
         payload = await self._call("HGET", policy_versions(), number)

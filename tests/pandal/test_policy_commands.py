@@ -97,6 +97,36 @@ def test_going_back_brings_no_key_back(acme: DataDir) -> None:
     assert states == [False, True]
 
 
+def test_an_older_text_brings_no_key_back(acme: DataDir, tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    key = key_id(acme)
+    path.write_text("\n".join(lines(acme, "policy", "export")))
+    lines(acme, "keys", "revoke", key, "--tenant", "acme")
+    create_key(acme, KeyRequest("acme"))
+    lines(acme, "policy", "set", "acme", "tier=free")
+    assert lines(acme, "policy", "import", str(path))[0] == 'tenants[acme].tier: "free" -> "gold"'
+    assert [k["is_in_force"] for k in json.loads(lines(acme, *LIST)[0])] == [False, True]
+    assert lines(acme, "policy", "import", str(path), "--check") == []
+
+
+def test_an_editor_revives_no_key(acme: DataDir, tmp_path: Path) -> None:
+    lines(acme, "keys", "revoke", key_id(acme), "--tenant", "acme")
+    editor = tmp_path / "editor.sh"
+    editor.write_text('#!/bin/sh\nsed -i /revoked_at/d "$1"\n')
+    editor.chmod(0o700)
+    with pytest.raises(BadOption, match=r"keys\[0\].revoked_at"):
+        run(acme, "policy", "edit", VISUAL=str(editor))
+
+
+@pytest.mark.parametrize("broken", [b"{", b'{"version": -1}', b'{"version": 2, "tenants": 3}'])
+def test_what_is_no_policy_is_repaired_as_the_runbook_says(acme: DataDir, broken: bytes) -> None:
+    acme.policies.write_bytes(broken)
+    (entry,) = json.loads(lines(acme, "policy", "history", "--json")[0])
+    told = lines(acme, "policy", "rollback", str(entry["version"]))
+    assert told == ["version 2"]
+    assert "gold" in lines(acme, "policy", "explain", "acme")[0]
+
+
 LIST = ("keys", "list", "--tenant", "acme", "--json")
 
 

@@ -131,6 +131,57 @@ def test_a_key_is_shown_once_rotated_and_revoked(admin: AdminProcess) -> None:
     assert admin.ask("POST", "/tenants/nobody/keys", {}).status == 404
 
 
+def test_no_document_brings_a_key_back(admin: AdminProcess) -> None:
+    put(admin, {"tenants": [ACME]})
+    keys = "/tenants/acme/keys"
+    revoked = admin.ask("POST", keys, {}).document["key_id"]
+    as_it_was = admin.ask("GET", "/policy").document
+    admin.ask("DELETE", f"{keys}/{revoked}")
+    refused = admin.ask("PUT", "/policy", as_it_was, headers={"if-match": "*"})
+    assert refused.status == 422
+    assert "it stays so" in refused.document["error"]["message"]
+    other = admin.ask("POST", keys, {}).document["key_id"]
+    only_one = {**admin.ask("GET", "/policy").document["tenants"][0]}
+    only_one["keys"] = [key for key in only_one["keys"] if key["key_id"] != other]
+    assert put(admin, {"tenants": [only_one]}) == 422
+    assert put(admin, {"tenants": [ACME]}) == 200  # says nothing of keys
+    in_force = {k["key_id"] for k in admin.ask("GET", keys).document["keys"] if k["is_in_force"]}
+    assert other in in_force
+    assert revoked not in in_force
+
+
+def test_going_back_revokes_the_keys_of_a_tenant_that_is_gone(admin: AdminProcess) -> None:
+    put(admin, {"tenants": [ACME, {"tenant_id": "gone", "tier": "free"}]})
+    keys = "/tenants/gone/keys"
+    key_id = admin.ask("POST", keys, {}).document["key_id"]
+    version = admin.ask("GET", "/policy").document["version"]
+    put(admin, {"tenants": [ACME, {"tenant_id": "since", "tier": "free"}]})
+    admin.ask("POST", "/policy/rollback", {"version": version})
+    (key,) = admin.ask("GET", keys).document["keys"]
+    assert (key["key_id"], key["is_in_force"]) == (key_id, False)
+    assert admin.ask("GET", "/tenants/since/policy").status == 200
+
+
+def test_the_first_document_takes_nobodys_place(tmp_path: Path) -> None:
+    process = AdminProcess(tmp_path, ADMIN_POLICY_FILE=str(tmp_path / "policies.json"))
+    first = {"if-none-match": "*"}
+    assert process.ask("PUT", "/policy", {"tenants": [ACME]}, headers=first).status == 200
+    assert process.ask("PUT", "/policy", {"tenants": []}, headers=first).status == 412
+    stored = tmp_path / "policies.json"
+    stored.write_bytes(b'{"version": -1}')  # as by hand; and then as the runbook says
+    assert process.ask("GET", "/policy").status == 422
+    assert process.ask("POST", "/policy/rollback", {"version": 1}).document["version"] == 2
+    assert process.ask("GET", "/policy").document["tenants"][0]["tenant_id"] == "acme"
+    stored.write_bytes(b"{")
+    assert process.ask("POST", "/tenants/acme/keys", {}).status == 201
+    stored.write_bytes(b"{")
+    assert (
+        process.ask("PUT", "/policy", {"tenants": [ACME]}, headers={"if-match": "*"}).status == 200
+    )
+    assert len(process.ask("GET", "/tenants/acme/keys").document["keys"]) == 1
+    assert process.stop() == 0
+
+
 def test_what_applies_is_explained(admin: AdminProcess) -> None:
     put(admin, {"tenants": [{**ACME, "terms": [{"model": "m", "weight": 3}]}]})
     told = admin.ask("GET", "/tenants/acme/policy?model=m").document["reasons"]
