@@ -30,7 +30,7 @@ def nobody() -> str:
 
 
 class Authenticator:
-    """Hashes a key once per policy snapshot, then knows its header by heart."""
+    """Hashes a good key once, then knows its header by heart; policies come and go meanwhile."""
 
     def __init__(self, policies: LivePolicies, pepper: bytes, clock: Clock) -> None:
         self._policies = policies
@@ -38,7 +38,7 @@ class Authenticator:
         self._clock = clock
         self._known_for: PolicySnapshot | None = None
         self._known: dict[bytes | None, Grant] = {}  # since the last turn
-        self._known_before: dict[bytes | None, Grant] = {}
+        self._hashes: dict[bytes, str] = {}  # of headers that were good once, under any policy
         self._refused: dict[bytes, None] = {}
         self._used: dict[str, float] = {}  # by key id, in seconds since 1970
         self._failures = FailureMeter(
@@ -52,14 +52,14 @@ class Authenticator:
         """
         snapshot = self._policies.current
         if snapshot is not self._known_for:
-            self._known, self._known_before, self._refused = {}, {}, {}
+            self._known, self._refused = {}, {}
             self._known_for = snapshot
         grant = self._known.get(authorization)
         return self._look_up(snapshot, authorization, peer()) if grant is None else grant
 
     def turn(self) -> Mapping[str, float]:
         """What was used since the last turn, and when it was first; begins the next."""
-        self._known_before, self._known = self._known, {}
+        self._known = {}
         used, self._used = self._used, {}
         return used
 
@@ -70,7 +70,7 @@ class Authenticator:
             raise PolicyUnavailable("No policy is loaded.")
         if authorization is None:
             raise InvalidApiKey("Send your API key in the header 'Authorization: Bearer KEY'.")
-        grant = self._known_before.get(authorization)
+        grant = self._known_once(snapshot, authorization)
         if grant is None:
             wait_s = self._failures.wait_s(address)
             if wait_s > 0:
@@ -86,6 +86,14 @@ class Authenticator:
         self._used[grant.key.key_id] = self._clock.wall_s()
         return grant
 
+    def _known_once(self, snapshot: PolicySnapshot, authorization: bytes) -> Grant | None:
+        """Who was let in before is no guesser, and waits for none at its address."""
+        key_hash = self._hashes.get(authorization)
+        grant = None if key_hash is None else snapshot.grants.get(key_hash)
+        if grant is None:
+            self._hashes.pop(authorization, None)
+        return grant
+
     def _of_key(self, snapshot: PolicySnapshot, authorization: bytes) -> Grant:
         scheme, _, api_key = authorization.partition(b" ")
         if scheme.lower() != b"bearer":
@@ -94,6 +102,9 @@ class Authenticator:
             key_hash = hash_api_key(api_key.strip(), self._pepper)
             grant = snapshot.grants.get(key_hash)
             if grant is not None and _is_of(grant, key_hash):
+                if len(self._hashes) >= _MAX_CACHED_HEADERS:
+                    del self._hashes[next(iter(self._hashes))]
+                self._hashes[authorization] = key_hash
                 return grant
             if len(self._refused) >= _MAX_REFUSED:
                 self._refused.clear()

@@ -27,16 +27,19 @@ class Authority:
         self._failures = FailureMeter(monotonic_s, burst=_BURST, per_minute=_PER_MINUTE)
 
     async def caller(self, authorization: str | None, address: str) -> Caller:
-        """Raises AdminUnauthorized, TooManyAttempts, Unavailable."""
-        wait_s = self._failures.wait_s(address)
-        if wait_s > 0:
-            raise TooManyAttempts(retry_after_ms=math.ceil(wait_s * 1e3))
+        """Raises AdminUnauthorized, TooManyAttempts, Unavailable.
+
+        Who fails waits, and nobody else at its address: a good token cannot be come by by guessing.
+        """
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer":
             raise AdminUnauthorized("Send 'Authorization: Bearer TOKEN'.")
         try:
             return await self._of_token(token.strip())
         except AdminUnauthorized:
+            wait_s = self._failures.wait_s(address)
+            if wait_s > 0:
+                raise TooManyAttempts(retry_after_ms=math.ceil(wait_s * 1e3)) from None
             self._failures.note(address)
             raise
 

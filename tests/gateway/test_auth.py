@@ -152,3 +152,21 @@ def test_who_guesses_waits_and_who_is_known_does_not() -> None:
     now_s = 0.1
     with pytest.raises(InvalidApiKey):
         ask("sk-guess")
+
+
+def test_who_is_known_does_not_wait_for_a_guesser_when_the_policy_changes() -> None:
+    policies = live("sk-1", "sk-2")
+    now_s = 0.0
+    authenticator = Authenticator(policies, PEPPER, Clock(time.time, lambda: now_s))
+    assert authenticator.authenticate(b"Bearer sk-1").key.key_id == "id-sk-1"
+    for number in range(300):
+        with pytest.raises(InvalidApiKey):
+            authenticator.authenticate(b"Bearer sk-guess-%d" % number)
+    policies.adopt(policy_of("sk-2", "sk-1"))
+    assert authenticator.authenticate(b"Bearer sk-1").key.key_id == "id-sk-1"
+    authenticator.turn()
+    authenticator.turn()  # also after a pause
+    assert authenticator.authenticate(b"Bearer sk-1").key.key_id == "id-sk-1"
+    policies.adopt(policy_of("sk-2"))
+    with pytest.raises(TooManyAttempts):
+        authenticator.authenticate(b"Bearer sk-1")  # revoked: as good as a guess

@@ -198,6 +198,7 @@ def test_who_guesses_a_token_waits(tmp_path: Path) -> None:
         assert statuses[:20] == [401] * 20
         assert 429 in statuses[20:]
         assert int(process.ask("GET", "/whoami", role="guess").headers["retry-after"]) >= 1
+        assert process.ask("GET", "/whoami", role="viewer").status == 200  # at the same address
     finally:
         process.stop()
 
