@@ -16,7 +16,6 @@ Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=24 * 3_600_000)]
 QueueMilliseconds = Annotated[int, msgspec.Meta(ge=0, le=3_600_000)]
 Weight = Annotated[int, msgspec.Meta(ge=1, le=1_000)]
 Priority = Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
-Fallbacks = Annotated[tuple[str, ...], msgspec.Meta(max_length=8)]
 
 
 class TokenCounting(enum.StrEnum):
@@ -39,14 +38,6 @@ class ServiceClass(enum.StrEnum):
     BATCH = "batch"  # only in slack, but ageing: it never starves
 
 
-class ResponseCaching(enum.StrEnum):
-    """Whether an answer may be given again to the same request of the same tenant."""
-
-    OFF = "off"
-    DETERMINISTIC = "deterministic"  # only where the same request must give the same answer
-    ALWAYS = "always"
-
-
 class AdmissionPolicy(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="admission.v1"
 ):
@@ -59,8 +50,6 @@ class AdmissionPolicy(
     priority: Priority = 0  # least first
     ttft_target_ms: Milliseconds | None = None  # None: no request waits or is refused for it
     max_queue_ms: QueueMilliseconds = 0  # 0: refused at once
-    fallback_models: Fallbacks = ()  # tried in order when the model cannot serve
-    response_caching: ResponseCaching = ResponseCaching.OFF
 
 
 ADMISSION_TIERS: Mapping[str, AdmissionPolicy] = {

@@ -10,12 +10,10 @@ import msgspec
 
 from contracts.admission import (
     CompletionBound,
-    Fallbacks,
     Milliseconds,
     Priority,
     QueueMilliseconds,
     Ratio,
-    ResponseCaching,
     ServiceClass,
     TokenCounting,
     Tokens,
@@ -49,5 +47,3 @@ class Terms(
     priority: Priority | None = None
     ttft_target_ms: Milliseconds | None = None
     max_queue_ms: QueueMilliseconds | None = None
-    fallback_models: Fallbacks | None = None  # tried in order when the model cannot serve
-    response_caching: ResponseCaching | None = None

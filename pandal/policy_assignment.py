@@ -14,7 +14,7 @@ from pandal.errors import BadOption
 _SELECTORS: Final = ("key_id", "model", "window")
 _OF_TENANT: Final = ("tier", "organisation")
 _OF_TERMS: Final = tuple(n for n in Terms.__struct_fields__ if n not in _SELECTORS)
-_LISTS: Final = ("allowed_models", "fallback_models")
+_LISTS: Final = ("allowed_models",)
 
 _Values = dict[str, Any]  # by field; None: it is said no more
 

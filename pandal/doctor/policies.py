@@ -177,7 +177,7 @@ def _names(tenant: TenantPolicy, served: Collection[str] | None) -> Iterator[Fin
             )  # fmt: skip
     models = {rule.model for rule in tenant.rules if rule.model is not None}
     models |= {terms.model for terms in tenant.terms if terms.model is not None}
-    models |= {m for terms in tenant.terms for m in terms.fallback_models or ()}
+    models |= {chain.model for chain in tenant.fallbacks}
     for model in sorted(models - set(served)) if served is not None else ():
         yield warning(
             _ABOUT, f"{tenant.tenant_id}: it is about model {model}, which nobody serves",

@@ -20,8 +20,7 @@ from contracts.resolution import statements_about, view_of
 GOLDEN = (
     b'{"type":"admission.v1","max_prompt_tokens":8192,"counting":"learned",'
     b'"completion_bound":"asked","cached_token_weight":1.0,"service_class":"standard",'
-    b'"weight":1,"priority":1,"ttft_target_ms":null,"max_queue_ms":0,'
-    b'"fallback_models":[],"response_caching":"off"}'
+    b'"weight":1,"priority":1,"ttft_target_ms":null,"max_queue_ms":0}'
 )
 
 
