@@ -73,7 +73,7 @@ async def _watching(settings: Settings) -> AsyncIterator[None]:
     """What looks after budgets, for as long as the block runs."""
     done = asyncio.Event()
     with ExitStack() as stack:
-        watches = [asyncio.create_task(watch(step, done)) for step in _steps(settings, stack)]
+        watches = [asyncio.create_task(watch(step, done)) for step in _steps(settings, stack, done)]
         try:
             yield
         finally:
@@ -81,12 +81,14 @@ async def _watching(settings: Settings) -> AsyncIterator[None]:
             await asyncio.gather(*watches)
 
 
-def _steps(settings: Settings, stack: ExitStack) -> Iterator[Callable[[], None]]:
+def _steps(
+    settings: Settings, stack: ExitStack, done: asyncio.Event
+) -> Iterator[Callable[[], None]]:
     """What is watched; ``stack`` closes it."""
     ledger_url = settings.ledger_url.get_secret_value()
     if settings.terms is not None:
         book = stack.enter_context(closing(AlertBook(ledger_url, utc_now)))
-        yield BudgetWatch(book, settings.terms, utc_now).step
+        yield BudgetWatch(book, settings.terms, utc_now, done.is_set).step
     if settings.quota_url is not None and settings.policy_file is not None:
         quota_url = settings.quota_url.get_secret_value()
         yield CounterWatch(ledger_url, quota_url, settings.policy_file, utc_now).step

@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-import msgspec
 from sqlalchemy import Connection, TextClause, func, select, text
 
-from billing.budgets import BudgetDays, days_of, reached
-from billing.ledger_database import open_for_posting, reading, translated_errors
+from billing.budgets import BudgetDays, open_periods, reached
+from billing.ledger_database import (
+    open_for_posting,
+    open_for_reading,
+    reading,
+    translated_errors,
+)
 from billing.ledger_schema import (
     alert_deliveries,
     alerts,
@@ -23,6 +27,7 @@ from billing.ledger_schema import (
 )
 from billing.money import plain, trimmed, usd_from_pico_usd
 from billing.terms import Budget, Terms
+from contracts.alerts import BudgetThreshold, encode_alert
 
 _MAX_PENDING: Final = 100
 
@@ -46,25 +51,26 @@ class AlertBook:
     """All methods raise LedgerUnavailable.  Looking takes no lock that a posting waits for."""
 
     def __init__(self, ledger_url: str, now: Callable[[], datetime]) -> None:
-        self._ledger_url = ledger_url
         self._engine = open_for_posting(ledger_url)
+        self._reader = open_for_reading(ledger_url)
         self._now = now
-        self._known: set[str] = set()  # raised before: not to be written again
+        self._known: frozenset[str] = frozenset()  # raised before: not to be written again
 
     def close(self) -> None:
+        self._reader.dispose()
         self._engine.dispose()
 
     def raise_due(self, terms: Terms) -> list[Alert]:
         """Of all budgets, what has been reached and was not raised before; returns that."""
         now = self._now()
-        with reading(self._ledger_url) as connection:
-            due = [
+        with reading(self._reader) as connection:
+            reached = [
                 alert
                 for tenant_id, of_tenant in sorted(terms.tenants.items())
                 for budget in of_tenant.budgets
-                for alert in _due(connection, tenant_id, budget, now)
-                if alert.alert_id not in self._known
+                for alert in _reached(connection, tenant_id, budget, now)
             ]
+        due = [alert for alert in reached if alert.alert_id not in self._known]
         if not due:
             return []
         at = {"raised_at_us": microseconds(now)}
@@ -76,7 +82,7 @@ class AlertBook:
                     _ONCE_RAISED, {**_key(alert), **at, "document": alert.document}
                 ).rowcount
             ]
-        self._known.update(alert.alert_id for alert in due)
+        self._known = frozenset(alert.alert_id for alert in reached)
         return raised
 
     def pending(self) -> Sequence[Alert]:
@@ -96,7 +102,7 @@ class AlertBook:
             .order_by(columns.raised_at_us, *key)
             .limit(_MAX_PENDING)
         )
-        with reading(self._ledger_url) as connection:
+        with reading(self._reader) as connection:
             return [Alert(*row) for row in connection.execute(query)]
 
     def mark_delivered(self, alert: Alert) -> None:
@@ -105,22 +111,23 @@ class AlertBook:
             connection.execute(_ONCE_DELIVERED, row)
 
 
-def _due(connection: Connection, tenant_id: str, budget: Budget, now: datetime) -> Iterator[Alert]:
-    days = days_of(budget.period, now)
-    spent = _spent_pico_usd(connection, tenant_id, budget.key_id, days)
-    for percent in reached(budget, spent):
-        document = {
-            "type": "budget.threshold.v1",
-            "tenant_id": tenant_id,
-            "budget": budget.name,
-            "key_id": budget.key_id,
-            "period": days.name,
-            "threshold_percent": percent,
-            "spent_usd": plain(usd_from_pico_usd(spent)),
-            "budget_usd": trimmed(usd_from_pico_usd(budget.pico_usd)),
-            "raised_at": now,
-        }
-        yield Alert(tenant_id, budget.name, days.name, percent, msgspec.json.encode(document))
+def _reached(
+    connection: Connection, tenant_id: str, budget: Budget, now: datetime
+) -> Iterator[Alert]:
+    for days in open_periods(budget.period, now):
+        spent = _spent_pico_usd(connection, tenant_id, budget.key_id, days)
+        for percent in reached(budget, spent):
+            told = BudgetThreshold(
+                tenant_id=tenant_id,
+                budget=budget.name,
+                key_id=budget.key_id,
+                period=days.name,
+                threshold_percent=percent,
+                spent_usd=plain(usd_from_pico_usd(spent)),
+                budget_usd=trimmed(usd_from_pico_usd(budget.pico_usd)),
+                raised_at=now,
+            )
+            yield Alert(tenant_id, budget.name, days.name, percent, encode_alert(told))
 
 
 def _spent_pico_usd(

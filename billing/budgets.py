@@ -6,12 +6,13 @@ threshold in one period; whoever keeps them raises each once.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Final
 
 from billing.terms import Budget, BudgetPeriod
 
 _EPOCH: Final = date(1970, 1, 1)
+LATE_GRACE: Final = timedelta(hours=2)  # for what a period's last requests take to be posted
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,15 @@ def days_of(period: BudgetPeriod, now: datetime) -> BudgetDays:
     return BudgetDays(
         f"{today.year:04d}-{today.month:02d}", (begins - _EPOCH).days, (ends - _EPOCH).days - 1
     )
+
+
+def open_periods(period: BudgetPeriod, now: datetime) -> Iterator[BudgetDays]:
+    """The one that is running, after the one before it while that may still be added to."""
+    current = days_of(period, now)
+    before = days_of(period, now - LATE_GRACE)
+    if before != current:
+        yield before
+    yield current
 
 
 def reached(budget: Budget, spent_pico_usd: int) -> Iterator[int]:

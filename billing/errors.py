@@ -10,6 +10,7 @@ BillingError
 ├── OffsetConflict       another consumer has moved the source; carries where to
 ├── QuotaStoreUnavailable  the gateways' quota store does not answer
 ├── WebhookFailed        whoever is to be alerted cannot be reached now
+│   └── AlertRefused     it answered, and did not take this one
 ├── SourceUnavailable    the source cannot be read now; nothing is lost by waiting
 └── SourceLost           records are gone that were never posted; a person must decide
 """
@@ -61,6 +62,10 @@ class QuotaStoreUnavailable(BillingError):
 
 
 class WebhookFailed(BillingError):
+    pass
+
+
+class AlertRefused(WebhookFailed):
     pass
 
 

@@ -28,6 +28,7 @@ from contracts.names import tenant_id
 
 _MAX_USD: Final = Decimal(10**9)
 _Percent = Annotated[int, msgspec.Meta(ge=1, le=1_000)]
+_Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 
 
 class BudgetPeriod(StrEnum):
@@ -40,7 +41,7 @@ class BudgetPeriod(StrEnum):
 class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Says when to tell somebody.  What must not be spent is a rule of the tenant's policy."""
 
-    name: str  # of the tenant's, once
+    name: _Name  # of the tenant's, once
     period: BudgetPeriod
     usd: str  # exact, so text
     key_id: str | None = None  # None: all of the tenant's
@@ -75,12 +76,16 @@ NO_TERMS: Final = Terms()
 
 def read_terms(path: Path | None) -> Terms:
     """None, or a file that is not there: nothing was agreed.  Raises TermsInvalid."""
-    if path is None:
-        return NO_TERMS
+    found = None if path is None else terms_at(path)
+    return NO_TERMS if found is None else found
+
+
+def terms_at(path: Path) -> Terms | None:
+    """None: there is no such file.  Raises TermsInvalid."""
     try:
         return parse_terms(path.read_text("utf-8"))
     except FileNotFoundError:
-        return NO_TERMS
+        return None
     except (OSError, UnicodeDecodeError) as exc:
         raise TermsInvalid(f"terms {path}: {exc}") from exc
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from billing.alerts import AlertBook
-from billing.errors import BillingError, LedgerMissing, TermsInvalid
+from billing.errors import AlertRefused, BillingError, LedgerMissing
 from billing.spend_counters import raise_counters
-from billing.terms import NO_TERMS, Terms, read_terms
+from billing.terms import Terms, terms_at
 from billing.webhook import WebhookSender
 from contracts.errors import ContractError
 from contracts.policy import decode_policy_document
@@ -46,33 +46,53 @@ async def watch(step: Callable[[], None], stop: asyncio.Event) -> None:
 class BudgetWatch:
     """Raises alerts and tells them; without a webhook the log is where they are told."""
 
-    def __init__(self, book: AlertBook, terms_path: Path, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        book: AlertBook,
+        terms_path: Path,
+        now: Callable[[], datetime],
+        is_stopping: Callable[[], bool],
+    ) -> None:
         self._book = book
         self._path = terms_path
         self._now = now
-        self._terms = NO_TERMS
+        self._is_stopping = is_stopping
+        self._terms: Terms | None = None  # the last that could be read
 
     def step(self) -> None:
-        """Raises TermsInvalid, LedgerUnavailable, WebhookFailed.  Bad terms leave the last good."""
+        """Raises TermsInvalid, LedgerUnavailable, WebhookFailed.
+
+        Terms that are bad or gone leave the last good ones.  Before any were read nothing is told:
+        nobody knows to whom.
+        """
         try:
-            self._terms = read_terms(self._path)
-        except TermsInvalid:
-            self._tell(self._terms)
-            raise
-        self._tell(self._terms)
+            found = terms_at(self._path)
+            self._terms = self._terms if found is None else found
+        finally:
+            if self._terms is not None:
+                self._tell(self._terms)
 
     def _tell(self, terms: Terms) -> None:
         for alert in self._book.raise_due(terms):
-            fields = {"tenant_id": alert.tenant_id, "reason": alert.alert_id}
+            fields = {"tenant_id": alert.tenant_id, "alert_id": alert.alert_id}
             logger.warning("a budget has reached a threshold", extra=fields)
         pending = self._book.pending()
         if not pending:
             return
         sender = None if terms.webhook is None else WebhookSender(terms.webhook, self._now)
+        refused: AlertRefused | None = None
         for alert in pending:
-            if sender is not None:
-                sender.send(alert.alert_id, alert.document)
-            self._book.mark_delivered(alert)
+            if self._is_stopping():
+                return
+            try:
+                if sender is not None:
+                    sender.send(alert.alert_id, alert.document)
+            except AlertRefused as exc:
+                refused = exc  # those behind it may be taken
+            else:
+                self._book.mark_delivered(alert)
+        if refused is not None:
+            raise refused
 
 
 class CounterWatch:
@@ -97,4 +117,4 @@ class CounterWatch:
                 self._ledger_url, self._quota_url, policies, now=self._now()
             )
             if num_raised:
-                logger.warning("spend counters raised", extra={"num_posted": num_raised})
+                logger.warning("spend counters raised", extra={"num_raised": num_raised})

@@ -1,6 +1,8 @@
 """Each threshold alerts once a period, signed; counters that were lost stand at the ledger."""
 
+import contextlib
 import http.server
+import socket
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -18,6 +20,7 @@ from billing.spend_counters import raise_counters
 from billing.terms import NO_TERMS, BudgetPeriod, Webhook, parse_terms, read_terms
 from billing.watches import BudgetWatch
 from billing.webhook import WebhookSender, signature
+from contracts.alerts import BudgetThreshold, encode_alert
 from contracts.names import quota_budget_key, quota_rule_name, tenant_id
 from contracts.policy import ApiKeyRecord, PolicyDocument, TenantPolicy
 from contracts.quota import QuotaRule
@@ -115,11 +118,17 @@ def test_periods_are_those_of_the_calendar(
     assert days.first <= today <= days.last
 
 
+def never() -> bool:
+    return False
+
+
 class Receiver:
     """A webhook's other side: answers with ``status``, keeps what it accepted."""
 
     def __init__(self) -> None:
         self.status = 200
+        self.refused: set[str] = set()  # alerts
+        self.location = ""
         self.calls: list[tuple[dict[str, str], bytes]] = []
         receiver = self
 
@@ -127,7 +136,9 @@ class Receiver:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 receiver.calls.append(({k.lower(): v for k, v in self.headers.items()}, body))
-                self.send_response(receiver.status)
+                is_refused = self.headers["x-pandal-alert-id"] in receiver.refused
+                self.send_response(422 if is_refused else receiver.status)
+                self.send_header("location", receiver.location)
                 self.send_header("content-length", "0")
                 self.end_headers()
 
@@ -156,19 +167,157 @@ def test_alerts_are_told_signed_and_again_until_they_are_taken(
     (tmp_path / "terms.yaml").write_text(hook + TERMS)
     post(ledger, usage(1), usage(2))
     book = AlertBook(ledger_url, clock)
-    watch = BudgetWatch(book, tmp_path / "terms.yaml", clock)
+    watch = BudgetWatch(book, tmp_path / "terms.yaml", clock, never)
     receiver.status = 503
     with pytest.raises(WebhookFailed):
         watch.step()
+    assert len(book.pending()) == 2
     receiver.status = 204
+    receiver.calls.clear()
     watch.step()
     watch.step()
     book.close()
     ids = [headers["x-pandal-alert-id"] for headers, _ in receiver.calls]
-    assert ids == ["acme/month/2026-11/50"] * 2 + ["acme/month/2026-11/80"]
+    assert ids == ["acme/month/2026-11/50", "acme/month/2026-11/80"]
     headers, body = receiver.calls[-1]
     at_s = int(NOON.timestamp())
     assert headers["x-pandal-signature"] == f"t={at_s},v1={signature(SECRET, at_s, body)}"
+
+
+def hooked(receiver: Receiver, folder: Path) -> str:
+    """Terms whose alerts go there."""
+    (folder / "secret").write_bytes(SECRET)
+    return f"webhook: {{url: '{receiver.url}', secret_file: '{folder / 'secret'}'}}\n{TERMS}"
+
+
+def test_an_alert_that_is_refused_keeps_none_behind_it(
+    ledger: Ledger, ledger_url: str, clock: Clock, receiver: Receiver, tmp_path: Path
+) -> None:
+    (tmp_path / "terms.yaml").write_text(hooked(receiver, tmp_path))
+    post(ledger, usage(1), usage(2))
+    receiver.refused = {"acme/month/2026-11/50"}
+    book = AlertBook(ledger_url, clock)
+    watch = BudgetWatch(book, tmp_path / "terms.yaml", clock, never)
+    with pytest.raises(WebhookFailed, match="422"):
+        watch.step()
+    assert [alert.threshold_percent for alert in book.pending()] == [50]
+    book.close()
+
+
+def test_a_redirect_is_no_delivery_and_is_not_followed(
+    clock: Clock, receiver: Receiver, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_bytes(SECRET)
+    hook = Webhook(url=receiver.url, secret_file=str(tmp_path / "secret"))
+    receiver.location = receiver.url
+    for receiver.status in (301, 302, 307, 404):
+        with pytest.raises(WebhookFailed, match=str(receiver.status)):
+            WebhookSender(hook, clock).send("acme/month/2026-11/50", b"{}")
+    assert len(receiver.calls) == 4
+    receiver.status = 200
+    WebhookSender(hook, clock).send("acme/März\n/2026-11/50", b"{}")
+    assert receiver.calls[-1][0]["x-pandal-alert-id"] == "acme/M%C3%A4rz%0A/2026-11/50"
+
+
+def test_a_receiver_that_never_ends_its_answer_is_left_at_the_deadline(
+    clock: Clock, tmp_path: Path
+) -> None:
+    """Byte by byte, which a socket's own timeout takes for progress."""
+    (tmp_path / "secret").write_bytes(SECRET)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        thread = threading.Thread(target=dribble, args=[server])
+        thread.start()
+        sender = WebhookSender(
+            Webhook(url=url, secret_file=str(tmp_path / "secret")), clock, deadline_s=0.5
+        )
+        with pytest.raises(WebhookFailed):
+            sender.send("acme/month/2026-11/50", b"{}")
+        thread.join()
+
+
+def dribble(server: socket.socket) -> None:
+    """Until the other side has gone."""
+    connection, _ = server.accept()
+    with connection, contextlib.suppress(OSError):
+        connection.sendall(b"HTTP/1.1 200 OK\r\nx-long: ")
+        connection.settimeout(0.05)
+        while True:
+            connection.sendall(b"a")
+            with contextlib.suppress(TimeoutError):
+                if not connection.recv(1 << 16):
+                    return
+
+
+def test_alerts_wait_until_terms_were_read_and_go_where_the_last_good_ones_say(
+    ledger: Ledger, ledger_url: str, clock: Clock, receiver: Receiver, tmp_path: Path
+) -> None:
+    """Marked as told by nobody they would be lost."""
+    path = tmp_path / "terms.yaml"
+    post(ledger, usage(1), usage(2))
+    book = AlertBook(ledger_url, clock)
+    book.raise_due(parse_terms(TERMS))  # before a restart
+    watch = BudgetWatch(book, path, clock, never)
+    watch.step()
+    path.write_text("tenants: [")
+    with pytest.raises(TermsInvalid):
+        watch.step()
+    assert len(book.pending()) == 2
+    path.write_text(hooked(receiver, tmp_path))
+    receiver.status = 503
+    with pytest.raises(WebhookFailed):
+        watch.step()
+    path.unlink()
+    receiver.status = 200
+    watch.step()
+    assert book.pending() == []
+    assert len(receiver.calls) == 4
+    book.close()
+
+
+def test_a_watch_that_is_to_stop_tells_no_more(
+    ledger: Ledger, ledger_url: str, clock: Clock, receiver: Receiver, tmp_path: Path
+) -> None:
+    (tmp_path / "terms.yaml").write_text(hooked(receiver, tmp_path))
+    post(ledger, usage(1), usage(2))
+    book = AlertBook(ledger_url, clock)
+    BudgetWatch(book, tmp_path / "terms.yaml", clock, lambda: bool(receiver.calls)).step()
+    assert [alert.threshold_percent for alert in book.pending()] == [80]
+    book.close()
+
+
+def test_what_a_period_ended_with_is_alerted_of_when_it_comes_late(
+    either: Ledger, book: AlertBook, clock: Clock
+) -> None:
+    terms = parse_terms(TERMS)
+    clock.now = datetime(2026, 12, 1, 1, 59, tzinfo=UTC)
+    late = [usage(n, occurred_at=datetime(2026, 11, 30, 23, 59, tzinfo=UTC)) for n in (1, 2)]
+    post(either, *late)
+    assert [a.alert_id for a in book.raise_due(terms)] == [
+        "acme/month/2026-11/50",
+        "acme/month/2026-11/80",
+    ]
+    clock.now += timedelta(minutes=1)
+    post(either, usage(3, occurred_at=late[0].occurred_at), first=2)
+    assert book.raise_due(terms) == []
+
+
+def test_an_alert_is_told_as_its_contract_says() -> None:
+    told = BudgetThreshold(
+        tenant_id="acme",
+        budget="month",
+        key_id=None,
+        period="2026-11",
+        threshold_percent=80,
+        spent_usd="0.000464400014",
+        budget_usd="0.0005",
+        raised_at=NOON,
+    )
+    assert encode_alert(told) == (
+        b'{"type":"budget.threshold.v1","tenant_id":"acme","budget":"month","key_id":null,'
+        b'"period":"2026-11","threshold_percent":80,"spent_usd":"0.000464400014",'
+        b'"budget_usd":"0.0005","raised_at":"2026-11-29T12:00:00Z"}'
+    )
 
 
 def test_bad_terms_are_said_and_the_last_good_ones_hold(
@@ -177,7 +326,7 @@ def test_bad_terms_are_said_and_the_last_good_ones_hold(
     path = tmp_path / "terms.yaml"
     path.write_text(TERMS)
     book = AlertBook(ledger_url, clock)
-    watch = BudgetWatch(book, path, clock)
+    watch = BudgetWatch(book, path, clock, never)
     watch.step()
     path.write_text("tenants: [")
     post(ledger, usage(1), usage(2))
@@ -219,6 +368,8 @@ def test_a_webhook_that_cannot_be_is_refused(
             "{name: a, period: day, usd: '1'}]}}",
             "stands twice",
         ),
+        ("tenants: {acme: {budgets: [{name: März, period: day, usd: '1'}]}}", "name"),
+        ('tenants: {acme: {budgets: [{name: "a\\n", period: day, usd: "1"}]}}', "name"),
         ("tenant: {}", "unknown field"),
         ("a: [", "terms"),
     ],
