@@ -71,6 +71,7 @@ class Download(Group):
     path: str = Field(pattern=r"^[^/.][A-Za-z0-9_./-]*$", description="In the model volume")
     size_bytes: int = Field(ge=0, description="What comes must have it, to the byte")
     sha256: str = Field("", pattern="^([0-9a-f]{64})?$")
+    uses_hub_token: bool = Field(False, description="hubToken goes with the request; https alone")
 
 
 class ReplicaDrain(Group):
@@ -113,7 +114,7 @@ class PoolDefaults(Placement):
     )
     downloads: list[Download] = Field([], description="Before the engine starts")
     hub_token: SecretKey = Field(
-        SecretKey(key="hub-token"), description="For downloads and foreign engines"
+        SecretKey(key="hub-token"), description="Of foreign engines, and of downloads that say so"
     )
     drain: ReplicaDrain = ReplicaDrain()
     autoscaling: Autoscaling = Autoscaling()

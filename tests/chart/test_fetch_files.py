@@ -21,10 +21,16 @@ class FileServer(ThreadingHTTPServer):
         self.cut_after: int | None = None  # bytes of the next answer
         self.begun_at: list[int] = []
         self.tokens: list[str | None] = []
+        self.content = CONTENT
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}/m.gguf"
+
+    def holds(self, content: bytes) -> str:
+        """Its hash."""
+        self.content = content
+        return hashlib.sha256(content).hexdigest()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -34,7 +40,7 @@ class Handler(BaseHTTPRequestHandler):
         first = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").removesuffix("-"))
         self.server.begun_at.append(first)
         self.server.tokens.append(self.headers.get("Authorization"))
-        body = CONTENT[first:]
+        body = self.server.content[first:]
         cut, self.server.cut_after = self.server.cut_after, None
         self.send_response(206 if first else 200)
         self.end_headers()
@@ -76,7 +82,47 @@ def test_a_file_is_fetched_once_and_gone_on_with(files: FileServer, tmp_path: Pa
     assert place.read_bytes() == CONTENT
     assert fetch(tmp_path, files.url).returncode == 0
     assert files.begun_at == [0, 700_000]
-    assert files.tokens == ["Bearer secret"] * 2
+    assert sorted(found.name for found in place.parent.iterdir()) == [
+        ".m.gguf.source.json",
+        "m.gguf",
+    ]
+
+
+OTHER = CONTENT[::-1]  # as long
+
+
+def test_a_file_of_another_hash_is_fetched_though_it_is_as_long(
+    files: FileServer, tmp_path: Path
+) -> None:
+    assert fetch(tmp_path, files.url).returncode == 0
+    named = files.holds(OTHER)
+    assert fetch(tmp_path, files.url, sha256=named).returncode == 0
+    assert (tmp_path / "deep" / "m.gguf").read_bytes() == OTHER
+    assert fetch(tmp_path, files.url + "?elsewhere", sha256=named).returncode == 0
+    assert files.begun_at == [0, 0], "what has the hash need not come again"
+
+
+def test_without_a_hash_another_url_is_another_file(files: FileServer, tmp_path: Path) -> None:
+    files.cut_after = 700_000
+    assert fetch(tmp_path, files.url, sha256="").returncode == 1
+    files.holds(OTHER)
+    for _ in range(2):
+        assert fetch(tmp_path, files.url + "?v2", sha256="").returncode == 0
+    assert (tmp_path / "deep" / "m.gguf").read_bytes() == OTHER
+    assert files.begun_at == [0, 0], "half of another file is not gone on with"
+
+
+def test_a_file_that_someone_else_put_there_is_hashed(files: FileServer, tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "m.gguf").write_bytes(CONTENT)
+    assert fetch(tmp_path, files.url).returncode == 0
+    assert files.begun_at == []
+
+
+def test_the_token_goes_where_it_is_said(files: FileServer, tmp_path: Path) -> None:
+    assert fetch(tmp_path, files.url).returncode == 0
+    assert fetch(tmp_path, files.url, path="b", usesHubToken=True).returncode == 0
+    assert files.tokens == [None, "Bearer secret"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``pandal plan --values`` is a values file as it is."""
+"""``pandal plan --values`` is a values file, to which is told where the model lies."""
 
 from pathlib import Path
 
@@ -22,8 +22,10 @@ def test_a_plan_is_rendered_as_it_is(
     assert planned.returncode == 0, planned.stderr
     path = tmp_path / "plan.yaml"
     path.write_text(planned.stdout)
-    helm3.template([path])
-    objects = helm4.template([path])
+    assert "modelPath" in helm4.refusal([path]), "a plan does not know where the model lies"
+    where = ("--set", "poolDefaults.modelPath=hub/model")
+    helm3.template([path], *where)
+    objects = helm4.template([path], *where)
     (deployment,) = (
         o
         for o in manifests.of_kind(objects, "Deployment")

@@ -171,6 +171,9 @@ def test_long_names_are_cut_and_stay_apart(helm4: Helm, written: Written) -> Non
     assert all(len(name) <= 63 for name in names)
 
 
+FILE = {"url": "https://h/m.gguf", "path": "m.gguf", "sizeBytes": 1}
+
+
 @pytest.mark.parametrize(
     ("values", "rolled"),
     [
@@ -178,6 +181,7 @@ def test_long_names_are_cut_and_stay_apart(helm4: Helm, written: Written) -> Non
         ({"poolDefaults": {"settings": {"maxNumWaiting": 5}}}, {"replica"}),
         ({"billing": {"settings": {"pollIntervalS": 5}}}, {"billing"}),
         ({"autoscaler": {"settings": {"periodS": 5}}}, {"autoscaler"}),
+        ({"poolDefaults": {"downloads": [FILE]}}, {"replica"}),
         ({"gateway": {"policies": {"document": {"version": 9, "tenants": []}}}}, set()),
     ],
     ids=str,

@@ -66,6 +66,9 @@ def test_what_the_schema_refuses_is_named(
 
 
 CPU_POOL = {"name": "a", "model": "m"}
+VLLM_POOL = {**CPU_POOL, "gpu": {"count": 1}}
+SCALED_POOL = {**CPU_POOL, "autoscaling": {"enabled": True}}
+FILE = {"url": "http://h/m.bin", "path": "m.bin", "sizeBytes": 1}
 
 
 @pytest.mark.parametrize(
@@ -95,6 +98,14 @@ CPU_POOL = {"name": "a", "model": "m"}
             "a gateway of its own",
         ),
         ({"admin": {"enabled": True}}, "admin.enabled"),
+        ({"usage": {"spool": {"accessMode": "ReadWriteOncePod"}}}, "usage.spool.accessMode"),
+        ({"pools": [{**CPU_POOL, "modelVolume": {"kind": "claim"}}]}, "rollout replace"),
+        ({"pools": [{**CPU_POOL, "journalVolume": {"kind": "claim"}}]}, "rollout replace"),
+        ({"billing": {"ledger": {"volume": {"kind": "emptyDir"}}}}, "billing.ledger.volume.kind"),
+        ({"pools": [VLLM_POOL]}, "an empty volume"),
+        ({"pools": [{**VLLM_POOL, "downloads": [FILE]}]}, "m.bin is not below m/"),
+        ({"pools": [{**CPU_POOL, "downloads": [{**FILE, "usesHubToken": True}]}]}, "in the clear"),
+        ({"pools": [SCALED_POOL], "autoscaler": {"enabled": False}}, "nobody would scale it"),
         ({"gateway": {"quotaUrl": {"existingSecret": ""}}}, "gateway.quotaUrl"),
         ({"monitoring": {"alerts": {"enabled": True}}}, "monitoring.alerts.runbooks"),
     ],
@@ -104,3 +115,10 @@ def test_what_contradicts_itself_is_refused(
     helm4: Helm, written: Written, values: Any, said: str
 ) -> None:
     assert said in helm4.refusal(written(values))
+
+
+def test_one_pod_after_the_other_may_share_a_volume_of_one_node(
+    helm4: Helm, written: Written
+) -> None:
+    pool = {**CPU_POOL, "modelVolume": {"kind": "claim"}, "rollout": "replace"}
+    assert helm4.template(written({"pools": [pool]}))

@@ -41,7 +41,7 @@ def values(fleet: PodFleet) -> dict[str, Any]:
         "pools": [
             {
                 "name": "chat", "model": "chat", "port": fleet.port, "maxNumSeqs": 10,
-                "gpu": {"count": 1},
+                "gpu": {"count": 1}, "modelPath": "hub/chat",
                 "capacity": {"tokensPerS": 1000, "coldStartS": 2},
                 "autoscaling": {"enabled": True, "maxReplicas": 4, "spec": QUICK},
             },
@@ -320,7 +320,7 @@ async def test_helm_3_installs_and_uninstalls_too(
         "--set",
         "usage.transport=kafka,usage.kafka.bootstrap=k:9092,usage.spool.kind=emptyDir",
     )
-    held = ("--set", "billing.ledger.volume.kind=emptyDir")
+    held = ("--set", "billing.ledger.url.existingSecret=ledger")
     wait = ("--wait", "--timeout", "120s")
     await asyncio.to_thread(
         old.run, "install", "r", str(CHART), *files, *emptied, *held, *wait, *place
