@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from sqlite3 import Connection as SqliteConnection
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, select, text
 from sqlalchemy.engine import URL, make_url
@@ -22,6 +22,9 @@ _EXAMPLES: Final = "sqlite:////var/lib/ledger.db or postgresql://billing@db/ledg
 _SETUP_LOCK: Final = 0x70616E64616C  # of this application, in PostgreSQL's advisory locks
 _BOOKS_LOCK: Final = _SETUP_LOCK + 1
 _BUSY_S: Final = 30  # how long SQLite waits for another process's transaction
+_REACHED_WITHIN: Final = {"connect_timeout": 10, "tcp_user_timeout": 30_000}  # libpq: s, ms
+_DEADLINES: Final = "SET lock_timeout = '60s'; SET statement_timeout = '300s'"
+_NO_DEADLINES: Final = "SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0"
 
 LedgerRef = str | Engine
 """A ledger URL, or an engine of ``open_for_reading`` for many reads."""
@@ -36,9 +39,11 @@ def open_for_posting(ledger_url: str) -> Engine:
         event.listen(engine, "connect", _set_up_writer)
         event.listen(engine, "begin", _begin_immediate)
     else:
-        engine = create_engine(url, pool_pre_ping=True)
+        engine = _postgres(url)
     try:
         with translated_errors(), engine.begin() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.exec_driver_sql(_NO_DEADLINES)  # a long ledger takes long to upgrade
             alone(connection)
             create_or_upgrade(connection)
     except BaseException:
@@ -51,7 +56,7 @@ def open_for_reading(ledger_url: str) -> Engine:
     """Read-only, beside a running consumer.  The caller disposes of the engine."""
     url = _url(ledger_url)
     if url.get_backend_name() != "sqlite":
-        engine = create_engine(url, pool_pre_ping=True, isolation_level="REPEATABLE READ")
+        engine = _postgres(url, isolation_level="REPEATABLE READ")
         event.listen(engine, "begin", _begin_read_only)
         return engine
     path = Path(url.database or "")
@@ -137,12 +142,25 @@ def _url(ledger_url: str) -> URL:
     return url
 
 
+def _postgres(url: URL, **options: Any) -> Engine:  # Any: what SQLAlchemy takes
+    """Whatever does not answer is an error in the end.  What the URL says itself counts."""
+    deadlines = {k: v for k, v in _REACHED_WITHIN.items() if k not in url.query}
+    engine = create_engine(url, pool_pre_ping=True, connect_args=deadlines, **options)
+    event.listen(engine, "connect", _set_deadlines)
+    return engine
+
+
 def _make_private(path: Path) -> None:
     """Who used how much is nobody else's business; SQLite's side files take this file's mode."""
     try:
         path.touch(mode=0o600)
     except OSError as exc:
         raise LedgerUnavailable(f"ledger: {exc}") from exc
+
+
+def _set_deadlines(connection: Any, _record: object) -> None:  # Any: the driver's
+    connection.execute(_DEADLINES)
+    connection.commit()
 
 
 def _set_up_writer(connection: SqliteConnection, _record: object) -> None:

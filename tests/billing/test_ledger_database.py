@@ -1,6 +1,7 @@
 """Where a ledger lies: refused, made, kept private, brought up to date, left alone."""
 
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from billing.posting import rate_batch
 from billing.pricing import TokenClass
 from tests.billing.databases import execute, rows
 from tests.billing.usage_events import BOOK, batch_of, usage
+from tests.support.postgres import Postgres
 
 FIRST_CLASSES = (
     TokenClass.INPUT_UNCACHED,
@@ -29,6 +31,25 @@ def test_an_address_that_is_no_ledger_is_refused_without_repeating_it() -> None:
         with pytest.raises(RequestInvalid) as refused:
             Ledger(url)
         assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("opened", [open_for_posting, open_for_reading])
+def test_a_postgresql_that_does_not_answer_is_left_in_the_end(
+    postgres: Postgres, opened: Callable[[str], Engine]
+) -> None:
+    """What the address says itself counts."""
+    url = postgres.new_database()
+    engine = opened(f"{url}&connect_timeout=3")
+    with engine.begin() as connection:
+        known: Any = connection.connection.driver_connection
+        parameters = known.info.get_parameters()
+        limits = [
+            connection.exec_driver_sql(f"SHOW {name}").scalar_one()
+            for name in ("lock_timeout", "statement_timeout")
+        ]
+    engine.dispose()
+    assert limits == ["1min", "5min"]
+    assert (parameters["connect_timeout"], parameters["tcp_user_timeout"]) == ("3", "30000")
 
 
 def test_a_new_ledger_is_for_its_owner_only(ledger: Ledger, ledger_url: str) -> None:
