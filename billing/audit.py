@@ -134,11 +134,17 @@ def findings_of_event(posted: Posted, witnesses: Witnesses) -> Iterator[Finding]
 
 
 def findings_of_quota(
-    tenant_id: str, *, quota: Account, ledger: Account, waiting: Account
+    tenant_id: str, *, before: Account, quota: Account, ledger: Account, waiting: Account
 ) -> Iterator[Finding]:
-    """What an auditor has posted is among what is billed: the quota was told of it then."""
+    """``before``: what the quota had been told when the other accounts began to be read.
+
+    What an auditor has posted is among what is billed: the quota was told of it then.
+    """
     billed = ledger + waiting
-    if quota != billed:
+    is_between = before.num_requests <= billed.num_requests <= quota.num_requests and (
+        before.num_tokens <= billed.num_tokens <= quota.num_tokens
+    )
+    if not is_between:
         detail = f"quota was told {quota}; billed are {billed}"
         yield Finding(Kind.QUOTA_DIFFERS, tenant_id, "quota", detail)
 

@@ -5,7 +5,7 @@ a moment, so whoever asks looks again before believing one.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -75,8 +75,8 @@ class AuditReport:
 @dataclass(frozen=True, slots=True)
 class AuditScope:
     spool_dir: Path
-    witnesses: Sequence[Witness]
-    quota: Mapping[str, Account] | None  # by tenant; None: the store could not be asked
+    witnesses: Callable[[], Sequence[Witness]]
+    quota: Callable[[], Mapping[str, Account] | None]  # by tenant; None: nobody could be asked
     since: datetime | None  # of events that are checked one by one; None: all
     grace: timedelta  # until a replica's record without an event is missing one
 
@@ -84,19 +84,26 @@ class AuditScope:
 def audit(
     ledger: LedgerRef, price_book: PriceBook, scope: AuditScope, *, now: datetime
 ) -> AuditReport:
-    """Raises LedgerMissing, LedgerUnavailable, OSError; PriceBookInvalid for another ledger's."""
-    witnesses = Witnesses.of(scope.witnesses)
+    """Raises LedgerMissing, LedgerUnavailable, OSError; PriceBookInvalid for another ledger's.
+
+    Others go on meanwhile, so what is to know of all that is billed is read after the ledger's
+    snapshot, and the quota before and after: what is billed must lie between.
+    """
+    quota_before = scope.quota()
     with reading(ledger) as connection:
         check_recorded(connection, price_book)
+        journals = scope.witnesses()
         waiting = read_waiting(connection, scope.spool_dir)
+        quota = scope.quota()
+        witnesses = Witnesses.of(journals)
         known = known_keys(connection, witnesses.by_event) | waiting.keys
         missing = without_event(witnesses, known, now=now, grace=scope.grace)
-        accounts = _accounts(connection, scope, waiting)
+        accounts = _accounts(connection, journals, quota, waiting)
         findings = [
             *(f for boot in boots(connection, waiting) for f in findings_of_boot(boot)),
             *_event_findings(connection, price_book, scope.since, witnesses),
             *findings_of_missing(missing),
-            *_quota_findings(accounts),
+            *_quota_findings(accounts, quota_before),
         ]
         return AuditReport(
             accounts=accounts,
@@ -191,17 +198,20 @@ def _event_findings(
 
 
 def _accounts(
-    connection: Connection, scope: AuditScope, waiting: Waiting
+    connection: Connection,
+    witnesses: Sequence[Witness],
+    quota: Mapping[str, Account] | None,
+    waiting: Waiting,
 ) -> Mapping[str, Accounts]:
     by_gateways = ledger_accounts(connection, is_recovered=False)
     recovered = ledger_accounts(connection, is_recovered=True)
-    engine = _engine_accounts(scope.witnesses)
-    quota = {} if scope.quota is None else scope.quota
-    tenants = set().union(by_gateways, recovered, engine, quota, waiting.accounts)
+    engine = _engine_accounts(witnesses)
+    told = {} if quota is None else quota
+    tenants = set().union(by_gateways, recovered, engine, told, waiting.accounts)
     return {
         tenant_id: Accounts(
-            engine=engine.get(tenant_id, Account()) if scope.witnesses else None,
-            quota=quota.get(tenant_id, Account()) if scope.quota is not None else None,
+            engine=engine.get(tenant_id, Account()) if witnesses else None,
+            quota=told.get(tenant_id, Account()) if quota is not None else None,
             ledger=by_gateways.get(tenant_id, Account()),
             waiting=waiting.accounts.get(tenant_id, Account()),
             recovered=recovered.get(tenant_id, Account()),
@@ -220,11 +230,14 @@ def _engine_accounts(witnesses: Sequence[Witness]) -> Mapping[str, Account]:
     return accounts
 
 
-def _quota_findings(accounts: Mapping[str, Accounts]) -> Iterator[Finding]:
+def _quota_findings(
+    accounts: Mapping[str, Accounts], before: Mapping[str, Account] | None
+) -> Iterator[Finding]:
     for tenant_id, of_tenant in accounts.items():
-        if of_tenant.quota is not None:
+        if of_tenant.quota is not None and before is not None:
             yield from findings_of_quota(
                 tenant_id,
+                before=before.get(tenant_id, Account()),
                 quota=of_tenant.quota,
                 ledger=of_tenant.ledger + of_tenant.recovered,
                 waiting=of_tenant.waiting,

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from billing.audit import Account, Kind
+from billing.audit import Account, Finding, Kind
 from billing.auditor import Accounts, AuditReport, AuditScope, audit, recover
 from billing.errors import QuotaStoreUnavailable
 from billing.journals import read_journals
@@ -87,14 +87,26 @@ def report_json(report: AuditReport) -> bytes:
 
 
 def _patiently(look: Callable[[], AuditReport], patience_s: float) -> AuditReport:
-    """What moves is no difference: only one that is seen again, unchanged or not, at the end."""
+    """What moves is no difference: only what every look has found, until patience ends."""
     give_up_s = time.monotonic() + patience_s
-    while True:
-        report = look()
-        may_move = {finding.kind for finding in report.findings} & _MOVING
-        if not may_move or time.monotonic() >= give_up_s:
+    report = look()
+    while any(finding.kind in _MOVING for finding in report.findings):
+        if time.monotonic() >= give_up_s:
             return report
         time.sleep(_LOOK_AGAIN_S)
+        report = seen_twice(report, look())
+    return report
+
+
+def seen_twice(earlier: AuditReport, later: AuditReport) -> AuditReport:
+    """The later report, without what moves and was no difference before."""
+    found = {_identity(finding) for finding in earlier.findings}
+    findings = [f for f in later.findings if f.kind not in _MOVING or _identity(f) in found]
+    return replace(later, findings=findings)
+
+
+def _identity(finding: Finding) -> tuple[Kind, str | None, str]:
+    return finding.kind, finding.tenant_id, finding.subject
 
 
 _MOVING: Final = frozenset({Kind.QUOTA_DIFFERS, Kind.SEQUENCE_GAP, Kind.NO_WITNESS})
@@ -105,8 +117,8 @@ def _look(request: AuditRequest) -> AuditReport:
     now = datetime.now(UTC)
     scope = AuditScope(
         spool_dir=data_dir.spool,
-        quota=_quota(data_dir),
-        witnesses=read_journals(data_dir.usage_journals),
+        quota=lambda: _quota(data_dir),
+        witnesses=lambda: read_journals(data_dir.usage_journals),
         since=None if request.hours is None else now - timedelta(hours=request.hours),
         grace=timedelta(seconds=request.grace_s),
     )

@@ -8,6 +8,7 @@ import msgspec
 import typer
 
 from pandal.datadir import DataDir, data_dir_at
+from pandal.errors import BadOption
 from pandal.installation import require_extras
 from pandal.screen import SteadyConsole, say
 from pandal.settings import CommandSettings
@@ -99,6 +100,10 @@ def usage(
     today = datetime.now(UTC).date()
     until = today if last is None else last.date()
     since = until - timedelta(days=30) if first is None else first.date()
+    if as_json and as_csv:
+        raise BadOption("expected --json or --csv, got both")
+    if since > until:
+        raise BadOption(f"expected --from before --to, got {since} and {until}")
     query = UsageQuery(Grouping(by), since, until, tenant)
     rows = read_usage(_data_dir(data_dir), query)
     if as_json:
@@ -176,7 +181,6 @@ def export(
     require_extras(("billing",))
     from billing.errors import PriceBookInvalid
     from billing.price_book_file import read_price_book, yaml_price_book
-    from pandal.errors import BadOption
 
     try:
         say(yaml_price_book(read_price_book(price_book)).rstrip("\n"))

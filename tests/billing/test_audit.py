@@ -85,12 +85,18 @@ class Books:
     def audit(self) -> AuditReport:
         scope = AuditScope(
             spool_dir=self.spool_dir,
-            witnesses=[Witness("replica-0", self.records)],
-            quota=self.quota,
+            witnesses=self.journals,
+            quota=self.ask_quota,
             since=None,
             grace=GRACE,
         )
         return audit(self.ledger_url, BOOK, scope, now=NOW)
+
+    def journals(self) -> Sequence[Witness]:
+        return [Witness("replica-0", self.records)]
+
+    def ask_quota(self) -> Mapping[str, Account] | None:
+        return self.quota
 
     def found(self) -> list[tuple[Kind, str]]:
         return [(finding.kind, finding.subject) for finding in self.audit().findings]
@@ -264,6 +270,34 @@ def test_an_event_that_still_waits_for_a_price_that_is_known_is_no_difference(
     books.post(EVENTS[2], book=PriceBook([]))
     report = books.audit()
     assert (report.findings, report.num_unpriced) == ([], 1)
+
+
+def test_a_quota_that_is_told_more_meanwhile_differs_only_by_what_it_was_not(
+    books: Books,
+) -> None:
+    """Three are billed: one that had been told of two, and then of four, may have known them."""
+    books.post(*EVENTS)
+    told = iter([Account(2, 204), Account(4, 408)])
+    books.ask_quota = lambda: {"acme": next(told)}  # type: ignore[method-assign]
+    assert books.found() == []
+    told = iter([Account(4, 408), Account(4, 408)])
+    assert books.found() == [(Kind.QUOTA_DIFFERS, "quota")]
+    told = iter([Account(1, 100), Account(2, 204)])
+    assert books.found() == [(Kind.QUOTA_DIFFERS, "quota")]
+
+
+def test_what_is_served_after_the_ledger_was_read_is_no_difference(books: Books) -> None:
+    """Billed and witnessed while the audit reads: the journals are read last."""
+    books.post(*EVENTS)
+    books.quota = None
+    new = event(4, admitted_at=NOW, occurred_at=NOW)
+
+    def journals() -> list[Witness]:
+        books.post(new)
+        return [Witness("replica-0", [*books.records, record(new)])]
+
+    books.journals = journals  # type: ignore[method-assign]
+    assert books.found() == []
 
 
 def test_a_quota_that_cannot_be_asked_is_not_compared(books: Books) -> None:

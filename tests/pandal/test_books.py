@@ -10,11 +10,14 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from billing.audit import Finding, Kind
+from billing.auditor import AuditReport
 from billing.ledger import Ledger
 from billing.posting import rate_batch
 from contracts.replica_usage import encode_replica_usage
 from contracts.spool import frame
 from contracts.usage import UsageEvent
+from pandal.audit import seen_twice
 from pandal.cli import app
 from pandal.datadir import DataDir
 from pandal.errors import BadOption, NotFound, PandalError
@@ -102,6 +105,8 @@ def test_a_month_is_adjusted_closed_and_printed_again(used: DataDir) -> None:
             NotFound,
         ),
         (("usage", "No Tenant"), BadOption),
+        (("usage", "--json", "--csv"), BadOption),
+        (("usage", "--from", "2026-03-01", "--to", "2026-02-01"), BadOption),
         (("prices", "dry-run", "/no/such.yaml", "--month", "2026-02"), BadOption),
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else value.__name__,
@@ -174,3 +179,28 @@ def test_an_audit_posts_what_is_missing_and_ends_with_status_1_for_what_differs(
     document = json.loads(printed(used, *once, "--json"))
     assert document["agrees"] is True
     assert document["accounts"]["acme"]["recovered"] == {"num_requests": 1, "num_tokens": 107}
+
+
+def test_what_moves_is_a_difference_only_when_it_is_seen_again() -> None:
+    """Under a steady load each look finds another event on its way."""
+    first, second = (
+        AuditReport(
+            accounts={},
+            findings=[
+                Finding(Kind.NO_WITNESS, "acme", f"event-{n}", "on its way"),
+                Finding(Kind.QUOTA_DIFFERS, "acme", "quota", f"by {n}"),
+                *([Finding(Kind.MISPRICED, "acme", "event-2", "found late")] if n == 2 else []),
+            ],
+            missing={},
+            num_waiting=0,
+            num_unreadable=0,
+            num_dead_letters=0,
+            num_unpriced=0,
+            num_not_by_gateways=0,
+        )
+        for n in (1, 2)
+    )
+    assert [(f.kind, f.detail) for f in seen_twice(first, second).findings] == [
+        (Kind.QUOTA_DIFFERS, "by 2"),
+        (Kind.MISPRICED, "found late"),
+    ]
