@@ -7,7 +7,7 @@ from datetime import datetime
 from decimal import Decimal
 from functools import reduce
 
-from sqlalchemy import Connection, bindparam, func, select
+from sqlalchemy import Connection, func, select
 
 from billing.bulk_insert import in_parts
 from billing.ledger_database import LedgerRef, reading
@@ -115,15 +115,20 @@ def used_by_event(
     num_tokens = reduce(operator.add, TOKEN_COLUMNS)
     with reading(ledger) as connection:
         for some in in_parts(sorted(event_ids)):
-            money = select(*sum_pico_usd()).where(
-                entries.tenant_id == tenant_id, entries.event_id == bindparam("event_id")
+            spent = (
+                select(entries.event_id, *sum_pico_usd())
+                .where(entries.tenant_id == tenant_id, entries.event_id.in_(some))
+                .group_by(entries.event_id)
             )
+            pico_usd = {
+                event_id: joined_pico_usd(micro_usd, rest)
+                for event_id, micro_usd, rest in connection.execute(spent)
+            }
             query = select(events.event_id, num_tokens).where(
                 events.tenant_id == tenant_id, events.event_id.in_(some)
             )
-            for event_id, tokens in connection.execute(query).all():
-                micro_usd, rest = connection.execute(money, {"event_id": event_id}).one()
-                found[event_id] = Used(int(tokens), joined_pico_usd(micro_usd, rest))
+            for event_id, tokens in connection.execute(query):
+                found[event_id] = Used(int(tokens), pico_usd.get(event_id, 0))
     return found
 
 

@@ -31,6 +31,7 @@ EXACT: Final = Context(
 """Arithmetic that raises ``decimal.Inexact`` rather than round."""
 
 _HALF_EVEN: Final = Context(prec=60, rounding=ROUND_HALF_EVEN)
+_PICO_PER_NANO: Final = 1_000
 _CENT: Final = Decimal("0.01")
 
 
@@ -54,6 +55,11 @@ def usd_from_pico_usd(pico_usd: int) -> Decimal:
 def usd_per_million_from_pico_usd(pico_usd_per_token: int) -> Decimal:
     """A million tokens at a trillionth of a dollar: the millionth that a price is stated in."""
     return EXACT.scaleb(Decimal(pico_usd_per_token), -6)
+
+
+def nano_usd_up(pico_usd: int) -> int:
+    """Rounded up, as budgets count: none is passed by what rounding leaves out."""
+    return -(-pico_usd // _PICO_PER_NANO)
 
 
 def sum_usd(amounts: Iterable[Decimal]) -> Decimal:

@@ -18,6 +18,7 @@ from sqlalchemy import Connection, func, select
 
 from billing.ledger_database import LedgerRef, reading
 from billing.ledger_schema import daily_usage, joined_pico_usd
+from billing.money import nano_usd_up
 from billing.pricing import TokenClass
 from billing.quota_store import quota_store
 from contracts.names import TenantId, quota_budget_key, quota_rule_name, tenant_id
@@ -27,7 +28,6 @@ from contracts.resolution import rules_of, statements_about, view_of
 
 _MARK: Final = "ledger"  # no rule's field is called that
 _GRACE_S: Final = 600  # longer than what ran when the store was lost takes to be posted
-_PICO_PER_NANO: Final = 1_000
 _EPOCH: Final = date(1970, 1, 1)
 
 
@@ -120,7 +120,7 @@ class _Spending:
                 forgiven = int(cached * (1.0 - self._cached_token_weight(key_id, model)))
                 tokens += sum(map(int, counts)) - forgiven
                 pico_usd += joined_pico_usd(micro_usd, rest)
-        return _Spent(tokens, -(-pico_usd // _PICO_PER_NANO))
+        return _Spent(tokens, nano_usd_up(pico_usd))
 
     def _cached_token_weight(self, key_id: str, model: str) -> float:
         key = next((key for key in self.policy.keys if key.key_id == key_id), None)

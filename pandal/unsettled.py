@@ -8,11 +8,11 @@ nothing counts twice.  The store remembers for a day.
 from collections.abc import Iterable
 
 from billing.lookup import used_by_event
+from billing.money import nano_usd_up
 from billing.quota_store import quota_store
 from contracts.names import TenantId, quota_holds_key
 from gateway.admission.quota_scripts import KEY_BUILDERS, SETTLE
 
-_PICO_PER_NANO = 1_000
 _SETTLED = 1
 
 
@@ -24,7 +24,7 @@ def settle_posted(quota_url: str, ledger_url: str, tenants: Iterable[TenantId]) 
             held = [event_id.decode() for event_id in store.hkeys(quota_holds_key(tenant))]
             arguments: list[str | int] = []
             for event_id, used in used_by_event(ledger_url, tenant, held).items():
-                nano_usd = -(-used.pico_usd // _PICO_PER_NANO)
+                nano_usd = nano_usd_up(used.pico_usd)
                 arguments += (event_id, used.num_tokens, used.num_tokens, nano_usd, _SETTLED)
             if arguments:
                 keys = [build(tenant) for build in KEY_BUILDERS]

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine, event
 from billing.audit_facts import posted_events
 from billing.ledger import Ledger
 from billing.ledger_database import reading
-from billing.lookup import find_event, used_by_event
+from billing.lookup import Used, find_event, used_by_event
 from billing.posting import rate_batch
 from tests.billing.usage_events import BOOK, batch_of, usage
 
@@ -92,6 +92,18 @@ def test_a_look_at_some_events_looks_through_no_table(
     with statements() as seen:
         look(ledger_url)
     assert scans(ledger_url, seen) == []
+
+
+def test_what_is_still_held_takes_as_many_statements_for_many_as_for_one(
+    ledger: Ledger, ledger_url: str
+) -> None:
+    post(ledger)
+    with statements() as one:
+        used_by_event(ledger_url, "acme", ["event-1"])
+    with statements() as many:
+        found = used_by_event(ledger_url, "acme", [f"event-{n}" for n in range(400)])
+    assert len(one) == len(many)
+    assert found["event-1"] == Used(num_tokens=107, pico_usd=232_200_007)
 
 
 def test_no_statement_takes_more_than_old_sqlite_does(ledger: Ledger) -> None:
