@@ -60,6 +60,17 @@ class Settings(BaseSettings):
         return self
 
 
+class UpgradeSettings(BaseSettings):
+    """Of ``billing.upgrade``, which posts nothing: whatever else billing is told is not its own."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, extra="ignore", frozen=True, hide_input_in_errors=True
+    )
+
+    ledger_url: SecretStr
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
 def unread_variables() -> Mapping[str, str]:
     """Variables of ours that are no setting, each with what to do about it."""
     return environment.unread_variables(os.environ, PREFIX, Settings.model_fields)

@@ -121,7 +121,7 @@ class Alerts(Group):
     enabled: bool = Field(False, description="A PrometheusRule; needs the Prometheus operator")
     labels: dict[str, str] = Field({}, description="That the Prometheus selects by")
     runbooks: str = Field(
-        "", description="URL where docs/runbooks can be read; alerts are not installed without"
+        "", description="URL where docs/runbooks can be read; alerts must link to it"
     )
     objectives: Objectives = Objectives()
 

@@ -11,6 +11,8 @@ Quantity = Annotated[str, Field(pattern=r"^[0-9.]+(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi)?$
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 OptionalName = Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$", max_length=253)]
 
+OptionalLabel = Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$", max_length=63)]
+
 
 class Group(BaseModel):
     """A group of values; a key that it does not know is refused."""

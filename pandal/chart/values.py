@@ -7,7 +7,7 @@ from pydantic import Field
 from pandal.chart.control_values import Autoscaler, Billing, Monitoring, NetworkPolicy, StreamTest
 from pandal.chart.gateway_values import Admin, Gateway, Usage
 from pandal.chart.pool_values import Pool, PoolDefaults
-from pandal.chart.shared_values import Group, OptionalName, ServiceAccount
+from pandal.chart.shared_values import Group, OptionalLabel, OptionalName, ServiceAccount
 
 
 class Replica(Group):
@@ -17,8 +17,8 @@ class Replica(Group):
 
 
 class Values(Group):
-    name_override: OptionalName = ""
-    fullname_override: OptionalName = Field("", description="What every object's name begins with")
+    name_override: OptionalLabel = ""
+    fullname_override: OptionalLabel = Field("", description="What every object's name begins with")
     image_registry: str = Field("", description="Before every repository, with its slash left out")
     image_pull_secrets: list[OptionalName] = Field([], description="Of every pod")
     common_labels: dict[str, str] = Field({}, description="Of every object, not of selectors")

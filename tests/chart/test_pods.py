@@ -129,12 +129,62 @@ def test_the_hook_makes_a_ledger_that_billing_takes(helm4: Helm, tmp_path: Path)
     (container,) = job["spec"]["template"]["spec"]["containers"]
     url = f"sqlite:///{tmp_path}/ledger.db"
     for _ in range(2):
-        subprocess.run(
-            [sys.executable, *container["command"][1:]],
-            check=True,
-            env={**os.environ, "BILLING_LEDGER_URL": url},
-        )
+        assert _upgraded([sys.executable, *container["command"][1:]], url).returncode == 0
     Ledger(url).close()
+    refused = _upgraded([sys.executable, *container["command"][1:]], "mysql://u:hunter2@h/d")
+    assert refused.returncode in {1, 2}
+    assert "ledger" in refused.stderr
+    assert "hunter2" not in refused.stderr
+
+
+def _upgraded(command: list[str], url: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "BILLING_LEDGER_URL": url, "BILLING_POLL_INTERVAL_S": "1"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+def test_what_billing_is_told_its_hook_is_told_too(helm4: Helm, written: Written) -> None:
+    told = {
+        "extraEnv": [{"name": "PGSSLROOTCERT", "value": "/ca/ca.pem"}],
+        "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+        "extraVolumeMounts": [{"name": "ca", "mountPath": "/ca"}],
+        "podAnnotations": {"a": "b"},
+        "priorityClassName": "high",
+        "resources": {"requests": {"cpu": "1"}},
+        "ledger": {"url": {"existingSecret": "b"}},
+    }
+    (job,) = manifests.of_kind(helm4.template(written({"billing": told})), "Job")
+    template = job["spec"]["template"]
+    assert template["metadata"]["annotations"] == {"a": "b"}
+    assert template["spec"]["priorityClassName"] == "high"
+    assert "topologySpreadConstraints" not in template["spec"], "it is one pod"
+    assert told["extraVolumes"][0] in template["spec"]["volumes"]
+    (container,) = template["spec"]["containers"]
+    assert told["extraEnv"][0] in container["env"]
+    assert told["extraVolumeMounts"][0] in container["volumeMounts"]
+    assert container["resources"] == told["resources"]
+
+
+def test_a_download_is_told_what_the_engine_is_and_has_its_time(
+    helm4: Helm, written: Written
+) -> None:
+    proxy = {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
+    file = {**FILE, "sizeBytes": 40_000_000_000}
+    pool = {"name": "a", "model": "m", "downloads": [file], "extraEnv": [proxy]}
+    objects = helm4.template(written({"pools": [pool]}))
+    spec = manifests.one(objects, "Deployment", "r-pandal-a")["spec"]
+    (download,) = spec["template"]["spec"]["initContainers"]
+    assert proxy in download["env"]
+    assert spec["progressDeadlineSeconds"] == 600 + 2 * 300 + 2000
+
+
+def test_the_charts_own_test_gets_through(helm4: Helm, written: Written) -> None:
+    """Whoever else may: the test is a client."""
+    objects = helm4.template(written({"networkPolicy": {"clients": []}}))
+    policy = manifests.one(objects, "NetworkPolicy", "r-pandal-gateway")
+    let_in = [peer["podSelector"]["matchLabels"] for peer in policy["spec"]["ingress"][0]["from"]
+              if "podSelector" in peer]  # fmt: skip
+    test = manifests.one(objects, "Pod", "r-pandal-stream-test")["metadata"]["labels"]
+    assert any(wanted.items() <= test.items() for wanted in let_in)
 
 
 @pytest.mark.parametrize(("least", "path"), [(0, "/health"), (1, "/ready")])

@@ -54,6 +54,7 @@ def golden_of(objects: list[dict[str, Any]]) -> str:
         ({"pools": [{"name": "a"}]}, "model"),
         ({"pools": [{"name": "A b", "model": "m"}]}, "name"),
         ({"usage": {"transport": "pigeon"}}, "transport"),
+        ({"fullnameOverride": "a.b"}, "fullnameOverride"),
         ({"monitoring": {"alerts": {"objectives": {"availability": 1.5}}}}, "availability"),
     ],
     ids=str,
@@ -67,6 +68,7 @@ def test_what_the_schema_refuses_is_named(
 
 CPU_POOL = {"name": "a", "model": "m"}
 VLLM_POOL = {**CPU_POOL, "gpu": {"count": 1}}
+HUB_POOL = {**VLLM_POOL, "modelPath": "hub/m"}
 SCALED_POOL = {**CPU_POOL, "autoscaling": {"enabled": True}}
 FILE = {"url": "http://h/m.bin", "path": "m.bin", "sizeBytes": 1}
 
@@ -105,6 +107,8 @@ FILE = {"url": "http://h/m.bin", "path": "m.bin", "sizeBytes": 1}
         ({"pools": [VLLM_POOL]}, "an empty volume"),
         ({"pools": [{**VLLM_POOL, "downloads": [FILE]}]}, "m.bin is not below m/"),
         ({"pools": [{**CPU_POOL, "downloads": [{**FILE, "usesHubToken": True}]}]}, "in the clear"),
+        ({"pools": [{**HUB_POOL, "precision": "int4"}]}, "extraArgs: [--quantization"),
+        ({"pools": [{**HUB_POOL, "kvPrecision": "int8"}]}, "[--kv-cache-dtype"),
         ({"pools": [SCALED_POOL], "autoscaler": {"enabled": False}}, "nobody would scale it"),
         ({"gateway": {"quotaUrl": {"existingSecret": ""}}}, "gateway.quotaUrl"),
         ({"monitoring": {"alerts": {"enabled": True}}}, "monitoring.alerts.runbooks"),
@@ -122,3 +126,31 @@ def test_one_pod_after_the_other_may_share_a_volume_of_one_node(
 ) -> None:
     pool = {**CPU_POOL, "modelVolume": {"kind": "claim"}, "rollout": "replace"}
     assert helm4.template(written({"pools": [pool]}))
+
+
+def test_a_format_that_is_named_to_the_engine_is_taken(helm4: Helm, written: Written) -> None:
+    pool = {**HUB_POOL, "precision": "int4", "extraArgs": ["--quantization=awq"]}
+    assert helm4.template(written({"pools": [pool]}))
+
+
+def notes(helm: Helm, values: list[Path]) -> str:
+    files = [argument for path in values for argument in ("-f", str(path))]
+    arguments = ("install", "r", str(CHART), "-n", "ns", "--dry-run=client", *files)
+    return helm.run(*arguments).stdout.partition("NOTES:")[2]
+
+
+def test_notes_name_every_secret_as_a_command_that_ends(helm4: Helm, written: Written) -> None:
+    secret = {"existingSecret": "other"}
+    said = notes(helm4, written({"billing": {"ledger": {"url": secret}}}))
+    assert said.count("Nobody may call it yet") == 1
+    assert (
+        "create secret generic pandal \\\n"
+        '    --from-literal=key-pepper="$PEPPER" \\\n'
+        "    --from-literal=quota-url=redis://user:password@host:6379\n" in said
+    )
+    assert (
+        "create secret generic other \\\n"
+        "    --from-literal=ledger-url=postgresql://user:password@host/database\n" in said
+    )
+    stored = written({"gateway": {"policies": {"url": secret}}})
+    assert "Nobody may call it yet" not in notes(helm4, stored), "the store knows the tenants"
