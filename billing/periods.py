@@ -22,9 +22,6 @@ class Period:
     begins_at: datetime  # aware, UTC
     ends_at: datetime
 
-    def holds(self, instant: datetime) -> bool:
-        return self.begins_at <= instant < self.ends_at
-
 
 def time_zone(name: str) -> ZoneInfo:
     """Raises RequestInvalid."""

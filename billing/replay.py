@@ -8,7 +8,7 @@ finds repeats.
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import select
+from sqlalchemy import select, tuple_
 
 from billing.dead_letter import DeadReason
 from billing.ledger import Ledger
@@ -21,6 +21,7 @@ from billing.records import Batch, Record
 
 _SOURCE: Final = "replay"
 _LETTERS_AT_ONCE: Final = 500
+_BEGINNING: Final = ("", -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +46,27 @@ def replay(ledger: Ledger, reader: LedgerRef, price_book: PriceBook) -> Replayed
     """
     with reading(reader) as connection:
         check_recorded(connection, price_book)
-    letters = unreplayed(reader)
-    num_posted = num_repeated = num_done = 0
-    for start in range(0, len(letters), _LETTERS_AT_ONCE):
-        some = letters[start : start + _LETTERS_AT_ONCE]
+    num_posted = num_repeated = num_left = 0
+    after = _BEGINNING
+    while letters := unreplayed(reader, after):
+        after = (letters[-1].source_id, letters[-1].offset)
         stands_at = ledger.next_offset(_SOURCE)
         first = 0 if stands_at is None else stands_at
-        records = [Record(first + n, letter.payload) for n, letter in enumerate(some)]
-        rated = rate_batch(Batch(_SOURCE, stands_at, first + len(some), records), price_book)
+        records = [Record(first + n, letter.payload) for n, letter in enumerate(letters)]
+        rated = rate_batch(Batch(_SOURCE, stands_at, first + len(letters), records), price_book)
         result = ledger.post(
             RatedBatch(_SOURCE, stands_at, rated.next_offset, rated.postings, dead_letters=[])
         )
-        done = [some[posting.offset - first] for posting in rated.postings]
+        done = [letters[posting.offset - first] for posting in rated.postings]
         ledger.mark_replayed([(letter.source_id, letter.offset) for letter in done])
         num_posted += result.num_posted
         num_repeated += result.num_repeated
-        num_done += len(done)
-    return Replayed(num_posted, num_repeated, len(letters) - num_done)
+        num_left += len(letters) - len(done)
+    return Replayed(num_posted, num_repeated, num_left)
 
 
-def unreplayed(ledger: LedgerRef) -> list[_Letter]:
-    """Those that another version might understand: a broken line it would not, either."""
+def unreplayed(ledger: LedgerRef, after: tuple[str, int]) -> list[_Letter]:
+    """The next that another version might understand: a broken line it would not, either."""
     columns = dead_letters.c
     is_same = (dead_letter_replays.c.source_id == columns.source_id) & (
         dead_letter_replays.c.source_offset == columns.source_offset
@@ -75,7 +76,9 @@ def unreplayed(ledger: LedgerRef) -> list[_Letter]:
         .outerjoin(dead_letter_replays, is_same)
         .where(dead_letter_replays.c.source_id.is_(None))
         .where(columns.reason.not_in((DeadReason.CORRUPT, DeadReason.CONTRADICTORY)))
+        .where(tuple_(columns.source_id, columns.source_offset) > after)
         .order_by(columns.source_id, columns.source_offset)
+        .limit(_LETTERS_AT_ONCE)
     )
     with reading(ledger) as connection:
         return [_Letter(*row) for row in connection.execute(query)]

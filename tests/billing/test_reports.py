@@ -94,6 +94,21 @@ def test_dead_letters_that_are_understood_now_are_posted_once(
     assert len(rows(either_url, "dead_letters")) == 4
 
 
+def test_more_dead_letters_than_fit_a_transaction_are_replayed_page_by_page(
+    ledger: Ledger, ledger_url: str
+) -> None:
+    """Those that stay do not come again in the same replay."""
+    payloads = [encode_usage_event(usage(n)) if n % 2 else b"{}" for n in range(1_002)]
+    letters = [
+        DeadLetter(n, DeadReason.UNDECODABLE, "unknown field", payload)
+        for n, payload in enumerate(payloads)
+    ]
+    ledger.post(RatedBatch("spool/x", None, 1_002, [], letters))
+    result = replay(ledger, ledger_url, BOOK)
+    assert (result.num_posted, result.num_repeated, result.num_left) == (501, 0, 501)
+    assert ledger.next_offset("replay") == 1_002
+
+
 def insert_letter(ledger: Ledger, offset: int, payload: bytes) -> None:
     """As an earlier version would have left it."""
     letter = DeadLetter(offset, DeadReason.UNDECODABLE, "unknown field", payload)
