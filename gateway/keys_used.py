@@ -1,11 +1,13 @@
 """Tells the policy store which keys were used, so that people find those that are not."""
 
 import asyncio
-import contextlib
+import logging
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from gateway.errors import PolicyStoreUnavailable
+
+logger = logging.getLogger(__name__)
 
 _TURN_S: Final = 10.0
 
@@ -19,13 +21,29 @@ class NotesKeysUsed(Protocol):
 class KeysUsed:
     """``turn``: by key id when it was used lately (seconds since 1970), each time anew."""
 
-    def __init__(self, turn: Callable[[], Mapping[str, float]], store: NotesKeysUsed) -> None:
+    def __init__(
+        self,
+        turn: Callable[[], Mapping[str, float]],
+        store: NotesKeysUsed,
+        turn_s: float = _TURN_S,
+    ) -> None:
         self._turn = turn
         self._store = store
+        self._turn_s = turn_s
+        self._is_lost = False
 
     async def run(self) -> None:
         """Runs until cancelled.  While the store is away nothing is noted: it is no account."""
         while True:
-            await asyncio.sleep(_TURN_S)
-            with contextlib.suppress(PolicyStoreUnavailable):
-                await self._store.note_keys_used(self._turn())
+            await asyncio.sleep(self._turn_s)
+            await self._note()
+
+    async def _note(self) -> None:
+        try:
+            await self._store.note_keys_used(self._turn())
+        except PolicyStoreUnavailable as exc:
+            if not self._is_lost:  # once, not every ten seconds
+                logger.warning("when keys were used is not noted", extra={"error": str(exc)})
+            self._is_lost = True
+        else:
+            self._is_lost = False

@@ -42,11 +42,14 @@ class PolicyFile:
 
     def read(self, unless: str | None = None) -> StoredPolicy | None:
         with _translated(self._path):
-            status = self._path.stat()
-            identity = (status.st_mtime_ns, status.st_ino, status.st_size)
-            if unless is not None and self._seen == (identity, unless):
-                return None
-            payload = self._path.read_bytes()
+            try:
+                status = self._path.stat()
+                identity = (status.st_mtime_ns, status.st_ino, status.st_size)
+                if unless is not None and self._seen == (identity, unless):
+                    return None
+                payload = self._path.read_bytes()
+            except FileNotFoundError as exc:
+                raise PolicyAbsent(f"There is no policy at {self._path}.") from exc
         etag = etag_of(payload)
         self._seen = identity, etag
         return None if etag == unless else StoredPolicy(payload, etag)
@@ -158,8 +161,6 @@ class PolicyFile:
 def _translated(path: Path) -> Iterator[None]:
     try:
         yield
-    except FileNotFoundError as exc:
-        raise PolicyAbsent(f"There is no policy at {path}.") from exc
     except OSError as exc:
         raise PolicyStoreUnavailable(f"{path}: {exc.strerror}") from exc
 

@@ -24,12 +24,14 @@ from gateway.errors import (
     PolicyStoreUnavailable,
     UnknownPolicyVersion,
 )
+from gateway.keys_used import KeysUsed
 from gateway.policy_documents.file import FileDocuments
 from gateway.policy_documents.policy_file import PolicyFile
 from gateway.policy_documents.port import PolicyDocuments
 from gateway.policy_documents.valkey import ValkeyDocuments
 from gateway.resp_address import RespAddress
 from tests.gateway.processes import Valkey
+from tests.gateway.scene import until
 
 AT = datetime(2026, 11, 30, 8, tzinfo=UTC)
 
@@ -174,3 +176,32 @@ def test_a_file_replaced_by_one_of_equal_size_and_time_is_seen(tmp_path: Path) -
     second = file.read(unless=first.etag)
     assert second is not None
     assert second.payload == b"2"
+
+
+async def test_a_folder_that_is_gone_ends_no_gateway(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "policies"
+    folder.mkdir()
+    documents = FileDocuments(folder / "policy.json")
+    turns = 0
+
+    def turn() -> dict[str, float]:
+        nonlocal turns
+        turns += 1
+        return {"key-1": float(turns)}
+
+    folder.rmdir()
+    with pytest.raises(PolicyAbsent):
+        await documents.read()
+    noting = asyncio.create_task(KeysUsed(turn, documents, turn_s=0.001).run())
+    await until(lambda: turns >= 3)
+    assert [r.message for r in caplog.records] == ["when keys were used is not noted"]
+    folder.mkdir()
+    noted = turns
+    await until(lambda: turns > noted + 1)
+    assert await documents.keys_used()
+    noting.cancel()
+    running = asyncio.create_task(documents.run())
+    running.cancel()
+    await asyncio.gather(noting, running, return_exceptions=True)
