@@ -32,13 +32,22 @@ def slot_of(tag: str) -> int:
 
 class QuotaStore:
     def __init__(
-        self, address: RespAddress, call_deadline_s: float, preload: Sequence[bytes] = ()
+        self,
+        address: RespAddress,
+        call_deadline_s: float,
+        preload: Sequence[bytes] = (),
+        *,
+        name: str = "quota store",
     ) -> None:
-        """``preload``: commands sent on every new connection before any other."""
+        """``preload``: commands sent on every new connection before any other.
+
+        ``name``: what the log calls it.
+        """
         self._address = address
         self._call_deadline_s = call_deadline_s
         self._preload = preload
-        self._seed = RespClient(address, call_deadline_s, preload)
+        self._name = name
+        self._seed = RespClient(address, call_deadline_s, preload, name=name)
         self._nodes: dict[RespAddress, RespClient] = {address: self._seed}
         self._tasks: dict[RespAddress, asyncio.Task[None]] = {}
         self._homes: list[RespClient] = []  # by slot; empty: the seed is the only one
@@ -186,7 +195,7 @@ class QuotaStore:
         address = replace(self._address, path=None, host=host or self._address.host, port=port)
         node = self._nodes.get(address)
         if node is None:
-            node = RespClient(address, self._call_deadline_s, self._preload)
+            node = RespClient(address, self._call_deadline_s, self._preload, name=self._name)
             self._nodes[address] = node
             assert self._group is not None, "only a running store learns of nodes"
             self._tasks[address] = self._group.create_task(node.run())

@@ -23,7 +23,10 @@ _SECOND_LOOK_S = 0.002  # two turns of the event loop
 _ADVICE = {  # for whoever reads the log
     "NOPERM": "its user must be allowed SCRIPT LOAD, EVALSHA, EVAL, and all keys",
     "READONLY": "this is a replica: name its primary",
-    "lost": "local shares decide until it is back, or their lease ends",
+}
+_WHILE_LOST = {  # by name
+    "quota store": "local shares decide until it is back, or their lease ends",
+    "policy store": "the last good policy stays in force until it is back",
 }
 _PROVEN_S = 1.0  # a connection that lived shorter was no recovery
 _MAX_PENDING = 50_000  # calls in flight: at 10,000/s that is far beyond the deadline
@@ -176,6 +179,7 @@ class RespClient:
         ``name``: what the log calls it.
         """
         self._address = address
+        self._name = name
         self._says_connected, self._says_unusable = f"{name} connected", f"{name} not usable"
         self._preload = preload
         self._call_deadline_s = call_deadline_s
@@ -220,7 +224,7 @@ class RespClient:
     def _tell(self, fault: str) -> None:
         is_told = fault == self._fault or (fault, self._fault) == ("unreachable", "lost")
         if not is_told:  # once per outage and reason, not once per attempt
-            advice = _ADVICE.get(fault)
+            advice = _WHILE_LOST.get(self._name) if fault == "lost" else _ADVICE.get(fault)
             fields = {"reason": fault, "error": advice, "path": self._address.words}
             logger.error(self._says_unusable, extra=fields)
         self._fault = fault

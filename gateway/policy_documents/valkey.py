@@ -40,7 +40,7 @@ class ValkeyDocuments:
     """Works while ``run`` does."""
 
     def __init__(self, address: RespAddress) -> None:
-        self._store = QuotaStore(address, _CALL_DEADLINE_S)
+        self._store = QuotaStore(address, _CALL_DEADLINE_S, name="policy store")
         self._slot = slot_of(POLICY_TAG)
         self.where = address.words
 

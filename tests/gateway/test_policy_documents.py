@@ -205,3 +205,14 @@ async def test_a_folder_that_is_gone_ends_no_gateway(
     running = asyncio.create_task(documents.run())
     running.cancel()
     await asyncio.gather(noting, running, return_exceptions=True)
+
+
+async def test_an_outage_of_the_policy_store_is_not_called_the_quota_stores(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    documents = ValkeyDocuments(RespAddress.parse(f"unix://{tmp_path}/nobody.sock"))
+    running = asyncio.create_task(documents.run())
+    await until(lambda: bool(caplog.records))
+    assert caplog.records[0].message == "policy store not usable"
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
