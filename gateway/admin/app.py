@@ -28,13 +28,16 @@ async def create_admin(settings: Settings, clock: Clock = SYSTEM_CLOCK) -> Async
     """Its store is connected for as long as it runs."""
     documents = _documents(settings)
     desk = PolicyDesk(documents, clock.now)
-    authority = Authority(_static(settings), _oidc(settings, clock), clock.monotonic_s)
-    running = asyncio.create_task(documents.run())
-    try:
-        yield _app(settings, desk, authority, documents)
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+    oidc = _oidc(settings, clock)
+    authority = Authority(_static(settings), oidc, clock.monotonic_s)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(documents.run())
+        try:
+            yield _app(settings, desk, authority, documents)
+        finally:
+            running.cancel()
+            if oidc is not None:
+                oidc.close()
 
 
 def _app(

@@ -2,9 +2,11 @@
 
 Only signatures by asymmetric keys count, and a key decides what it verifies: a token that names
 HMAC, and is signed with the public key, is refused.  The provider's keys are fetched again when one
-is named that is not known, but no more often than every ten seconds.
+is named that is not known, but no more often than every ten seconds; and every five minutes, so
+that one that was withdrawn is good for ten at most.
 """
 
+import asyncio
 import logging
 import urllib.error
 import urllib.request
@@ -28,6 +30,8 @@ _ALGORITHMS: Final = (
 _REQUIRED: Final = ("exp", "iat", "aud", "iss", "sub")
 _LEEWAY_S: Final = 30  # between two machines' clocks
 _REFETCH_S: Final = 10.0
+_FRESH_S: Final = 300.0
+_KEPT_S: Final = 600.0  # while the provider is away
 _PATIENCE_S: Final = 5.0
 _MAX_BYTES: Final = 1_048_576
 
@@ -44,14 +48,17 @@ class Provider:
 
 
 class OidcTokens:
-    """Fetches keys in a thread of its own."""
+    """Fetches keys in a thread of its own, once for all who wait for them."""
 
     def __init__(self, provider: Provider, monotonic_s: Callable[[], float]) -> None:
         self._provider = provider
         self._monotonic_s = monotonic_s
         self._thread = WorkerThread("oidc")
         self._keys: Mapping[str, jwt.PyJWK] = {}
-        self._fetched_s: float | None = None
+        self._read_s = 0.0  # when they were told
+        self._asked_s: float | None = None
+        self._is_away = False  # at the last try
+        self._lock = asyncio.Lock()
 
     async def caller(self, token: str) -> Caller:
         """Raises AdminUnauthorized, Unavailable."""
@@ -90,17 +97,34 @@ class OidcTokens:
     async def _key(self, key_id: object, algorithm: str) -> jwt.PyJWK:
         if algorithm not in _ALGORITHMS or not isinstance(key_id, str):
             raise _refused()
-        if key_id not in self._keys and self._may_fetch():
-            self._fetched_s = self._monotonic_s()
-            self._keys = await self._thread.call(self._fetch_keys)
+        if self._is_due(key_id):
+            async with self._lock:
+                if self._is_due(key_id):  # nobody fetched them meanwhile
+                    await self._renew()
         key = self._keys.get(key_id)
+        if key is None and self._is_away:
+            raise _unavailable()
         if key is None or not _fits(key, algorithm):
             raise _refused()
         return key
 
-    def _may_fetch(self) -> bool:
-        last_s = self._fetched_s
-        return last_s is None or self._monotonic_s() - last_s >= _REFETCH_S
+    def _is_due(self, key_id: str) -> bool:
+        now_s = self._monotonic_s()
+        if self._asked_s is not None and now_s - self._asked_s < _REFETCH_S:
+            return False
+        return key_id not in self._keys or now_s - self._read_s >= _FRESH_S
+
+    async def _renew(self) -> None:
+        try:
+            self._keys = await self._thread.call(self._fetch_keys)
+        except Unavailable as exc:
+            self._is_away = True
+            logger.warning("no signing keys", extra={"error": str(exc)})
+            if self._monotonic_s() - self._read_s >= _KEPT_S:
+                self._keys = {}
+        else:
+            self._is_away, self._read_s = False, self._monotonic_s()
+        self._asked_s = self._monotonic_s()
 
     def _fetch_keys(self) -> Mapping[str, jwt.PyJWK]:
         """Blocking.  Raises Unavailable."""
@@ -109,13 +133,17 @@ class OidcTokens:
             base = self._provider.issuer.rstrip("/")
             url = str(_fetched(f"{base}/.well-known/openid-configuration").get("jwks_uri"))
         found = _fetched(url).get("keys")
+        if not isinstance(found, list):
+            raise _unavailable()
         keys: dict[str, jwt.PyJWK] = {}
-        for member in found if isinstance(found, list) else []:
+        for member in found:
+            if not isinstance(member, dict):
+                continue
             try:
                 key = jwt.PyJWK.from_dict(member)
-            except (jwt.PyJWKError, jwt.InvalidKeyError):
+            except (jwt.PyJWKError, jwt.InvalidKeyError, ValueError, TypeError):
                 continue  # of a kind that we do not know; others may be
-            if key.key_id is not None and key.public_key_use in (None, "sig"):
+            if isinstance(key.key_id, str) and key.public_key_use in (None, "sig"):
                 keys[key.key_id] = key
         logger.info("signing keys fetched", extra={"num_actions": len(keys)})
         return keys
@@ -139,7 +167,11 @@ def _fetched(url: str) -> _Document:
         with urllib.request.urlopen(url, timeout=_PATIENCE_S) as answer:
             return msgspec.json.decode(answer.read(_MAX_BYTES), type=_Document)
     except (OSError, urllib.error.URLError, *UNDECODABLE) as exc:
-        raise Unavailable("The identity provider does not tell its keys.") from exc
+        raise _unavailable() from exc
+
+
+def _unavailable() -> Unavailable:
+    return Unavailable("The identity provider does not tell its keys.")
 
 
 def _refused() -> AdminUnauthorized:

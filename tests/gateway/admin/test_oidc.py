@@ -36,7 +36,7 @@ def jwk(key_id: str, key: Key) -> dict[str, Any]:
 @dataclass
 class IdentityProvider:
     url: str = ""
-    keys: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[Any] | None = field(default_factory=list)
     num_fetches: int = 0
 
 
@@ -194,3 +194,42 @@ async def test_a_provider_that_is_away_is_told_as_such(provider: IdentityProvide
         await tokens.caller(signed(provider.url))
     tokens.close()
     await asyncio.sleep(0)
+
+
+async def test_two_that_call_first_at_once_are_let_in(
+    tokens: OidcTokens, provider: IdentityProvider
+) -> None:
+    both = [tokens.caller(signed(provider.url)) for _ in range(2)]
+    assert [caller.name for caller in await asyncio.gather(*both)] == ["ann", "ann"]
+    assert provider.num_fetches == 1
+
+
+async def test_a_withdrawn_key_is_not_good_for_long(provider: IdentityProvider) -> None:
+    now = Time()
+    tokens = OidcTokens(provider_of(provider), now)
+    token = signed(provider.url)
+    assert (await tokens.caller(token)).name == "ann"
+    provider.keys = [jwk("next", OTHER_RSA_KEY), "no object", {"kty": "RSA", "kid": "x", "n": 5}]
+    now.now_s = 299.0
+    assert (await tokens.caller(token)).name == "ann"
+    now.now_s = 300.0
+    with pytest.raises(AdminUnauthorized):
+        await tokens.caller(token)
+    tokens.close()
+
+
+async def test_a_provider_that_goes_away_is_no_fault_of_the_callers(
+    provider: IdentityProvider,
+) -> None:
+    now = Time()
+    tokens = OidcTokens(provider_of(provider), now)
+    token = signed(provider.url)
+    await tokens.caller(token)
+    provider.keys = None  # it answers with something else
+    now.now_s = 599.0
+    assert (await tokens.caller(token)).name == "ann"
+    now.now_s = 610.0
+    for _ in range(2):  # also while it is not asked again
+        with pytest.raises(Unavailable):
+            await tokens.caller(token)
+    tokens.close()
