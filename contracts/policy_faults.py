@@ -98,7 +98,7 @@ def _check_keys(tenant: "TenantPolicy", where: str, hashes: set[str]) -> None:
 
 
 def _check_keys_exist(tenant: "TenantPolicy", where: str) -> None:
-    """Only where a key has an id at all: yesterday's rules may outlive their keys."""
+    """Of terms; rules may outlive their keys, as yesterday's did."""
     known = {key.key_id for key in tenant.keys}
     for index, terms in enumerate(tenant.terms):
         if terms.key_id is not None and terms.key_id not in known:

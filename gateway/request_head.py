@@ -17,7 +17,8 @@ from gateway.api.context import Operation
 Header = tuple[bytes, bytes]
 
 TRACEPARENT: Final = b"traceparent"
-FORWARDED_HEADERS: Final = frozenset({b"accept", TRACEPARENT, b"tracestate"})
+_TRACESTATE: Final = b"tracestate"
+FORWARDED_HEADERS: Final = frozenset({b"accept", TRACEPARENT, _TRACESTATE})
 _SESSION: Final = HEADER_SESSION_ID.encode()
 _CACHE: Final = b"x-pandal-cache"
 _IDEMPOTENCY_KEY: Final = b"idempotency-key"
@@ -61,9 +62,13 @@ def request_head(
     )
 
 
-def traced_head(head: RequestHead, traceparent: bytes) -> RequestHead:
-    """The same, but that the replica is told of another caller."""
-    kept = [header for header in head.headers if header[0] != TRACEPARENT]
+def traced_head(head: RequestHead, traceparent: bytes, *, is_new: bool) -> RequestHead:
+    """The same, but that the replica is told of another caller.
+
+    ``is_new``: the trace begins here, and what is said of the state of another is of no use.
+    """
+    told_anew = (TRACEPARENT, _TRACESTATE) if is_new else (TRACEPARENT,)
+    kept = [header for header in head.headers if header[0] not in told_anew]
     forwarded = _forwarded((*kept, (TRACEPARENT, traceparent)))
     return msgspec.structs.replace(head, forwarded=forwarded)
 

@@ -59,10 +59,10 @@ class Stages:
         """Raises RateLimited, QuotaUnavailable and what else a limit says."""
         verdict = await self.limiter.reserve(reservation)
         trace.budget = verdict.budget
-        if verdict.shadows:
-            self.access_log.note_shadows(reservation.plan, verdict.shadows)
         if verdict.refusal is not None:
             raise refused(verdict.refusal, reservation)
+        if verdict.shadows:
+            self.access_log.note_shadows(reservation.plan, verdict.shadows)
 
     def context(self, trace: Trace, grant: Grant, request: InferenceRequest) -> RequestContext:
         """``grant``: for the request's model."""

@@ -16,6 +16,7 @@ from pandal.policy_access import CurrentPolicy
 
 _TIMEOUT_S: Final = 30.0  # a large document over a slow line
 _MOST_BYTES: Final = 64 * 1024 * 1024
+_MOST_ENTRIES: Final = 1_000  # of the audit log, at once
 _ROOT: Final = "/admin/v1"
 
 
@@ -95,7 +96,9 @@ class AdminClient:
         return self.version(_decoded(body, _Stored).version)
 
     def history(self, limit: int) -> Sequence[PolicyChange]:
-        body, _ = self.call("GET", f"/policy/history?limit={min(limit, 1_000)}")
+        if limit > _MOST_ENTRIES:
+            raise BadOption(f"--limit: an admin API tells at most {_MOST_ENTRIES}, got {limit}")
+        body, _ = self.call("GET", f"/policy/history?limit={limit}")
         found: _History = _decoded(body, _History)
         return found.entries
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import shlex
+import shutil
 import subprocess
 import tempfile
 import time
@@ -19,8 +20,8 @@ from contracts.policy import ApiKeyRecord, PolicyDocument, TenantPolicy
 from contracts.policy_change import FieldChange, differences
 from contracts.policy_keys import imported, replaced
 from contracts.policy_reasons import reasons
-from pandal.errors import BadOption, Drifted, NotFound
-from pandal.policy_access import Edit, PolicyAccess, edited
+from pandal.errors import BadOption, Drifted, NotFound, PandalError
+from pandal.policy_access import CurrentPolicy, Edit, PolicyAccess, edited
 from pandal.policy_assignment import assigned
 from pandal.policy_options import (
     AdminOption,
@@ -88,19 +89,17 @@ def edit_command(
     """Edit the policy in $VISUAL or $EDITOR; nothing is stored if it is no good."""
     access = policy_access(data_dir, admin)
     found = access.current()
-    text = _edited_by_hand(to_yaml(found.document))
-    after = from_yaml(text, "the policy")
+    path = _edited_by_hand(to_yaml(found.document))
     try:
-        after = replaced(found.document, after, datetime.now(UTC))
-        told = differences(found.document, after)
-        if not told:
-            say("nothing changed")
-            return
-        stored = access.replace(after, expected=found.etag, action="edit", why=why)
-    except ContractError as exc:
-        raise BadOption(str(exc)) from exc
-    _show(told)
-    say(f"version {stored.version}")
+        stored = _replace(access, found, path.read_text(), why)
+    except PandalError as exc:
+        raise type(exc)(f"{exc}; your text is kept in {path}") from exc
+    shutil.rmtree(path.parent)
+    if stored is None:
+        say("nothing changed")
+    else:
+        _show(differences(found.document, stored))
+        say(f"version {stored.version}")
 
 
 @policy_app.command()
@@ -265,17 +264,28 @@ def _show(changes: Iterable[FieldChange], indent: str = "") -> None:
         say(f"{indent}{change.words}")
 
 
-def _edited_by_hand(text: str) -> str:
-    """Raises BadOption if the editor fails."""
+def _edited_by_hand(text: str) -> Path:
+    """In a private folder of its own, for the caller to delete.  Raises BadOption."""
     editor = CommandSettings().editor
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "policy.yaml"
-        path.write_text(text)
-        path.chmod(0o600)
-        code = subprocess.call([*shlex.split(editor), str(path)])
-        if code != 0:
-            raise BadOption(f"{editor} ended with {code}; nothing was stored")
-        return path.read_text()
+    path = Path(tempfile.mkdtemp(prefix="pandal-policy-")) / "policy.yaml"
+    path.write_text(text)
+    code = subprocess.call([*shlex.split(editor), str(path)])
+    if code != 0:
+        raise BadOption(f"{editor} ended with {code}; nothing was stored; your text is in {path}")
+    return path
+
+
+def _replace(
+    access: PolicyAccess, found: CurrentPolicy, text: str, why: str
+) -> PolicyDocument | None:
+    """``None``: nothing is changed.  Raises PandalError."""
+    try:
+        after = replaced(found.document, from_yaml(text, "the policy"), datetime.now(UTC))
+        if not differences(found.document, after):
+            return None
+        return access.replace(after, expected=found.etag, action="edit", why=why)
+    except ContractError as exc:
+        raise BadOption(str(exc)) from exc
 
 
 def _tenant(document: PolicyDocument, name: str) -> TenantPolicy:

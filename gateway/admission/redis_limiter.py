@@ -144,7 +144,7 @@ class RedisLimiter:
         Then it goes on in the background, whether or not somebody waits.
         """
         limited = used_tokens if limited_tokens is None else limited_tokens
-        if reservation.reservation_id in self._shares.admitted:
+        if self._shares.has_admitted(reservation.reservation_id):
             self._shares.settle(reservation, limited, self._monotonic_s())
         used = spent(reservation.reservation_id, used_tokens, limited, used_nano_usd)
         return self._put(reservation, used)

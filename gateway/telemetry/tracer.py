@@ -40,7 +40,9 @@ class Tracer:
         """From here on the replica is called in our name, and not in the client's."""
         digits = event_id_of(trace.request_id)
         trace.span = span_context(exchange.header(TRACEPARENT), digits, self._sample_ratio)
-        exchange.head = traced_head(exchange.head, trace.span.header())
+        exchange.head = traced_head(
+            exchange.head, trace.span.header(), is_new=trace.span.parent_id is None
+        )
 
     def end(self, trace: Trace) -> None:
         took_s = self._clock.monotonic_s() - trace.started_monotonic_s

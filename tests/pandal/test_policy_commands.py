@@ -1,6 +1,7 @@
 """``pandal policy`` and ``pandal keys`` on a local data directory."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -114,8 +115,12 @@ def test_an_editor_revives_no_key(acme: DataDir, tmp_path: Path) -> None:
     editor = tmp_path / "editor.sh"
     editor.write_text('#!/bin/sh\nsed -i /revoked_at/d "$1"\n')
     editor.chmod(0o700)
-    with pytest.raises(BadOption, match=r"keys\[0\].revoked_at"):
+    with pytest.raises(BadOption, match=r"keys\[0\].revoked_at") as raised:
         run(acme, "policy", "edit", VISUAL=str(editor))
+    kept = Path(str(raised.value).rpartition(" ")[2])
+    assert "tenant_id: acme" in kept.read_text()  # what was typed is not lost
+    assert kept.parent.stat().st_mode & 0o777 == 0o700
+    shutil.rmtree(kept.parent)
 
 
 @pytest.mark.parametrize("broken", [b"{", b'{"version": -1}', b'{"version": 2, "tenants": 3}'])
