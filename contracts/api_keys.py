@@ -19,6 +19,7 @@ from contracts.policy import (
     TenantPolicy,
     hash_api_key,
 )
+from contracts.usage import Endpoint
 
 RandomBytes = Callable[[int], bytes]
 
@@ -35,7 +36,7 @@ class KeyOrder:
     name: str = ""
     expires_at: datetime | None = None
     models: Sequence[str] | None = None
-    endpoints: Sequence[str] | None = None
+    endpoints: Sequence[Endpoint] | None = None
 
 
 def new_api_key(random_bytes: RandomBytes) -> str:

@@ -21,7 +21,7 @@ from contracts.policy_faults import check_document
 from contracts.quota import Limit, ModelPrice, QuotaRule
 from contracts.response_cache import CachePolicy
 from contracts.terms import Models, Terms
-from contracts.usage import OutputCharge, UtcDatetime
+from contracts.usage import Endpoint, OutputCharge, UtcDatetime
 
 _HASH_BYTES = 32
 
@@ -93,7 +93,7 @@ class ApiKeyRecord(
     expires_at: UtcDatetime | None = None  # None: never
     revoked_at: UtcDatetime | None = None  # from then on it is nobody's
     models: Models | None = None  # as replicas call them
-    endpoints: tuple[str, ...] | None = None  # as usage events call them
+    endpoints: tuple[Endpoint, ...] | None = None
     retiring: tuple[RetiringSecret, ...] = ()
 
 

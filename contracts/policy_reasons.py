@@ -61,6 +61,8 @@ def reasons(
         yield from _of_counted(name, statements, rules)
     values = {**_fields(view.limits), **_fields(view.admission)}
     values["allowed_models"] = view.allowed_models
+    if key is not None and key.endpoints is not None:
+        yield _reason("endpoints", Settled(key.endpoints, f"key {key.key_id}"))
     for name, value in values.items():
         if name not in COUNTED:
             yield _reason(name, Settled(value, settled(name, statements).because))

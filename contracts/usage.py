@@ -51,6 +51,13 @@ class UsageSource(enum.StrEnum):
     COUNTED = "counted"  # the gateway counted what it relayed; the replica could not be asked
 
 
+class Endpoint(enum.StrEnum):
+    """What the data plane does, as events and keys' scopes spell it."""
+
+    CHAT_COMPLETIONS = "chat.completions"
+    COMPLETIONS = "completions"
+
+
 class OutputCharge(enum.StrEnum):
     """Which of an unfinished answer's tokens are charged: the tenant's policy says."""
 
@@ -74,7 +81,7 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
     model_requested: str
     model: str  # what served it; what is priced
     replica: str | None  # None: no replica was reached
-    endpoint: str  # "chat.completions" or "completions"
+    endpoint: str  # an Endpoint; yesterday's events are read whatever they say
     is_stream: bool
     admitted_at: UtcDatetime
     occurred_at: UtcDatetime  # end of the request; prices are looked up at this instant

@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from contracts.api_keys import KeyOrder
+from contracts.usage import Endpoint
 from pandal.admin_client import AdminClient
 from pandal.durations import parse_duration
 from pandal.errors import BadOption
@@ -42,8 +43,8 @@ def create(
         list[str] | None, typer.Option("--only-model", help="It is for no other; repeatable.")
     ] = None,
     endpoints: Annotated[
-        list[str] | None,
-        typer.Option("--only-endpoint", help="chat.completions or completions; repeatable."),
+        list[Endpoint] | None,
+        typer.Option("--only-endpoint", help="It is for no other; repeatable."),
     ] = None,
     data_dir: DataDirOption = None,
     admin: AdminOption = None,

@@ -8,6 +8,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from contracts.api_keys import KeyOrder, is_in_force
 from contracts.policy import ApiKeyRecord
+from contracts.usage import Endpoint
 
 _Name = Annotated[str, Field(max_length=200)]
 _Names = Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=100)]
@@ -34,7 +35,7 @@ class KeyOrderBody(_Body):
     name: _Name = ""
     expires_at: AwareDatetime | None = None
     models: _Names | None = None
-    endpoints: _Names | None = None
+    endpoints: Annotated[list[Endpoint], Field(max_length=100)] | None = None
 
     def order(self) -> KeyOrder:
         return KeyOrder(self.name, self.expires_at, self.models, self.endpoints)

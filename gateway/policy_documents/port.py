@@ -34,7 +34,9 @@ class PolicyDocuments(Protocol):
     async def write(self, payload: bytes, change: PolicyChange, *, expected: str | None) -> None:
         """In place of the one with the etag ``expected``; ``None``: of none.
 
-        Durable, with its entry in the audit log, when it returns.  Raises PolicyConflict.
+        With its entry in the audit log, and when it returns as durable as the store makes it: a
+        file outlives the machine's end; Valkey may lose the last second with ``appendfsync
+        everysec``, and nothing with ``always``.  Raises PolicyConflict.
         """
 
     async def history(self, limit: int) -> Sequence[PolicyChange]:

@@ -19,6 +19,8 @@ from contracts.policy import (
     encode_policy_document,
     hash_api_key,
 )
+from contracts.policy_reasons import reasons
+from contracts.policy_text import from_plain
 from contracts.quota import ModelPrice, QuotaRule
 from contracts.terms import Terms
 from contracts.windows import Day, TimeWindow
@@ -249,3 +251,15 @@ def test_key_hashes_depend_on_key_and_pepper() -> None:
     assert hash_api_key(b"k1", PEPPER) == hash_api_key(b"k1", PEPPER)
     with pytest.raises(ValueError, match="pepper"):
         hash_api_key(b"k1", b"short")
+
+
+def test_a_key_is_for_endpoints_that_there_are() -> None:
+    key = {"key_id": "k", "key_hash": "h", "key_prefix": "sk", "endpoints": ["completion"]}
+    tenant = {"tenant_id": "acme", "tier": "free", "keys": [key]}
+    with pytest.raises(ContractError, match=r"\$\.tenants\[0\]\.keys\[0\]\.endpoints"):
+        from_plain({"tenants": [tenant]})
+    key["endpoints"] = ["completions"]
+    document = from_plain({"tenants": [tenant]})
+    found = document.tenants[0]
+    told = reasons(document, found, key=found.keys[0], model=None, at=datetime.now(UTC))
+    assert "endpoints completions because key k" in [reason.words for reason in told]

@@ -9,8 +9,10 @@ from contracts.names import tenant_id
 from contracts.policy import ApiKeyRecord, PolicyDocument, RetiringSecret, TenantPolicy
 from contracts.quota import QuotaRule
 from contracts.terms import Terms
+from contracts.usage import Endpoint
 from contracts.windows import TimeWindow
 from gateway.admission.quota_plan import quota_plan
+from gateway.api.context import Operation
 from gateway.errors import EndpointNotAllowed, ModelNotAllowed
 from gateway.grants import Grant, PolicySnapshot, snapshot_of
 
@@ -50,6 +52,7 @@ def test_a_key_is_for_its_models_and_endpoints() -> None:
     with pytest.raises(EndpointNotAllowed):
         scope.check("chat.completions", "m")
     assert grant().scope is None
+    assert {str(name) for name in Endpoint} == {str(name) for name in Operation}
 
 
 def test_a_key_that_is_over_is_nobodys() -> None:
