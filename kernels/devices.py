@@ -3,18 +3,30 @@
 The variable counts when Triton is first imported; which of the two it was, is known from then on.
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 import triton
 import triton.language as tl
 
+FindProgram = Callable[[str], str | None]
+
 IS_INTERPRETED: Final = bool(triton.knobs.runtime.interpret)
+NAMED_COMPILER: Final[str | None] = triton.knobs.build.cc  # by CC
 
 
 def runs_triton(x: torch.Tensor) -> bool:
     """Whether a kernel can read it.  Elsewhere an op computes its definition."""
     return x.is_cuda or IS_INTERPRETED
+
+
+def compiler_obstacle(find_program: FindProgram, named: str | None = NAMED_COMPILER) -> str | None:
+    """Why kernels cannot be launched on a GPU here: what launches them Triton compiles from C."""
+    names = ("gcc", "clang") if named is None else (named,)
+    if any(find_program(name) is not None for name in names):
+        return None
+    return f"Triton needs a C compiler: there is no {' and no '.join(names)} (CC names another)"
 
 
 def dot_dtype(dtype: torch.dtype) -> Any:  # triton.language.dtype

@@ -5,6 +5,10 @@ import triton.language as tl
 
 from kernels.float8.kernel import encode_e4m3
 
+# Hopper's tensor cores add float8 products with 14 bits: after so many the sum goes to float32.
+# Triton's own default there is never.
+IMPRECISE: tl.constexpr = tl.constexpr(32)
+
 
 @triton.jit
 def quantize_rows_kernel(
@@ -26,7 +30,7 @@ def quantize_rows_kernel(
     tl.store(scales_ptr + row * tl.num_programs(1) + tl.program_id(1), scale)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def gemm_fp8_kernel(
     x_ptr,  # [num_rows, in] float8
     x_scales_ptr,  # [num_rows] or [num_rows, num_blocks] float32
@@ -57,9 +61,10 @@ def gemm_fp8_kernel(
             x_scale = tl.load(x_scales_ptr + row * num_blocks + block, mask=is_row, other=0.0)
             weight_scale_ptr = weight_scales_ptr + column // INPUTS * num_blocks + block
             weight_scale = tl.load(weight_scale_ptr, mask=is_column, other=0.0)
-            total += tl.dot(x, weight) * x_scale[:, None] * weight_scale[None, :]
+            part = tl.dot(x, weight, max_num_imprecise_acc=IMPRECISE)
+            total += part * x_scale[:, None] * weight_scale[None, :]
         else:
-            total = tl.dot(x, weight, total)
+            total = tl.dot(x, weight, total, max_num_imprecise_acc=IMPRECISE)
     if not HAS_BLOCKS:
         total *= tl.load(x_scales_ptr + row, mask=is_row, other=0.0)[:, None]
         total *= tl.load(weight_scales_ptr + column, mask=is_column, other=0.0)[None, :]

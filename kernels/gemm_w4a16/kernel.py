@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def gemm_w4a16_kernel(
     x_ptr,  # [num_rows, in]
     codes_ptr,  # [in / 8, out] int32

@@ -11,7 +11,7 @@ import triton.language as tl
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs", "table_width"])
 def paged_attention_kernel(
     q_ptr,  # [num_tokens, heads, HEAD_DIM]
     keys_ptr, values_ptr,  # each [num_blocks, block_size, kv_heads, HEAD_DIM]
@@ -144,7 +144,7 @@ def _attend(
     return new_largest, total, mixed
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def merge_splits_kernel(
     parts_ptr,  # [num_rows, num_splits, HEAD_DIM] float32
     sums_ptr,  # [num_rows, num_splits] float32, log2

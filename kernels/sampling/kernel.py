@@ -15,7 +15,10 @@ LOWEST_KEY: tl.constexpr = tl.constexpr(-(0x7F800001 << 31))
 BEYOND_KEYS: tl.constexpr = tl.constexpr(0x7F800001 << 31)
 
 
-@triton.jit
+# A batch's settings lie in one tensor: where each begins depends on how many rows there are.
+@triton.jit(
+    do_not_specialize_on_alignment=["temperatures_ptr", "top_ps_ptr", "min_ps_ptr", "uniforms_ptr"]
+)
 def sample_kernel(
     logits_ptr,  # [num_rows, vocab]
     temperatures_ptr,  # [num_rows] float64

@@ -31,7 +31,7 @@ def penalize_kernel(
     tl.store(logits_ptr + row * logits_stride + token, x, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows_ptr", "token_ids_ptr"])
 def bias_kernel(
     logits_ptr,  # [num_rows, vocab], changed in place
     rows_ptr,  # [num_entries]
@@ -48,7 +48,7 @@ def bias_kernel(
     tl.store(place, x.to(logits_ptr.dtype.element_ty), mask=is_known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_ids"])
 def logprobs_kernel(
     logits_ptr,  # [num_rows, vocab]
     token_ids_ptr,  # [num_rows, num_ids]

@@ -3,6 +3,7 @@
 Chosen before any weight is read, because they keep weights in memory differently.
 """
 
+import shutil
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -25,6 +26,14 @@ class Backend(Protocol):
     @property
     def description(self) -> str:
         """Which it is, and why: one line for people."""
+        ...
+
+    @property
+    def kv_dtype(self) -> str:
+        """Names what keys and values truly are, and what they were computed with.
+
+        Part of a prefix's identity: equal names mean that blocks can stand for each other.
+        """
         ...
 
     @property
@@ -83,6 +92,11 @@ def _cuda_backend(
 
     if not torch.cuda.is_available():
         raise ModelUnsupported("device cuda was asked for, and torch finds no GPU that it can use")
+    from kernels.devices import compiler_obstacle
+
+    obstacle = compiler_obstacle(shutil.which)
+    if obstacle is not None:
+        raise ModelUnsupported(f"device cuda was asked for, and {obstacle}")
     from replica.gpu.backend import DeviceBackend
     from replica.gpu.device import CudaDevice
 

@@ -87,6 +87,10 @@ class CompiledBackend:
         )
 
     @property
+    def kv_dtype(self) -> str:
+        return self._config.kv_name
+
+    @property
     def weights_bytes(self) -> int:
         return self._model.size_bytes
 

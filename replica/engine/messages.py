@@ -119,6 +119,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, array_like=True, t
     prefix_window_s: float
     log_level: str
 
+    @property
+    def kv_name(self) -> str:
+        """What keys and values are on a CPU, and what they are computed with if not exactly."""
+        if self.precision is Precision.EXACT:
+            return self.kv_cache_dtype
+        return f"{self.kv_cache_dtype}-{self.precision}"
+
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="submit"):
     """A request: one sequence per choice, in order."""

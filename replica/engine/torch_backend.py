@@ -36,6 +36,10 @@ class TorchBackend:
         self._eos_token_ids = eos_token_ids
 
     @property
+    def kv_dtype(self) -> str:
+        return self._config.kv_name
+
+    @property
     def weights_bytes(self) -> int:
         return self._opened.weights_bytes
 

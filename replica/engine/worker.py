@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Final
 
 from contracts.replica_api import Phase
-from replica.engine.backend import ReportProgress, choose_backend
+from replica.engine.backend import Backend, ReportProgress, choose_backend
 from replica.engine.block_manager import BlockManager
 from replica.engine.channel import Channel
 from replica.engine.kv_blocks import KvOptions
 from replica.engine.launcher import InlineLauncher, ModelRunner, StepLauncher, ThreadLauncher
 from replica.engine.loop import EngineLoop
 from replica.engine.memory_plan import MemoryPlan
-from replica.engine.messages import EngineConfig, Loading, Precision, Ready
+from replica.engine.messages import EngineConfig, Loading, Ready
 from replica.engine.prefix import PrefixIdentity
 from replica.engine.scheduler import Scheduler, SchedulerLimits
 from replica.model import store
@@ -32,7 +32,7 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
     def report(ratio: float, detail: str) -> None:
         channel.send(Loading(phase=Phase.LOADING, progress_ratio=ratio, detail=detail))
 
-    plan, runner, description = _load(config, path, tokenizer, report)
+    plan, runner, backend = _load(config, path, tokenizer, report)
     limits = SchedulerLimits(
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
@@ -47,7 +47,7 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
         scheduler=Scheduler(limits, blocks, tokenizer.eos_token_ids),
         launcher=_launcher(runner, config),
         token_bytes=tokenizer.token_bytes,
-        identity=PrefixIdentity(model_revision=store.revision(path), kv_dtype=_kv_dtype(config)),
+        identity=PrefixIdentity(model_revision=store.revision(path), kv_dtype=backend.kv_dtype),
         monotonic_s=time.monotonic,
     )
     gc.collect()
@@ -57,17 +57,10 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
             max_model_len=plan.max_model_len,
             num_blocks=plan.num_blocks,
             block_size=config.block_size,
-            detail=description,
+            detail=backend.description,
         )
     )
     loop.run(channel)
-
-
-def _kv_dtype(config: EngineConfig) -> str:
-    """Names what keys and values are, and what they were computed with."""
-    if config.precision is Precision.EXACT:
-        return config.kv_cache_dtype
-    return f"{config.kv_cache_dtype}-{config.precision}"
 
 
 def _launcher(runner: ModelRunner, config: EngineConfig) -> StepLauncher:
@@ -81,10 +74,10 @@ def _launcher(runner: ModelRunner, config: EngineConfig) -> StepLauncher:
 
 def _load(
     config: EngineConfig, path: Path, tokenizer: Tokenizer, report: ReportProgress
-) -> tuple[MemoryPlan, ModelRunner, str]:
-    """The last is what computes the steps, and why.  The model's file is closed again."""
+) -> tuple[MemoryPlan, ModelRunner, Backend]:
+    """The model's file is closed again."""
     opened = open_model(path)
     backend = choose_backend(config, opened, tokenizer.eos_token_ids)
     plan = backend.plan(report)
     options = KvOptions(plan.num_host_blocks, is_poisoned=config.is_kv_poisoned)
-    return plan, backend.load(plan.num_blocks, report, options), backend.description
+    return plan, backend.load(plan.num_blocks, report, options), backend

@@ -57,6 +57,7 @@ class DeviceBackend:
             self._loader = WeightLoader(
                 opened.source, opened.config, device, self._dtype,
                 is_float8=config.precision is Precision.FLOAT8,
+                max_rows=max(config.max_num_batched_tokens, config.max_num_seqs),
             )  # fmt: skip
         self._model: DeviceLlama | None = None
 
@@ -66,6 +67,14 @@ class DeviceBackend:
             f"Triton kernels on {self._device.description}, {self._dtype} weights, "
             f"{self._kv_dtype} keys and values"
         )
+
+    @property
+    def kv_dtype(self) -> str:
+        stored = str(self._kv_dtype).removeprefix("torch.")
+        computed = str(self._dtype).removeprefix("torch.")
+        if self._config.precision is not Precision.EXACT:
+            computed = f"{computed}-{self._config.precision}"
+        return f"{stored}-{computed}"
 
     @property
     def weights_bytes(self) -> int:

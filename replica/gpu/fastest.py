@@ -1,9 +1,10 @@
 """Of several ways to the same product, the one measured fastest here for so many rows.
 
-A kernel that loses to torch on some shape is not used for it, whatever it gains elsewhere.
+A kernel that loses to torch on some shape is not used for it, whatever it gains elsewhere.  All of
+it is measured when weights are loaded: a step only looks up, and never waits for the device.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -13,31 +14,38 @@ from replica.gpu.linear import Linear
 MeasureS = Callable[[Callable[[], object]], float]  # seconds that doing it takes
 
 
-class FastestLinear:
-    """A Linear.  Numbers of rows are measured up to the next power of two, each once."""
+def sizes_through(max_rows: int) -> list[int]:
+    """Powers of two, of which the last holds so many rows."""
+    return [1 << bits for bits in range(_size_index(max_rows) + 1)]
 
-    def __init__(self, ways: Mapping[str, Linear], in_features: int, measure_s: MeasureS) -> None:
-        """ways: by name; of equals the first."""
+
+def fastest_ways(
+    ways: Mapping[str, Linear], batches: Sequence[torch.Tensor], measure_s: MeasureS
+) -> list[str]:
+    """For each batch the name of the way; of equals the first."""
+    return [_fastest(ways, x, measure_s) for x in batches]
+
+
+def _fastest(ways: Mapping[str, Linear], x: torch.Tensor, measure_s: MeasureS) -> str:
+    seconds = {name: measure_s(partial(way, x)) for name, way in ways.items()}
+    return min(seconds, key=seconds.__getitem__)
+
+
+def _size_index(num_rows: int) -> int:
+    return max(0, num_rows - 1).bit_length()
+
+
+class FastestLinear:
+    """A Linear.  ``chosen``: the name of the way for each of ``sizes_through``; layers share it."""
+
+    def __init__(self, ways: Mapping[str, Linear], chosen: Sequence[str]) -> None:
         self._ways = ways
-        self._in_features = in_features
-        self._measure_s = measure_s
-        self._chosen: dict[int, str] = {}
+        self._by_size = [ways[name] for name in chosen]
 
     @property
     def size_bytes(self) -> int:
         return sum(way.size_bytes for way in self._ways.values())
 
-    def choose(self, num_rows: int, like: torch.Tensor) -> str:
-        """The way's name; measured over random rows, before any graph is captured.
-
-        like: of the dtype and on the device of what will be multiplied
-        """
-        size = 1 << max(0, num_rows - 1).bit_length()
-        if size not in self._chosen:
-            x = torch.randn(size, self._in_features, dtype=like.dtype, device=like.device)
-            seconds = {name: self._measure_s(partial(way, x)) for name, way in self._ways.items()}
-            self._chosen[size] = min(seconds, key=seconds.__getitem__)
-        return self._chosen[size]
-
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._ways[self.choose(len(x), x)](x)
+        """Of more rows than were measured, as of the most."""
+        return self._by_size[min(_size_index(len(x)), len(self._by_size) - 1)](x)

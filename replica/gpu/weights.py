@@ -10,7 +10,7 @@ from kernels.gemm_fp8.op import quantize_rows
 from kernels.gemm_fp8.reference import Float8Weight
 from kernels.kv_write.reference import HeadNorms
 from replica.gpu.device import Device
-from replica.gpu.fastest import FastestLinear
+from replica.gpu.fastest import FastestLinear, fastest_ways, sizes_through
 from replica.gpu.linear import DenseLinear, Float8Linear, Linear
 from replica.model.config import LlamaConfig
 from replica.model.rotary_tables import rotary_tables
@@ -54,14 +54,20 @@ class WeightLoader:
         dtype: torch.dtype,
         *,
         is_float8: bool = False,
+        max_rows: int,
     ) -> None:
-        """is_float8: layers' matrices also rounded, for where that is measured faster."""
+        """is_float8: layers' matrices also rounded, for where that is measured faster.
+
+        max_rows: of a step; speeds are measured up to them.
+        """
         refuse_unknown(set(source.names()), config)
         self._source = source
         self._config = config
         self._device = device
         self._dtype = dtype
         self._is_float8 = is_float8
+        self._max_rows = max_rows
+        self._chosen: dict[torch.Size, list[str]] = {}  # by a matrix's shape
 
     @property
     def size_bytes(self) -> int:
@@ -118,7 +124,17 @@ class WeightLoader:
             "dense": dense,
             "float8": Float8Linear(Float8Weight(rounded.codes, rounded.scales.contiguous())),
         }
-        return FastestLinear(ways, weight.shape[1], self._device.measure_s)
+        if weight.shape not in self._chosen:
+            self._chosen[weight.shape] = self._measured(ways, weight)
+        return FastestLinear(ways, self._chosen[weight.shape])
+
+    def _measured(self, ways: dict[str, Linear], weight: torch.Tensor) -> list[str]:
+        largest = torch.randn(
+            sizes_through(self._max_rows)[-1], weight.shape[1], dtype=weight.dtype,
+            device=weight.device,
+        )  # fmt: skip
+        batches = [largest[:size] for size in sizes_through(self._max_rows)]
+        return fastest_ways(ways, batches, self._device.measure_s)
 
     def _head_norms(self, prefix: str) -> HeadNorms:
         head_dim = self._config.head_dim

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.kernels.triton_runs import DEVICE, assert_near, numbers, poisoned_memory
+from tests.kernels.triton_runs import DEVICE, WHOLE, assert_near, numbers, poisoned_memory
 
 op = pytest.importorskip("kernels.paged_attention.triton_op")
 reference = pytest.importorskip("kernels.paged_attention.rows_reference")
@@ -68,8 +68,21 @@ SHAPES = {  # head_dim, query heads per KV head, KV heads, stored as
 DECODES = [(0, 1), (15, 1), (47, 1), (160, 1)]
 
 
-@pytest.mark.parametrize("lengths", [MIXED, DECODES], ids=["mixed", "decodes"])
-@pytest.mark.parametrize("shape", SHAPES)
+SPLIT = ("64-of-3", "128-of-8")  # enough to see both kinds of tile
+
+
+@pytest.mark.parametrize(
+    ("shape", "lengths"),
+    [
+        *(pytest.param(shape, MIXED, id=f"{shape}-mixed") for shape in SHAPES),
+        *(
+            pytest.param(
+                shape, DECODES, id=f"{shape}-decodes", marks=() if shape in SPLIT else WHOLE
+            )
+            for shape in SHAPES
+        ),
+    ],
+)
 def test_matches_reference(shape: str, lengths: list[tuple[int, int]]) -> None:
     head_dim, group, kv_heads, stored = SHAPES[shape]
     dtype = torch.float32 if stored is FLOAT8 else stored
@@ -81,7 +94,7 @@ def test_matches_reference(shape: str, lengths: list[tuple[int, int]]) -> None:
     assert_near(result, expected, dtype, factor=2)
 
 
-@pytest.mark.parametrize("window", [1, 16, 33, 1000])
+@pytest.mark.parametrize("window", [1, pytest.param(16, marks=WHOLE), 33, 1000])
 def test_a_window_hides_what_lies_before_it(window: int) -> None:
     cache, rows = cache_of(1, 64, torch.float32), rows_of(MIXED)
     q, options = numbers(27, 3, 64), op.AttentionOptions(window=window)
@@ -101,7 +114,7 @@ def test_scores_are_capped() -> None:
     )
 
 
-@pytest.mark.parametrize("block_size", [8, 48, 128])
+@pytest.mark.parametrize("block_size", [8, 48, pytest.param(128, marks=WHOLE)])
 def test_blocks_of_any_size(block_size: int) -> None:
     cache = cache_of(1, 64, torch.float32, block_size)
     rows, q = rows_of([(40, 1), (0, 9)], block_size), numbers(10, 1, 64)
@@ -109,7 +122,7 @@ def test_blocks_of_any_size(block_size: int) -> None:
     assert_near(op.paged_attention(q, cache, ones(1), rows), expected, q.dtype, factor=2)
 
 
-@pytest.mark.parametrize("split_keys", [32, 96, 352])
+@pytest.mark.parametrize("split_keys", [32, pytest.param(96, marks=WHOLE), 352])
 def test_wherever_keys_are_split_the_answer_is_the_same(split_keys: int) -> None:
     """The merge is an oracle: a wrong sum or a lost key shows as another answer."""
     lengths = [(130, 1), (31, 1), (32, 1), (10, 15)]

@@ -57,20 +57,20 @@ def draws_of(rows: list[tuple[float, int, float, float]], uniforms: list[float])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_draws_what_the_cpus_sampler_draws(name: str) -> None:
     """Of the same numbers, so the same seed gives the same tokens on either device."""
-    logits = 3 * numbers(4, 61)
+    logits = 3 * numbers(2, 61)
     logits[:, 7] = -torch.inf
     temperature, top_k, top_p, min_p = SETTINGS[name]
     params = SamplingParams(
         max_tokens=1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=5
     )
-    positions = range(4)
-    draws = draws_of([SETTINGS[name]] * 4, [uniform(5, p) for p in positions])
+    positions = range(2)
+    draws = draws_of([SETTINGS[name]] * 2, [uniform(5, p) for p in positions])
     expected = [sample_on_cpu(logits[p].cpu().numpy(), params, p) for p in positions]
     assert op.sample(logits, draws).tolist() == expected
     assert reference.draw_reference(logits, draws).tolist() == expected
 
 
-@pytest.mark.parametrize("draw", [0.0, 0.2, 0.49, 0.51, 0.999, 1 - 2**-53])
+@pytest.mark.parametrize("draw", [0.0, 0.49, 0.51, 1 - 2**-53])
 def test_equals_stand_in_the_order_of_their_ids(draw: float) -> None:
     """What top-k and top-p keep of several equals are the smallest ids, exactly so many."""
     logits = torch.zeros(3, 40, device=DEVICE)

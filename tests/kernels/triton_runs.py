@@ -11,6 +11,8 @@ pytest.importorskip("triton", reason="Triton has no package for this system")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # (rtol, atol) against float32: two roundings, of which the interpreter's bfloat16 is a truncation.
 TOLERANCE = {torch.float32: (2e-5, 2e-6), torch.bfloat16: (2e-2, 1e-2)}
+# A shape like others: interpreted only when asked for by --whole-triton.
+WHOLE = pytest.mark.whole_triton
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 
 

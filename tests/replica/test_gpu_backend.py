@@ -1,6 +1,6 @@
 """The GPU's path, on a CPU under Triton's interpreter: the same tokens as plain torch gives."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +22,7 @@ from replica.engine.messages import (
 )
 from replica.engine.scheduler import SchedulerLimits
 from replica.errors import ModelUnsupported
+from replica.model.config import LlamaConfig
 from replica.model.loader import OpenedModel, open_model
 from replica.settings import Settings
 from tests.kernels.triton_runs import poisoned_memory
@@ -31,6 +32,7 @@ from tests.replica.tiny_llama import SHAPES, VOCAB_SIZE, Kind, write_gguf
 backend = pytest.importorskip("replica.gpu.backend")
 decode_graphs = pytest.importorskip("replica.gpu.decode_graphs")
 device = pytest.importorskip("replica.gpu.device")
+devices = pytest.importorskip("kernels.devices")
 inputs = pytest.importorskip("replica.gpu.inputs")
 kv_cache = pytest.importorskip("replica.gpu.kv_cache")
 memory = pytest.importorskip("replica.gpu.memory")
@@ -55,9 +57,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> OpenedModel:
 
 
 def settings(**changes: object) -> Settings:
-    return Settings(
-        block_size=BLOCK_SIZE, num_threads=1, max_num_seqs=4, max_num_batched_tokens=12, **changes
-    )
+    sizes = {"block_size": BLOCK_SIZE, "max_num_seqs": 4, "max_num_batched_tokens": 12}
+    return Settings(**{"num_threads": 1} | sizes | changes)
 
 
 def gpu_runner(tiny: OpenedModel, **changes: object) -> "backend.DeviceRunner":
@@ -117,15 +118,83 @@ def test_narrow_keys_and_values_are_near_the_exact_ones(
     assert not torch.equal(*hidden)
 
 
-def test_float8_is_taken_where_it_is_faster_which_it_is_not_here(tiny: OpenedModel) -> None:
-    chosen = backend.DeviceBackend(
-        tiny, settings(precision=Precision.FLOAT8).engine_config(), [], CPU
-    )
+@pytest.mark.parametrize("num_fast", [0, 1], ids=["float8-is-slower", "float8-is-faster"])
+def test_float8_is_taken_where_it_is_faster_and_never_measured_while_serving(
+    tiny: OpenedModel, num_fast: int
+) -> None:
+    """Once for all layers, at each size of batch."""
+    place, sizes, num_ways = MeasuringDevice(memory_bytes=1 << 30), 1, 2
+    place.fast = num_fast
+    config = settings(precision=Precision.FLOAT8, max_num_seqs=1, max_num_batched_tokens=1)
+    chosen = backend.DeviceBackend(tiny, config.engine_config(), [], place)
     runner = chosen.load(NUM_BLOCKS, lambda ratio, detail: None)
+    num_measured = len(set(matrix_shapes(tiny.config))) * sizes * num_ways
+    assert place.num_measured == num_measured
     exact = gpu_runner(tiny)
     exact._cache._parts.zero_()
-    assert runner.execute(decode_of(2)) == exact.execute(decode_of(2))
+    hidden = [r._hidden_states(decode_of(1)) for r in (runner, exact)]
+    assert torch.equal(*hidden) == (num_fast == 0)
+    assert torch.cosine_similarity(*hidden).min() > 0.95
+    assert place.num_measured == num_measured
     assert chosen.weights_bytes * 4 == exact_bytes(tiny) * 5
+
+
+class MeasuringDevice(device.CpuDevice):
+    """Counts, and finds every second way, or every first, the faster."""
+
+    num_measured = 0
+    fast = 0
+
+    def measure_s(self, work: Callable[[], object]) -> float:
+        self.num_measured += 1
+        return float((self.num_measured - 1) % 2 != self.fast)
+
+
+def matrix_shapes(config: LlamaConfig) -> Iterator[tuple[int, int]]:
+    """(in, out) of a layer's that have no bias."""
+    hidden, q_size = config.hidden_size, config.num_heads * config.head_dim
+    yield hidden, q_size + 2 * config.num_kv_heads * config.head_dim
+    yield q_size, hidden
+    yield hidden, 2 * config.intermediate_size
+    yield config.intermediate_size, hidden
+
+
+def test_the_name_of_keys_and_values_says_what_they_are(tiny: OpenedModel) -> None:
+    """The default is no float32 where the device's default is another."""
+    names = {}
+    for default in (torch.float32, torch.bfloat16):
+        for stored in (KvCacheDtype.FLOAT32, KvCacheDtype.FLOAT8):
+            place = device.CpuDevice(memory_bytes=1 << 30)
+            place.default_dtype = default
+            config = settings(kv_cache_dtype=stored).engine_config()
+            names[default, stored] = backend.DeviceBackend(tiny, config, [], place).kv_dtype
+    assert names[torch.bfloat16, KvCacheDtype.FLOAT32] == "bfloat16-bfloat16"
+    assert names[torch.float32, KvCacheDtype.FLOAT32] == "float32-float32"
+    assert names[torch.bfloat16, KvCacheDtype.FLOAT8] == "float8_e4m3fn-bfloat16"
+    assert len(set(names.values())) == len(names)
+    on_cpu = choose_backend(settings(cpu_backend=CpuBackend.TORCH).engine_config(), tiny, [])
+    assert on_cpu.kv_dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("there", "named", "obstacle"),
+    [
+        ({"gcc"}, None, None),
+        ({"clang"}, None, None),
+        ({"mine"}, "mine", None),
+        (set(), None, "no gcc and no clang"),
+        ({"gcc"}, "mine", "no mine"),
+    ],
+    ids=["gcc", "clang", "named", "none", "named-one-is-missing"],
+)
+def test_without_a_c_compiler_a_gpu_is_refused(
+    there: set[str], named: str | None, obstacle: str | None
+) -> None:
+    def find(name: str) -> str | None:
+        return name if name in there else None
+
+    result = devices.compiler_obstacle(find, named)
+    assert result is None if obstacle is None else obstacle in str(result)
 
 
 def exact_bytes(tiny: OpenedModel) -> int:

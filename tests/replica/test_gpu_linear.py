@@ -27,32 +27,41 @@ class Way:
 
     size_bytes = 1
 
-    def __init__(self, name: str, seconds: Callable[[int], float]) -> None:
-        self.name = name
+    def __init__(self, seconds: Callable[[int], float]) -> None:
         self.seconds = seconds
         self.num_rows: list[int] = []
+        self.now_s = 0.0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         self.num_rows.append(len(x))
+        self.now_s += self.seconds(len(x))
         return x
 
 
 def test_each_number_of_rows_takes_the_way_that_was_faster_there() -> None:
-    codes, dense = Way("codes", lambda rows: rows), Way("dense", lambda rows: 20.0)
-    measured: list[int] = []
+    """Measured once, before anything is served; then only looked up."""
+    codes, dense = Way(lambda rows: rows), Way(lambda rows: 20.0)
+    ways = {"codes": codes, "dense": dense}
 
     def measure_s(work: Callable[[], object]) -> float:
-        x = work()
-        assert isinstance(x, torch.Tensor)
-        measured.append(len(x))
-        way = codes if codes.num_rows[-1:] == [len(x)] and len(measured) % 2 else dense
-        return way.seconds(len(x))
+        before = codes.now_s + dense.now_s
+        work()
+        return codes.now_s + dense.now_s - before
 
-    chosen = fastest.FastestLinear({"codes": codes, "dense": dense}, 8, measure_s)
-    like = numbers(1, 8)
-    assert [chosen.choose(rows, like) for rows in (1, 9, 16, 17, 500)] == [
-        "codes", "codes", "codes", "dense", "dense",
-    ]  # fmt: skip
-    assert measured == [1, 1, 16, 16, 32, 32, 512, 512], "each size once"
-    assert len(chosen(numbers(3, 8))) == 3
-    assert chosen.size_bytes == 2
+    sizes = fastest.sizes_through(33)
+    assert sizes == [1, 2, 4, 8, 16, 32, 64]
+    chosen = fastest.fastest_ways(ways, [numbers(size, 8) for size in sizes], measure_s)
+    assert chosen == ["codes"] * 5 + ["dense"] * 2
+    assert codes.num_rows == dense.num_rows == sizes
+    product = fastest.FastestLinear(ways, chosen)
+    for num_rows in (0, 1, 9, 16, 17, 500):
+        product(numbers(num_rows, 8))
+    assert codes.num_rows[len(sizes) :] == [0, 1, 9, 16]
+    assert dense.num_rows[len(sizes) :] == [17, 500], "of more rows than were measured as of most"
+    assert product.size_bytes == 2
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 8], ids=str)
+def test_the_last_size_holds_so_many_rows(most: int) -> None:
+    sizes = fastest.sizes_through(most)
+    assert sizes[-1] // 2 < most <= sizes[-1]
