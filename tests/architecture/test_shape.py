@@ -70,6 +70,9 @@ def test_kernel_folder_is_complete(folder: Path) -> None:
     assert {"reference.py", "op.py"} <= files
     is_made_of_others = ".op import" in (folder / "op.py").read_text()
     assert files & {"kernel.py", "cpu.py"} or is_made_of_others
+    has_both_kinds = {"kernel.py", "cpu.py"} <= files
+    assert ("triton_op.py" in files) == has_both_kinds, "one door, or one for each kind of kernel"
+    assert "bench.py" not in files
     assert (ROOT / "tests" / "kernels" / f"test_{folder.name}.py").exists()
 
 
