@@ -1,18 +1,19 @@
 """What an image holds beside our own code: a CycloneDX bill of materials, and a notice.
 
-``python -m pandal.chart.packages LOCK FOLDER`` writes ``sbom.cdx.json`` and ``NOTICE`` into it: of
-the lock's packages those that are installed here, with the licences that they state.
+``python -m pandal.chart.packages FOLDER`` writes ``sbom.cdx.json`` and ``NOTICE`` into it: of every
+package that is installed here, locked or come along, with the licence that it states.
 https://cyclonedx.org/docs/1.6/json/
 """
 
 import re
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageMetadata, PackageNotFoundError, metadata
+from importlib.metadata import Distribution, PackageMetadata, distributions
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import msgspec
 
@@ -33,20 +34,14 @@ class Package:
     licence: str  # empty: it does not say
 
 
-def locked_packages(lock: str) -> Iterator[tuple[str, str]]:
-    """Names and versions."""
-    for line in lock.splitlines():
-        found = re.fullmatch(r"([A-Za-z0-9._-]+)==([^\s;#]+)", line.strip())
-        if found is not None:
-            yield found[1], found[2]
-
-
-def installed_packages(lock: str) -> Iterator[Package]:
-    for name, version in locked_packages(lock):
-        try:
-            yield Package(name, version, _licence(metadata(name)))
-        except PackageNotFoundError:
-            continue
+def installed_packages(found: Iterable[Distribution]) -> list[Package]:
+    """By name, without ourselves; the first found of a name is what is imported."""
+    packages: dict[str, Package] = {}
+    for each in found:
+        name = each.metadata["Name"]
+        if name != "pandal":
+            packages.setdefault(name, Package(name, each.version, _licence(each.metadata)))
+    return [packages[name] for name in sorted(packages)]
 
 
 def _licence(told: PackageMetadata) -> str:
@@ -76,7 +71,8 @@ def bill_of_materials(packages: Sequence[Package]) -> str:
 
 
 def _component(package: Package) -> dict[str, Any]:
-    purl = f"pkg:pypi/{package.name}@{package.version}"
+    name = re.sub(r"[-_.]+", "-", package.name).lower()
+    purl = f"pkg:pypi/{name}@{quote(package.version, safe='')}"
     found: dict[str, Any] = {
         "type": "library",
         "bom-ref": purl,
@@ -94,8 +90,8 @@ def notice(packages: Sequence[Package]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    lock, folder = map(Path, arguments)
-    packages = list(installed_packages(lock.read_text()))
+    (folder,) = map(Path, arguments)
+    packages = installed_packages(distributions())
     (folder / "sbom.cdx.json").write_text(bill_of_materials(packages))
     (folder / "NOTICE").write_text(notice(packages))
     return 0
