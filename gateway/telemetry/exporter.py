@@ -1,6 +1,7 @@
 """Sends spans and histograms to a collector; one that is away costs nothing but what it misses."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -16,6 +17,7 @@ _SPANS_S: Final = 1.0
 _METRICS_EVERY: Final = 10  # times
 _MOST_SPANS: Final = 512  # in one call
 _PATIENCE_S: Final = 5.0
+_LAST_S: Final = 1.0
 _HEADERS: Final = b"content-type: application/json\r\n"
 
 
@@ -45,12 +47,20 @@ class Exporter:
                 if num_rounds % _METRICS_EVERY == 0:
                     await self.send_metrics()
         finally:
+            await self._send_last()
             await self._client.close()
+
+    async def _send_last(self) -> None:
+        """What is left at the end, for as long as it holds nobody up."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_S):
+                await self.send_spans()
+                await self.send_metrics()
 
     async def send_spans(self) -> None:
         while spans := self._tracer.take_spans(_MOST_SPANS):
-            if not await self._post(b"/v1/traces", encode_spans(self._resource, spans)):
-                self._tracer.num_dropped += len(spans)
+            body = encode_spans(self._resource, spans)
+            if not await self._post(b"/v1/traces", body, num_spans=len(spans)):
                 return
 
     async def send_metrics(self) -> None:
@@ -58,7 +68,7 @@ class Exporter:
         body = encode_metrics(self._resource, histograms, self._started_ns, self._now_ns())
         await self._post(b"/v1/metrics", body)
 
-    async def _post(self, path: bytes, body: bytes) -> bool:
+    async def _post(self, path: bytes, body: bytes, *, num_spans: int = 0) -> bool:
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 response = self._client.post(path, _HEADERS, body)
@@ -69,6 +79,8 @@ class Exporter:
                     response.cancel()
         except (UpstreamError, TimeoutError):
             is_taken = False
+        if not is_taken:
+            self._tracer.num_dropped += num_spans
         if not is_taken and not self._is_failing:  # once an outage
             fields = {"path": path.decode(), "num_events": self._tracer.num_dropped}
             logger.warning("the telemetry collector takes nothing", extra=fields)

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
+from contracts.usage import Outcome
 from gateway.access_log import Trace
 from gateway.clock import Clock, event_id_of
 from gateway.exchange import Exchange
@@ -14,6 +15,7 @@ from gateway.telemetry.trace_context import span_context
 
 _MAX_SPANS: Final = 4_096  # that wait for the collector; then new ones are dropped
 _OPERATIONS: Final = {"chat.completions": "chat", "completions": "text_completion"}
+_FAILED: Final = frozenset((Outcome.UPSTREAM_FAILED, Outcome.CANCELLED))  # also behind a 200
 # https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/
 _DURATION_S: Final = tuple(0.01 * 2**power for power in range(14))
 _TTFT_S: Final = (
@@ -79,7 +81,7 @@ class Tracer:
                 started_ns=ended_ns - int(took_s * 1e9),
                 ended_ns=ended_ns,
                 attributes=attributes,
-                is_failed=trace.status >= 500,
+                is_failed=trace.status >= 500 or trace.outcome in _FAILED,
             )
         )
 

@@ -5,6 +5,7 @@ import base64
 import http.server
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,10 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from gateway.clock import SYSTEM_CLOCK
+from gateway.telemetry.exporter import Exporter
+from gateway.telemetry.tracer import Tracer
+from gateway.upstream.replica_client import ReplicaClient, Timeouts
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat
 from tests.gateway.processes import Gateway
@@ -142,3 +147,16 @@ def test_histograms_are_those_of_the_conventions(traced: Gateway, collector: Col
         for p in found["gen_ai.client.token.usage"].histogram.data_points
     }
     assert kinds == {"input", "output"}
+
+
+async def test_what_is_left_at_the_end_is_told(collector: Collector) -> None:
+    tracer = Tracer(SYSTEM_CLOCK, 1.0)
+    timeouts = Timeouts(connect_s=5.0, head_s=5.0, idle_s=5.0, keep_alive_s=5.0)
+    client = ReplicaClient("collector", collector.url, timeouts)
+    exporter = Exporter(client, tracer, {"service.name": "ending"}, time.time)
+    tracer.duration_s.observe((("gen_ai.operation.name", "chat"),), 1.0)
+    running = asyncio.create_task(exporter.run())
+    await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert "ending" in json.dumps(collector.bodies["/v1/metrics"][-1])
