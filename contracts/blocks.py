@@ -1,9 +1,11 @@
 """What a replica's prefix cache holds, as it changes.
 
 ``GET BLOCKS_PATH`` answers a stream of JSON lines: one ``BlockSnapshot``, then ``BlockChanges``
-without end, whose ``seq`` rise by one from the snapshot's.  Blank lines keep the connection alive.
-A replica cuts off a reader that falls behind; whoever sees the stream end, or a gap, subscribes
-again.  Hashes are ``contracts.prefix`` chains in hex: salted per tenant, they give nothing away.
+without end, whose ``seq`` rise by one from the snapshot's.  A snapshot of very many blocks is told
+as an older one of a part of them, and as changes that store the rest.  Blank lines keep the
+connection alive.  A replica cuts off a reader that falls behind; whoever sees the stream end, or a
+gap, subscribes again.  Hashes are ``contracts.prefix`` chains in hex: salted per tenant, they give
+nothing away.
 """
 
 from typing import Annotated, Final

@@ -123,6 +123,7 @@ class AccessLog:
             metrics.ttft_s.observe(first_byte - trace.started_monotonic_s)
         if meter.route is not None:
             metrics.routes[meter.route] += 1
+        metrics.num_fallbacks += meter.served is not None
         if meter.num_breaks:
             metrics.num_breaks += meter.num_breaks
             for seconds in meter.recoveries_s:

@@ -119,6 +119,7 @@ class KnownAnswers:
             answer = cache.begin(tenant, digest, policy, exchange)
             await self._read(answer, exchange, trace, CACHE_MISS)
             return
+        cache.num_shared += 1
         if charge is not None:
             answer.when_settled(partial(charge.settle_as, answer))
         await self._read(answer, exchange, trace, CACHE_SHARED)

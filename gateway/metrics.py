@@ -6,12 +6,13 @@ https://prometheus.io/docs/instrumenting/exposition_formats/
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from contracts import metrics as names
 from gateway.tenant_metrics import TenantMetrics
 
 Labels = tuple[tuple[str, str], ...]
+Source = Callable[[], Mapping[Labels, int]]
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 _MAX_SHADOWS = 100  # rules on trial that are told apart
 
@@ -49,11 +50,17 @@ class Metrics:
         self._ttft_error = Histogram(names.ERROR_RATIO_BUCKETS)
         self.recovery_s = Histogram(names.LATENCY_BUCKETS_S)
         self.num_breaks = 0
+        self.num_fallbacks = 0
         self.routes: Counter[str] = Counter()  # by reason
         self.num_active = 0
         self.num_shipped = 0
         self._refusals: Counter[Labels] = Counter()
         self._shadow_refusals: Counter[Labels] = Counter()
+        self._sources: dict[str, Source] = {}
+
+    def read_from(self, name: str, source: Source) -> None:
+        """Of a counter that somebody else keeps, at every scrape."""
+        self._sources[name] = source
 
     def count_refusal(self, reason: str) -> None:
         self._refusals[(("reason", reason),)] += 1
@@ -98,6 +105,12 @@ class Metrics:
                 *_family(names.GATEWAY_TOKENS, "counter", tokens),
                 *_family(names.GATEWAY_ROUTES, "counter", _by_reason(self.routes)),
                 *_family(names.GATEWAY_STREAM_BREAKS, "counter", {(): self.num_breaks}),
+                *_family(names.GATEWAY_FALLBACKS, "counter", {(): self.num_fallbacks}),
+                *(
+                    line
+                    for name, source in self._sources.items()
+                    for line in _family(name, "counter", source())
+                ),
                 *_family(names.GATEWAY_ACTIVE_REQUESTS, "gauge", {(): self.num_active}),
                 *_family(names.GATEWAY_WAITING_REQUESTS, "gauge", {(): num_waiting}),
                 *_family(names.GATEWAY_QUOTA_LOST, "gauge", {(): int(is_quota_lost)}),

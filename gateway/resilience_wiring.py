@@ -9,9 +9,11 @@ from random import SystemRandom
 from typing import Final
 from urllib.parse import urlsplit
 
+from contracts import metrics as names
 from gateway.admission.quota_plan import PlanBook
 from gateway.admission.resp import RespClient
 from gateway.clock import Clock
+from gateway.metrics import Metrics
 from gateway.providers.provider import Api, Provider, provider_headers
 from gateway.resilience.breaker import Breakers
 from gateway.resilience.fallback import Fallbacks
@@ -36,7 +38,7 @@ class Resilience:
 
 @asynccontextmanager
 async def wire_resilience(
-    settings: Settings, clock: Clock, plans: PlanBook
+    settings: Settings, clock: Clock, plans: PlanBook, metrics: Metrics
 ) -> AsyncGenerator[Resilience]:
     providers = {address.name: _provider(settings, address) for address in settings.providers}
     limits = RetryLimits(
@@ -53,10 +55,33 @@ async def wire_resilience(
     )
     try:
         async with _store(settings) as store:
-            yield Resilience(retries, _idempotency(settings, clock), ResponseCache(store))
+            resilience = Resilience(retries, _idempotency(settings, clock), ResponseCache(store))
+            _tell(metrics, resilience)
+            yield resilience
     finally:
         for provider in providers.values():
             await provider.replica.client.close()
+
+
+def _tell(metrics: Metrics, resilience: Resilience) -> None:
+    retries, cache = resilience.retries, resilience.cache
+    metrics.read_from(
+        names.GATEWAY_RETRIES,
+        lambda: {
+            (("outcome", "made"),): retries.budget.num_withdrawn,
+            (("outcome", "over_budget"),): retries.budget.num_refused,
+        },
+    )
+    metrics.read_from(names.GATEWAY_BREAKER_OPENINGS, lambda: {(): retries.breakers.num_openings})
+    metrics.read_from(
+        names.GATEWAY_KNOWN_ANSWERS,
+        lambda: {
+            (("how", "hit"),): cache.num_hits,
+            (("how", "miss"),): cache.num_misses,
+            (("how", "shared"),): cache.num_shared,
+            (("how", "replayed"),): resilience.idempotency.num_replays,
+        },
+    )
 
 
 @asynccontextmanager

@@ -85,6 +85,7 @@ def gateway_child(plan: FleetPlan, *, pepper: str, inherited: Mapping[str, str])
         "GATEWAY_POLICY_FILE": str(plan.data_dir.policies),
         "GATEWAY_KEY_PEPPER": pepper,
         "GATEWAY_QUOTA_URL": plan.quota_url,
+        "GATEWAY_CACHE_URL": f"unix://{plan.response_cache_socket}",
         "GATEWAY_SPOOL_DIR": str(plan.data_dir.spool),
         "GATEWAY_DRAIN_TIMEOUT_S": str(GATEWAY_DRAIN_S),
         "GATEWAY_ABORT_TIMEOUT_S": str(GATEWAY_ABORT_S),

@@ -54,6 +54,7 @@ class Idempotency:
         self._running: dict[_At, _Entry] = {}
         self._ended: OrderedDict[_At, _Entry] = OrderedDict()  # oldest first
         self._num_bytes = 0
+        self.num_replays = 0
 
     def find(self, owner: Owner, key: bytes, exchange: Exchange) -> SharedAnswer | None:
         """The answer to the key's request, if there is one.
@@ -73,6 +74,7 @@ class Idempotency:
         if entry.num_replays >= _MAX_REPLAYS:
             raise AnswerNotKept("The answer to this Idempotency-Key has been repeated too often.")
         entry.num_replays += 1
+        self.num_replays += 1
         return entry.answer
 
     def begin(self, owner: Owner, key: bytes, exchange: Exchange) -> SharedAnswer:

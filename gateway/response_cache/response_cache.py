@@ -31,7 +31,7 @@ class ResponseCache:
         """``None``: nothing is kept, but what runs is still shared."""
         self._store = store
         self._running: dict[str, SharedAnswer] = {}
-        self.num_hits = self.num_misses = 0
+        self.num_hits = self.num_misses = self.num_shared = 0
 
     def running(self, tenant: TenantId, digest: str) -> SharedAnswer | None:
         """Of the same request, under way."""

@@ -16,7 +16,9 @@ from gateway.routing.replica import Replica
 logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 1.0  # between two looks at who is there, and before a stream is begun anew
-_MAX_LINE_BYTES: Final = 256 * 1024 * 1024  # a snapshot of two million blocks
+_TICKS: Final = 10  # of the index between two looks: each takes a turn of the event loop
+_MAX_LINE_BYTES: Final = 256 * 1024 * 1024  # a snapshot of two million blocks, told in one
+_LONG_LINE_BYTES: Final = 64 * 1024
 
 _decoder = msgspec.json.Decoder(BlockSnapshot | BlockChanges)
 
@@ -32,8 +34,9 @@ class BlockStreams:
         async with asyncio.TaskGroup() as group:
             while True:
                 self._look(group)
-                self._index.tick()
-                await asyncio.sleep(_LOOK_S)
+                for _ in range(_TICKS):
+                    self._index.tick()
+                    await asyncio.sleep(_LOOK_S / _TICKS)
 
     def _look(self, group: asyncio.TaskGroup) -> None:
         present = {r for r in self._pool.replicas() if r.has_reported}
@@ -71,6 +74,8 @@ class BlockStreams:
                     if whole:
                         follower.take(_decoder.decode(whole))
                         self._set_bit(replica, follower.bit)
+                    if len(whole) > _LONG_LINE_BYTES:
+                        await asyncio.sleep(0)  # a part of a snapshot: others have their turn
                 rest.append(tail)
                 if sum(map(len, rest)) > _MAX_LINE_BYTES:
                     raise UpstreamError("the replica sent a line without end")

@@ -242,7 +242,8 @@ class ReplicaPool:
         """Whether it takes work, for all that it says.  Raises UpstreamError."""
         answer = await self._inspector.load(replica.client)
         replica.knows_load = answer.is_known
-        replica.has_reported = answer.load is not None
+        if answer.load is not None or not answer.is_known:  # else it does not say now
+            replica.has_reported = answer.load is not None
         known = [r for r in self._replicas.values() if r.models is not None]
         self.takes_priority = all(r.has_reported for r in known)
         if answer.load is not None:

@@ -1,5 +1,6 @@
 """What replicas have cached, and what the texts of prompts have to do with it."""
 
+import logging
 from collections import OrderedDict
 from typing import Final
 
@@ -15,8 +16,10 @@ from gateway.prompt import PromptText
 from gateway.routing.block_index import Bit, BlockIndex, block_key
 from gateway.routing.prompt_anchors import PromptAnchors
 
+logger = logging.getLogger(__name__)
+
 _MAX_EXPECTED: Final = 8_192  # requests whose prompts are being computed
-_SWEPT_BLOCKS: Final = 20_000  # a tick: some ten milliseconds of every second
+_SWEPT_BLOCKS: Final = 2_000  # a tick: some milliseconds
 
 
 class SequenceGap(Exception):
@@ -27,6 +30,7 @@ class PrefixIndex:
     def __init__(self, max_blocks: int) -> None:
         self.blocks = BlockIndex(max_blocks)
         self.anchors = PromptAnchors(self.blocks)
+        self._num_refused_before = 0
         self._expected: OrderedDict[str, PromptText] = OrderedDict()  # by request id
 
     def expect(self, request_id: str, text: PromptText) -> None:
@@ -36,7 +40,11 @@ class PrefixIndex:
             self._expected.popitem(last=False)
 
     def tick(self) -> None:
-        """About once a second."""
+        """Ten times a second."""
+        if self.blocks.num_refused > self._num_refused_before:
+            extra = {"num_refused": self.blocks.num_refused, "num_blocks": len(self.blocks)}
+            logger.warning("block index full, set it larger", extra=extra)
+            self._num_refused_before = 2 * self.blocks.num_refused  # not every second
         self.blocks.sweep(_SWEPT_BLOCKS)
 
     def follower(self) -> "BlockFollower":

@@ -51,15 +51,22 @@ class _BlockStream(Response):
 
 
 async def _relay(send: Send, subscription: Subscription) -> None:
-    payload: bytes | None = subscription.snapshot
+    for part in subscription.snapshot:
+        await _send_line(send, part)
+        await asyncio.sleep(0)  # between two parts others have their turn
+    payload: bytes | None = b""
     while payload is not None:
-        await send({"type": "http.response.body", "body": payload + b"\n", "more_body": True})
+        await _send_line(send, payload)
         try:
             async with asyncio.timeout(_HEARTBEAT_S):
                 payload = await subscription.changes.get()
         except TimeoutError:
             payload = b""
     await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _send_line(send: Send, line: bytes) -> None:
+    await send({"type": "http.response.body", "body": line + b"\n", "more_body": True})
 
 
 async def _until_gone(receive: Receive) -> None:

@@ -17,14 +17,15 @@ from replica.engine.messages import (
     PromptComputed,
 )
 
+_PART_BLOCKS: Final = 2_000  # some milliseconds of whoever reads them
 _MAX_PENDING: Final = 1_000  # steps: a reader that far behind had better begin anew
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subscription:
-    """A snapshot, then encoded changes; None: the stream is over."""
+    """A snapshot in parts, then encoded changes; None: the stream is over."""
 
-    snapshot: bytes
+    snapshot: Iterator[bytes]  # encoded as they are asked for: of megabytes each costs its time
     changes: "asyncio.Queue[bytes | None]" = field(
         default_factory=lambda: asyncio.Queue(_MAX_PENDING + 1)
     )
@@ -69,8 +70,7 @@ class BlockMirror:
 
     @contextmanager
     def subscribe(self) -> Iterator[Subscription]:
-        snapshot = contract.BlockSnapshot(seq=self._seq, blocks=tuple(self._blocks.values()))
-        subscription = Subscription(msgspec.json.encode(snapshot))
+        subscription = Subscription(_parts(self._seq, tuple(self._blocks.values())))
         self._subscriptions.add(subscription)
         try:
             yield subscription
@@ -99,3 +99,15 @@ class BlockMirror:
             case BlocksCleared():
                 self._blocks.clear()
                 return contract.BlocksCleared()
+
+
+def _parts(seq: int, blocks: tuple[contract.BlockStored, ...]) -> Iterator[bytes]:
+    """A snapshot of the first blocks as of some steps ago, in each of which more were stored."""
+    num_more = min(seq, max(0, -(-len(blocks) // _PART_BLOCKS) - 1))
+    size = -(-len(blocks) // (num_more + 1))
+    first = contract.BlockSnapshot(seq=seq - num_more, blocks=blocks[:size])
+    yield msgspec.json.encode(first)
+    for part in range(1, num_more + 1):
+        more = blocks[part * size : (part + 1) * size]
+        changes = contract.BlockChanges(seq=seq - num_more + part, changes=more)
+        yield msgspec.json.encode(changes)

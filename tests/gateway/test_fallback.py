@@ -173,5 +173,5 @@ async def test_a_step_that_takes_nothing_costs_no_retry(falls: Falls) -> None:
     async with falls(FallbackStep(model="nobody"), OPENAI, settings=settings) as fall:
         fall.upstream.behaviour = hang
         fallen = await fall.ask()
-        assert fall.gateway.pipeline.retries.budget.num_withdrawn == 0
+        assert fall.gateway.pipeline.retries.budget.num_withdrawn == 0, "nothing was sent there"
     assert fallen.events[0].model == "openai/gpt"

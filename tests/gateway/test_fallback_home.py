@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from contracts.load import ReplicaLoad
 from contracts.response_cache import CachePolicy, HitCharge
 from contracts.usage import UsageSource
 from tests.gateway.falling import OPENAI, SMALL, Falls, break_down, refuse
+from tests.gateway.fleets import LOAD
 from tests.gateway.upstream_server import (
     MODEL,
     PROMPT_TOKENS,
@@ -28,22 +28,6 @@ async def test_anothers_answer_is_not_kept_for_when_its_own_is_back(
         again = await fall.ask(temperature=0)
     assert "x-pandal-cache: miss" in again.head
     assert again.events[0].model == MODEL
-
-
-LOAD = ReplicaLoad(
-    model=MODEL,
-    is_ready=True,
-    is_draining=False,
-    num_running=0,
-    num_waiting=0,
-    queued_prompt_tokens=0,
-    expected_output_tokens=0,
-    kv_cache_usage=0.0,
-    num_kv_blocks=8,
-    block_size=16,
-    prefill_tokens_per_s=0.0,
-    decode_tokens_per_s=0.0,
-)
 
 
 async def tokens(generation: Generation, *ids: int) -> None:

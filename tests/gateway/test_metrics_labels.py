@@ -6,6 +6,7 @@ from gateway.metrics import Metrics
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, get
 from tests.gateway.processes import Gateway
+from tests.gateway.upstream_server import Upstream
 
 
 def rendered(metrics: Metrics) -> list[str]:
@@ -28,6 +29,24 @@ def test_only_tenants_that_were_named_have_series() -> None:
         'pandal_gateway_tenant_tokens_total{tenant="acme",class="input"} 1',
         'pandal_gateway_tenant_tokens_total{tenant="acme",class="output"} 3',
     ]
+
+
+async def test_what_was_answered_before_is_counted(
+    make_tenant: Callable[..., Tenant], gateway: Gateway, upstream: Upstream
+) -> None:
+    tenant = make_tenant()
+    await tenant.accepted()
+
+    async def count() -> int:
+        lines = (await get(gateway.port, "/metrics")).body.decode().splitlines()
+        name = 'pandal_gateway_known_answers_total{how="replayed"} '
+        assert 'pandal_gateway_retries_total{outcome="over_budget"} 0' in lines
+        return next(int(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+    before = await count()
+    for _ in range(3):
+        await tenant.chat(chat(), idempotency_key="k")
+    assert await count() == before + 2
 
 
 async def test_what_clients_send_adds_no_series(

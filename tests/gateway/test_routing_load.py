@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -11,10 +12,13 @@ from gateway.routing.ejection import Record, eject
 from gateway.routing.foreign_metrics import Engine, ForeignLoad, foreign_load
 from gateway.routing.inspection import Inspector
 from gateway.routing.others_load import OthersLoad, neutral_tokens
+from gateway.routing.pool import PoolTimings, ReplicaPool
 from gateway.routing.ring import ring_point
 from gateway.routing.stay import Stay
 from gateway.upstream.replica_client import ReplicaClient, Timeouts
 from tests.gateway.fleets import LOAD, fleet_of, inference_request
+from tests.gateway.scene import until
+from tests.gateway.upstream_server import Upstream
 
 BUSY = replace(LOAD, num_running=8, queued_prompt_tokens=3_000, expected_output_tokens=1_000)
 
@@ -232,6 +236,27 @@ async def test_one_that_leaves_gets_nothing_more_and_what_runs_there_goes_on() -
     fleet.pool.join(client("a"))
     assert fleet.pool["a"] is not replica
     assert not fleet.pool["a"].is_ready, "until it says so"
+
+
+async def test_a_replica_that_does_not_tell_its_load_now_is_of_our_make_still(
+    upstream: Upstream,
+) -> None:
+    upstream.load = msgspec.to_builtins(LOAD)
+    timings = PoolTimings(poll_interval_s=0.01, poll_timeout_s=5.0, slow_start_s=1.0)
+    timeouts = Timeouts(connect_s=5.0, head_s=5.0, idle_s=5.0, keep_alive_s=5.0)
+    polled = ReplicaClient("a", upstream.url, timeouts)
+    pool = ReplicaPool([polled], {}, timings, SYSTEM_CLOCK)
+    watching = asyncio.create_task(pool.watch(lambda: None))
+    await until(lambda: pool["a"].has_reported)
+    upstream.load_status = 503
+    asked = upstream.num_load_reports
+    await until(lambda: upstream.num_load_reports > asked + 1)
+    assert pool["a"].has_reported
+    upstream.load = None
+    await until(lambda: not pool["a"].has_reported)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    await pool.close()
 
 
 async def test_many_that_join_and_leave_change_the_pool_once() -> None:

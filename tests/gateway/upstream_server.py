@@ -148,6 +148,7 @@ class Upstream:
         self.knows_ready = True
         self.knows_abort = True
         self.load: dict[str, Any] | None = None  # its load report; None: it knows none
+        self.load_status = 200
         self.num_load_reports = 0
         self.metrics: bytes | None = None  # None: it has none
         self.tokenizer_json: str | None = None
@@ -227,7 +228,7 @@ class Upstream:
             await generation.answer(200, json.dumps({"data": [listed]}).encode())
         elif received.path == LOAD_PATH and self.load is not None:
             self.num_load_reports += 1
-            await generation.answer(200, json.dumps(self.load).encode())
+            await generation.answer(self.load_status, json.dumps(self.load).encode())
         elif received.path == "/metrics" and self.metrics is not None:
             await generation.answer(200, self.metrics, "text/plain")
         elif received.path == TOKENIZER_PATH and self.tokenizer_json is not None:

@@ -20,6 +20,7 @@ from contracts.blocks import (
 )
 from contracts.load import LOAD_PATH, ReplicaLoad
 from replica.engine.block_mirror import BlockMirror, Subscription
+from replica.engine.messages import BlockStored as EngineBlockStored
 from replica.engine.messages import SamplingParams
 from replica.engine.output_forecast import OutputForecast
 from replica.engine.scheduler import SchedulerLimits
@@ -95,7 +96,8 @@ def test_mirror_made_of_events_alone_equals_the_cache(
     def join() -> None:
         subscription = subscriptions.enter_context(mirror.subscribe())
         follower = Follower()
-        follower.take(subscription.snapshot)
+        for part in subscription.snapshot:
+            follower.take(part)
         followers.append((subscription, follower))
 
     join()
@@ -115,6 +117,27 @@ def test_mirror_made_of_events_alone_equals_the_cache(
         drain(subscription, follower)
         assert follower.hashes == truth
     subscriptions.close()
+
+
+@pytest.mark.parametrize(("num_steps", "num_parts"), [(0, 2), (1, 3), (5_000, 3)])
+def test_a_large_snapshot_comes_in_parts_and_goes_on_where_it_was_taken(
+    num_steps: int, num_parts: int
+) -> None:
+    mirror = BlockMirror()
+    for step in range(num_steps):
+        mirror.apply([EngineBlockStored(b"%d" % step, b"", 16)])
+    if num_steps < 2:
+        mirror.apply([EngineBlockStored(b"x%d" % n, b"", 16) for n in range(5_000)])
+    follower = Follower()
+    with mirror.subscribe() as subscription:
+        mirror.apply([EngineBlockStored(b"late", b"", 16)])
+        parts = list(subscription.snapshot)
+        for part in parts:
+            follower.take(part)
+        assert b"late".hex() not in follower.hashes
+        drain(subscription, follower)
+    assert len(follower.hashes) == 5_000 + (num_steps == 1) + 1
+    assert len(parts) == num_parts, "no more than there were steps"
 
 
 def test_reader_that_falls_behind_is_cut_off() -> None:
