@@ -7,7 +7,7 @@ whole of it.  The token is read anew for each question, for Kubernetes replaces 
 import asyncio
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,8 +20,6 @@ _READ_BYTES: Final = 64 * 1024
 
 class ApiFailure(Exception):
     """The API server could not be asked, or refused."""
-
-    status = 0
 
 
 class Expired(ApiFailure):
@@ -41,13 +39,14 @@ class KubernetesClient:
         self._timeout_s = timeout_s
         parts = urlsplit(server.url)
         self._host = parts.hostname or ""
-        self._port = parts.port or 443
+        self._port = 443 if parts.port is None else parts.port
 
     async def get(self, path: str, **query: str) -> bytes:
         """Raises ApiFailure."""
         body = b""
-        async for part in self._body(path, query, silence_s=self._timeout_s):
-            body += part
+        async with aclosing(self._body(path, query, silence_s=self._timeout_s)) as parts:
+            async for part in parts:
+                body += part
         return body
 
     async def lines(
@@ -55,10 +54,11 @@ class KubernetesClient:
     ) -> AsyncGenerator[bytes, None]:
         """Of a watch, until the server ends it; ``silence_s`` without a byte is a failure."""
         rest = b""
-        async for part in self._body(path, query, silence_s=silence_s):
-            *lines, rest = (rest + part).split(b"\n")
-            for line in lines:
-                yield line
+        async with aclosing(self._body(path, query, silence_s=silence_s)) as parts:
+            async for part in parts:
+                *lines, rest = (rest + part).split(b"\n")
+                for line in lines:
+                    yield line
 
     async def _body(
         self, path: str, query: dict[str, str], *, silence_s: float

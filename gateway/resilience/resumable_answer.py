@@ -135,7 +135,7 @@ class ResumableAnswer:
         if self._num_resumed == 0:
             return usage
         if usage.prompt_tokens < self._num_resumed:  # it had not begun
-            return self.told(self._prompt_tokens or 0)
+            return self.told(0)
         prompt_tokens = usage.prompt_tokens - self._num_resumed
         return Usage(
             prompt_tokens,

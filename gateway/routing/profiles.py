@@ -17,8 +17,8 @@ from gateway.routing.scorers.prefix_owners import PrefixOwners
 
 @dataclass(frozen=True, slots=True)
 class RoutingOptions:
-    load_factor: float = 1.2  # see ``PrefixOwners``
-    least_prefix_tokens: int = 0
+    load_factor: float  # see ``PrefixOwners``
+    least_prefix_tokens: int
 
 
 def routing_profile(

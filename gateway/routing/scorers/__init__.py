@@ -1,1 +1,1 @@
-"""Plugins that rate endpoints from 0 to 1."""
+"""Plugins that say what a request would cost at each endpoint, in tokens: the least is best."""
