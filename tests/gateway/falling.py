@@ -144,7 +144,8 @@ def falls_of(
             **settings,
         ) as gateway:
             scene = Scene(gateway, tmp_path / "spool", name, valkey)
-            await knows(gateway, "small")
+            for model in (MODEL, "small"):
+                await knows(gateway, model)
             yield Fall(gateway, scene, upstream, others)
 
     return fall
