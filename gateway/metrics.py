@@ -106,11 +106,7 @@ class Metrics:
                 *_family(names.GATEWAY_ROUTES, "counter", _by_reason(self.routes)),
                 *_family(names.GATEWAY_STREAM_BREAKS, "counter", {(): self.num_breaks}),
                 *_family(names.GATEWAY_FALLBACKS, "counter", {(): self.num_fallbacks}),
-                *(
-                    line
-                    for name, source in self._sources.items()
-                    for line in _family(name, "counter", source())
-                ),
+                *self._kept_elsewhere(),
                 *_family(names.GATEWAY_ACTIVE_REQUESTS, "gauge", {(): self.num_active}),
                 *_family(names.GATEWAY_WAITING_REQUESTS, "gauge", {(): num_waiting}),
                 *_family(names.GATEWAY_QUOTA_LOST, "gauge", {(): int(is_quota_lost)}),
@@ -129,6 +125,10 @@ class Metrics:
                 "",
             ]
         )
+
+    def _kept_elsewhere(self) -> Iterator[str]:
+        for name, source in self._sources.items():
+            yield from _family(name, "counter", source())
 
 
 def _family(name: str, kind: str, values: Mapping[Labels, int]) -> Iterator[str]:
