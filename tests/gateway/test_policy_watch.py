@@ -114,6 +114,7 @@ async def test_without_its_store_a_gateway_begins_with_the_last_good_one(
     in_valkey(policy_of(1, "sk-1"))
     async with watching(ValkeyDocuments(RespAddress.parse(valkey.url)), 0.05, copy) as policies:
         await until(lambda: key_ids(policies) == {"id-sk-1"})
+        await until(copy.exists)  # written beside it: a disk may hang
     away = ValkeyDocuments(RespAddress.parse(f"unix://{tmp_path}/nobody.sock"))
     async with watching(away, 0.05, copy) as policies:
         assert key_ids(policies) == {"id-sk-1"}
