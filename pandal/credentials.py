@@ -45,6 +45,14 @@ def load_or_create_credentials(
     return credentials
 
 
+def renew_demo_key(data_dir: DataDir, random_bytes: RandomBytes = os.urandom) -> Credentials:
+    """Another demo key under the same pepper.  Call it under ``locked``."""
+    before = load_or_create_credentials(data_dir, random_bytes)
+    after = msgspec.structs.replace(before, demo_api_key=new_api_key(random_bytes))
+    replace_private(data_dir.credentials, msgspec.json.encode(after))
+    return after
+
+
 def _read(data_dir: DataDir) -> Credentials | None:
     try:
         payload = data_dir.credentials.read_bytes()

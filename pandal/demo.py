@@ -8,7 +8,7 @@ import msgspec
 
 from contracts.errors import UNDECODABLE
 from contracts.names import HEADER_REQUEST_ID
-from pandal.errors import FleetFailed, Unreachable
+from pandal.errors import DemoRefused, FleetFailed, Unreachable
 from pandal.http_client import Address, Stream, post_streamed
 from pandal.plan import DEFAULT_ALIAS
 
@@ -123,7 +123,8 @@ class _Transcript:
 
 def _read(stream: Stream, transcript: _Transcript, started_monotonic_s: float) -> DemoAnswer:
     if stream.status != 200:
-        raise FleetFailed(f"the demo request was answered {stream.status}: {_refusal(stream)}")
+        error = DemoRefused if 400 <= stream.status < 500 else FleetFailed
+        raise error(f"the demo request was answered {stream.status}: {_refusal(stream)}")
     is_complete = False
     for line in stream.lines:
         if line.strip() == _DONE:

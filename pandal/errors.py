@@ -37,6 +37,10 @@ class FleetFailed(PandalError):
     """The fleet could not be brought up, or did not do its work."""
 
 
+class DemoRefused(FleetFailed):
+    """The fleet works, and its policies refuse the demo's request."""
+
+
 class EditConflict(PandalError):
     """Somebody else has edited it meanwhile."""
 

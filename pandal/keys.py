@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from contracts.api_keys import KeyOrder, RandomBytes, key_record, new_api_key
+from contracts.api_keys import KeyOrder, RandomBytes, is_in_force, key_record, new_api_key
 from contracts.errors import ContractError
 from contracts.names import TenantId, tenant_id
 from contracts.policy import (
@@ -19,7 +19,7 @@ from contracts.policy import (
 )
 from contracts.quota import MAX_LIMIT
 from contracts.resolution import statements_about, view_of
-from pandal.credentials import Credentials, load_or_create_credentials
+from pandal.credentials import Credentials, load_or_create_credentials, renew_demo_key
 from pandal.datadir import DataDir
 from pandal.errors import BadOption
 from pandal.policy_access import Edit, LocalPolicies, edited
@@ -107,22 +107,34 @@ def create_key(
 
 
 def ensure_demo_key(data_dir: DataDir, random_bytes: RandomBytes = os.urandom) -> Credentials:
-    """The same demo key at each start; a policy file that lost it gets it back."""
+    """The same demo key at each start, unless it was revoked or rotated: then another one.
+
+    A policy file that lost it gets it back.
+    """
+    now = datetime.now(UTC)
     with locked(data_dir.credentials):
         credentials = load_or_create_credentials(data_dir, random_bytes)
-    api_key, pepper = credentials.demo_api_key, credentials.pepper_bytes
-    key_hash = hash_api_key(api_key.encode(), pepper)
-    known = {k.key_hash for p in read_policies(data_dir.policies).tenants for k in p.keys}
-    if key_hash not in known:
-        record = key_record(api_key, pepper, _ANY, random_bytes, datetime.now(UTC))
-        request = KeyRequest(DEMO_TENANT)
-        edit_policies(
-            data_dir.policies,
-            lambda before: _with_key(before, request, record),
-            action="key.create",
-            why="the demo's",
-        )
+        known = _record_of(data_dir, credentials)
+        if known is not None and is_in_force(known, now):
+            return credentials
+        if known is not None:
+            credentials = renew_demo_key(data_dir, random_bytes)
+    record = key_record(credentials.demo_api_key, credentials.pepper_bytes, _ANY, random_bytes, now)
+    edit_policies(
+        data_dir.policies,
+        lambda before: _with_key(before, KeyRequest(DEMO_TENANT), record),
+        action="key.create",
+        why="the demo's",
+    )
     return credentials
+
+
+def _record_of(data_dir: DataDir, credentials: Credentials) -> ApiKeyRecord | None:
+    """The policy's record of the demo key."""
+    key_hash = hash_api_key(credentials.demo_api_key.encode(), credentials.pepper_bytes)
+    tenants = read_policies(data_dir.policies).tenants
+    keys = (key for tenant in tenants for key in tenant.keys)
+    return next((key for key in keys if key.key_hash == key_hash), None)
 
 
 def read_policies(path: Path) -> PolicyDocument:

@@ -11,7 +11,7 @@ from pandal.booking import spool_booked
 from pandal.child import ChildSpec
 from pandal.child_log import rotate
 from pandal.demo import PROMPT, ask
-from pandal.errors import FleetFailed
+from pandal.errors import DemoRefused, FleetFailed
 from pandal.fleet import (
     BILLING,
     GATEWAY,
@@ -145,12 +145,23 @@ class Launch:
         self._screen.line(f"ready: {self._plan.served_model} on {self._plan.gateway.url}", "green")
         self._screen.line("")
         self._screen.line(f"> {PROMPT}", "bold")
-        answer = await asyncio.to_thread(ask, self._plan.gateway, api_key, show=self._screen.stream)
-        show_demo_answer(self._screen, answer)
-        await show_ledger_line(self._screen, self._plan.data_dir.ledger_url, answer)
+        await self._ask(api_key)
         if not self._plan.is_once:
             show_snippets(self._screen, self._plan, api_key)
             self._screen.line(f"serving on {self._plan.gateway.url} - Ctrl-C stops", "green")
+
+    async def _ask(self, api_key: str) -> None:
+        try:
+            answer = await asyncio.to_thread(
+                ask, self._plan.gateway, api_key, show=self._screen.stream
+            )
+        except DemoRefused as exc:
+            if self._plan.is_once:  # it is all that was asked for
+                raise
+            self._screen.line(str(exc), "yellow")
+            return
+        show_demo_answer(self._screen, answer)
+        await show_ledger_line(self._screen, self._plan.data_dir.ledger_url, answer)
 
     async def _autoscale(self) -> NoReturn:
         """As demand asks, if that was asked for."""

@@ -50,6 +50,7 @@ from pandal.errors import NothingMeasured, Unreachable
 
 T = TypeVar("T")
 
+_ASKERS_FAULT: Final = frozenset({400, 401, 403, 404, 405, 422})
 _GC_THRESHOLD: Final = 100_000  # a collection is a pause in every latency it falls on
 
 
@@ -89,6 +90,16 @@ def _probe(options: BenchOptions, number: int, rate_per_s: float) -> tuple[Bench
     return replace(options, load=load), patience
 
 
+def _check_was_served(url: str, records: Sequence[RequestRecord]) -> None:
+    """Raises Unreachable, NothingMeasured: the server's speed is not what such a run shows."""
+    statuses = {record.status for record in records}
+    if statuses == {None}:
+        raise Unreachable(f"{url}: none of {len(records)} requests was answered")
+    if statuses and statuses <= _ASKERS_FAULT:
+        told = ", ".join(sorted(map(str, statuses)))
+        raise NothingMeasured(f"{url}: each of {len(records)} requests was answered {told}")
+
+
 async def measure(
     options: BenchOptions, workload: Workload, patience: Patience, live: LiveView
 ) -> BenchReport:
@@ -107,8 +118,8 @@ async def measure(
             health = await meter.stop()
             client.close()
     records = measured(run.records, options.load.warmup_s)
-    if not is_cut and records and all(record.status is None for record in records):
-        raise Unreachable(f"{options.target.url}: none of {len(records)} requests was answered")
+    if not is_cut:
+        _check_was_served(options.target.url, records)
     generator = generator_section(
         records,
         health,

@@ -181,7 +181,7 @@ def _names(tenant: TenantPolicy, served: Collection[str] | None) -> Iterator[Fin
     for model in sorted(models - set(served)) if served is not None else ():
         yield warning(
             _ABOUT, f"{tenant.tenant_id}: it is about model {model}, which nobody serves",
-            "spell it as replicas do (pandal policy get), or take it away",
+            "spell it as replicas do (GET /v1/models), or take it away",
         )  # fmt: skip
 
 
@@ -193,7 +193,9 @@ def _unpriced(
 ) -> Iterator[Finding]:
     priced = {price.model for price in document.prices}
     for model in sorted(served or ()):
-        holds = any(r.has_money_budget and r.model in (None, model) for r in rules)
+        holds = any(
+            r.has_money_budget and not r.is_shadow and r.model in (None, model) for r in rules
+        )
         if holds and model not in priced:
             yield failure(
                 _ABOUT,

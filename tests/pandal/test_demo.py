@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from pandal.demo import DemoAnswer, Usage, ask
-from pandal.errors import FleetFailed
+from pandal.errors import DemoRefused, FleetFailed
 from pandal.http_client import Address
 
 HELLO = (
@@ -79,6 +79,14 @@ def test_an_answer_that_is_not_whole_fails_the_demo(
     status: int, pieces: Sequence[bytes], complaint: str
 ) -> None:
     with gateway(status, *pieces) as address, pytest.raises(FleetFailed, match=complaint):
+        ask(address, "sk-pandal-x", show=lambda text: None)
+
+
+def test_a_refusal_is_the_policys_and_not_the_fleets() -> None:
+    with (
+        gateway(400, b'{"error": {"message": "too large"}}') as address,
+        pytest.raises(DemoRefused, match="answered 400: too large"),
+    ):
         ask(address, "sk-pandal-x", show=lambda text: None)
 
 

@@ -1,3 +1,4 @@
+import os
 import stat
 
 import pytest
@@ -6,6 +7,7 @@ from contracts.policy import TIERS, hash_api_key
 from pandal.credentials import load_or_create_credentials
 from pandal.datadir import DataDir
 from pandal.errors import BadOption
+from pandal.key_access import LocalKeys
 from pandal.keys import KeyRequest, create_key, ensure_demo_key, parse_key_request, read_policies
 
 
@@ -47,6 +49,18 @@ def test_the_demo_key_is_the_same_at_each_start(data_dir: DataDir) -> None:
     version = read_policies(data_dir.policies).version
     assert ensure_demo_key(data_dir) == first
     assert read_policies(data_dir.policies).version == version
+
+
+def test_a_demo_key_that_was_revoked_gets_a_successor(data_dir: DataDir) -> None:
+    first = ensure_demo_key(data_dir)
+    (key,) = read_policies(data_dir.policies).tenants[0].keys
+    LocalKeys(data_dir, os.urandom).revoke("demo", key.key_id)
+    second = ensure_demo_key(data_dir)
+    assert second.demo_api_key != first.demo_api_key
+    assert second.key_pepper == first.key_pepper
+    assert ensure_demo_key(data_dir) == second
+    revoked, good = read_policies(data_dir.policies).tenants[0].keys
+    assert (revoked.key_id, good.revoked_at) == (key.key_id, None)
 
 
 def test_a_lost_policy_file_gets_the_demo_key_back(data_dir: DataDir) -> None:

@@ -2,7 +2,10 @@
 
 import asyncio
 import io
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import pytest
 
@@ -19,8 +22,32 @@ from pandal.bench.options import (
 from pandal.bench.run import Patience
 from pandal.bench.target import parse_target
 from pandal.bench.workload import Conversation, Message, Turn
+from pandal.errors import NothingMeasured
 from tests.pandal.bench.conftest import StartServer
 from tests.pandal.bench.reports import TENANT
+
+
+class Refusing(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(401)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def refusing_url() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
 
 SILENT = LiveView(lambda text: None, io.StringIO())
 
@@ -59,3 +86,17 @@ async def test_prompts_are_made_before_the_generator_is_watched(
     report = await measure(options, workload, Patience(30.0, 0.0), SILENT)
     assert report.total.outcomes == {"completed": 3}
     assert workload.num_tasks == [1, 1, 1]
+
+
+async def test_a_run_of_which_nothing_was_served_shows_no_speed(refusing_url: str) -> None:
+    load = LoadOptions(ArrivalKind.CONSTANT, None, 1, 8, 30.0, 2, 0.0, 1)
+    options = BenchOptions(
+        target=parse_target(refusing_url),
+        tenants=(TENANT,),
+        client=ClientOptions("m", False, 30.0, 4, 0.0),
+        workload=WorkloadOptions(WorkloadKind.FIXED, {}, None),
+        load=load,
+        prices=None,
+    )
+    with pytest.raises(NothingMeasured, match=r"each of 2 requests was answered 401$"):
+        await measure(options, Observed(), Patience(30.0, 0.0), SILENT)

@@ -25,8 +25,15 @@ def examined(used: dict[str, datetime] | None = None, **tenant: object) -> list[
     return list(policy_findings(document, at=NOW, served={"m"}, last_used=last_used))
 
 
-def test_a_sound_policy_is_fine() -> None:
-    (finding,) = examined(rules=(QuotaRule(key_id="k1", tokens_per_minute=10_000),))
+@pytest.mark.parametrize(
+    "rule",
+    [
+        QuotaRule(key_id="k1", tokens_per_minute=10_000),
+        QuotaRule(nano_usd_per_day=1_000, is_shadow=True),  # refuses nothing without a price
+    ],
+)
+def test_a_sound_policy_is_fine(rule: QuotaRule) -> None:
+    (finding,) = examined(rules=(rule,))
     assert finding.level is Level.OK
 
 
