@@ -44,6 +44,7 @@ GATEWAY_KNOWN_ANSWERS: Final = "pandal_gateway_known_answers_total"  # hit, miss
 GATEWAY_WAITING_REQUESTS: Final = "pandal_gateway_waiting_requests"  # for their turn
 GATEWAY_ACTIVE_REQUESTS: Final = "pandal_gateway_active_requests"
 GATEWAY_QUOTA_LOST: Final = "pandal_gateway_quota_store_lost"  # 1 while it does not decide
+GATEWAY_QUOTA_OPEN: Final = "pandal_gateway_quota_open_settlements"  # not confirmed yet
 GATEWAY_QUOTA_LOCAL: Final = "pandal_gateway_quota_local_admissions_total"  # by local shares
 GATEWAY_POLICY_REFUSED: Final = "pandal_gateway_policy_refused"  # 1: the stored one is no good
 GATEWAY_POLICY_LOST: Final = "pandal_gateway_policy_store_lost"  # 1: the last good one is in force

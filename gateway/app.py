@@ -25,7 +25,7 @@ from gateway.exact_counting import ExactCounting
 from gateway.experience import Experience
 from gateway.fleet import Fleet, RelayLimits
 from gateway.metering import EventSource
-from gateway.metrics import Metrics
+from gateway.metrics import Metrics, QuotaStanding
 from gateway.outbox.kafka import KafkaShipper
 from gateway.outbox.spool import Spool
 from gateway.outbox.unshipped import unshipped
@@ -187,8 +187,11 @@ async def _metrics(parts: _Parts, place: Place | None) -> AsyncGenerator[RenderM
         return parts.metrics.render(
             num_spooled=parts.spool.num_committed,
             num_waiting=parts.turnstile.num_waiting,
-            num_local_admissions=parts.limiter.num_local_admissions,
-            is_quota_lost=not parts.limiter.is_reachable,
+            quota=QuotaStanding(
+                parts.limiter.num_local_admissions,
+                parts.limiter.num_open_settlements,
+                is_lost=not parts.limiter.is_reachable,
+            ),
             is_policy_refused=parts.policies.live.is_refused,
             is_policy_lost=parts.policies.live.is_store_lost,
         )

@@ -7,6 +7,7 @@ https://prometheus.io/docs/instrumenting/exposition_formats/
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 
 from contracts import metrics as names
 from gateway.tenant_metrics import TenantMetrics
@@ -34,6 +35,15 @@ class Histogram:
             yield f'{name}_bucket{{le="{bound}"}} {running}'
         yield f"{name}_sum {self._sum}"
         yield f"{name}_count {running}"
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaStanding:
+    """Where a gateway stands with its quota store."""
+
+    num_local_admissions: int  # by its own shares, ever
+    num_open_settlements: int
+    is_lost: bool
 
 
 class Metrics:
@@ -83,8 +93,7 @@ class Metrics:
         *,
         num_spooled: int,
         num_waiting: int,
-        num_local_admissions: int,
-        is_quota_lost: bool,
+        quota: QuotaStanding,
         is_policy_refused: bool = False,
         is_policy_lost: bool = False,
     ) -> str:
@@ -109,10 +118,11 @@ class Metrics:
                 *self._kept_elsewhere(),
                 *_family(names.GATEWAY_ACTIVE_REQUESTS, "gauge", {(): self.num_active}),
                 *_family(names.GATEWAY_WAITING_REQUESTS, "gauge", {(): num_waiting}),
-                *_family(names.GATEWAY_QUOTA_LOST, "gauge", {(): int(is_quota_lost)}),
+                *_family(names.GATEWAY_QUOTA_LOST, "gauge", {(): int(quota.is_lost)}),
                 *_family(names.GATEWAY_POLICY_REFUSED, "gauge", {(): int(is_policy_refused)}),
                 *_family(names.GATEWAY_POLICY_LOST, "gauge", {(): int(is_policy_lost)}),
-                *_family(names.GATEWAY_QUOTA_LOCAL, "counter", {(): num_local_admissions}),
+                *_family(names.GATEWAY_QUOTA_OPEN, "gauge", {(): quota.num_open_settlements}),
+                *_family(names.GATEWAY_QUOTA_LOCAL, "counter", {(): quota.num_local_admissions}),
                 *_family(names.GATEWAY_SPOOLED_EVENTS, "counter", {(): num_spooled}),
                 *_family(names.GATEWAY_SHIPPED_EVENTS, "counter", {(): self.num_shipped}),
                 *(() if self.tenants is None else self.tenants.lines()),

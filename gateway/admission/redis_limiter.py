@@ -75,6 +75,10 @@ class RedisLimiter:
     def num_local_admissions(self) -> int:
         return self._shares.num_admitted
 
+    @property
+    def num_open_settlements(self) -> int:
+        return self._queue.num_open
+
     async def reserve(self, reservation: Reservation) -> Verdict:
         """Raises QuotaUnavailable.  The reservation is held only if the verdict has no refusal."""
         plan = reservation.plan

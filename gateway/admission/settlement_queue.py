@@ -79,6 +79,11 @@ class SettlementQueue:
         self._wake = asyncio.Event()
 
     @property
+    def num_open(self) -> int:
+        """What the store has not confirmed yet; a gateway that dies takes it along."""
+        return self._num_open
+
+    @property
     def is_full(self) -> bool:
         return self._num_open >= self._max_open
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from gateway.metrics import Metrics
+from gateway.metrics import Metrics, QuotaStanding
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, get
 from tests.gateway.processes import Gateway
@@ -10,7 +10,7 @@ from tests.gateway.upstream_server import Upstream
 
 
 def rendered(metrics: Metrics) -> list[str]:
-    text = metrics.render(num_spooled=0, num_waiting=0, num_local_admissions=0, is_quota_lost=False)
+    text = metrics.render(num_spooled=0, num_waiting=0, quota=QuotaStanding(0, 0, is_lost=False))
     return [line for line in text.splitlines() if not line.startswith("#")]
 
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from contracts.quota import QuotaRule
-from gateway.metrics import Metrics
+from gateway.metrics import Metrics, QuotaStanding
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, get
 from tests.gateway.processes import Valkey
@@ -72,7 +72,7 @@ def test_the_metrics_tell_apart_so_many_rules_and_no_more() -> None:
     metrics = Metrics()
     for number in range(150):
         metrics.count_shadow_refusal(f'a "rule"\n{number}')
-    told = metrics.render(num_spooled=0, num_waiting=0, num_local_admissions=0, is_quota_lost=False)
+    told = metrics.render(num_spooled=0, num_waiting=0, quota=QuotaStanding(0, 0, is_lost=False))
     lines = [line for line in told.splitlines() if "shadow_refusals_total{" in line]
     assert len(lines) == 101
     assert 'pandal_gateway_shadow_refusals_total{rule="other"} 50' in lines

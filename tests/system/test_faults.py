@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import threading
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ import pytest
 
 from billing.audit_facts import read_waiting
 from billing.ledger_database import reading
+from contracts import metrics
 from contracts.names import USAGE_TOPIC
 from pandal.datadir import DataDir
 from tests.billing.kafka_topic import create_topic
@@ -32,6 +34,7 @@ from tests.support.waiting import eventually
 from tests.system.accounts import ledger_account, quota_account
 from tests.system.conftest import upstream
 from tests.system.fleet_process import FleetProcess, create_key, run_pandal
+from tests.system.real_fleet import counter
 from tests.system.sdk_client import client
 
 TENANTS = ("faulty-a", "faulty-b", "faulty-c")
@@ -141,6 +144,15 @@ def kill(fleet: FleetProcess, name: str, number: signal.Signals = signal.SIGKILL
     eventually(lambda: fleet.child_pid(name) != pid, f"{name} was not started again")
 
 
+def has_told_its_quota(fleet: FleetProcess) -> bool:
+    """A gateway that is killed before takes along what the store was not told (decision 0014)."""
+    with urllib.request.urlopen(f"{fleet.url}/metrics") as answer:
+        text = answer.read().decode()
+    return (
+        counter(text, metrics.GATEWAY_QUOTA_LOST) == counter(text, metrics.GATEWAY_QUOTA_OPEN) == 0
+    )
+
+
 def has_all_arrived(fleet: FleetProcess) -> bool:
     """To Kafka a dead gateway's last segment goes a minute later: nobody can write it then."""
     directory = DataDir(fleet.data_dir)
@@ -155,6 +167,7 @@ def test_after_all_faults_quota_and_ledger_agree_with_what_clients_saw(
 
     def faults() -> None:
         kill(fleet, "quota", signal.SIGTERM)
+        eventually(lambda: has_told_its_quota(fleet), "what was served meanwhile to be told")
         for _ in range(max(1, num_requests // 1_000)):
             kill(fleet, "billing")
         if kafka is not None:

@@ -3,7 +3,7 @@
 from autoscaler.exposition import parse
 from contracts.load import ReplicaLoad
 from gateway.admission.levels import Levels
-from gateway.metrics import Metrics
+from gateway.metrics import Metrics, QuotaStanding
 from pandal.top.frame import HEIGHT, WIDTH, frame
 from pandal.top.sample import Counters, Sample, counters_of
 
@@ -85,7 +85,7 @@ def test_the_gateways_own_metrics_are_understood() -> None:
     metrics.requests["chat.completions", 502] = 1
     metrics.count_refusal("rate_limit_exceeded")
     metrics.num_output_tokens = 9
-    text = metrics.render(num_spooled=5, num_waiting=2, num_local_admissions=0, is_quota_lost=True)
+    text = metrics.render(num_spooled=5, num_waiting=2, quota=QuotaStanding(0, 0, is_lost=True))
     found = counters_of(parse(text))
     assert (found.num_requests, found.num_failures, found.num_waiting) == (4, 1, 2)
     assert found.tokens["output"] == 9
