@@ -2,20 +2,15 @@
 
     python -m benchmarks.ttft_prediction [--seconds 40] [--warm-up 20] [--per-second 2.5]
 
-Requests come at random, with prompts of 20 to 500 words and answers of 4 to 40 tokens; every third
-goes on with a conversation.  The errors are the gateway's own metric, of what came after the
-warm-up: |predicted - actual| / actual.
+Conversations come at random, by ``pandal bench``: their turns' prompts grow.  The errors are the
+gateway's own metric, of what came after the warm-up: |predicted - actual| / actual.
 """
 
 import argparse
-import asyncio
 import json
-import random
 import re
 import subprocess
-import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,15 +18,14 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.local_fleet import MODEL, PANDAL, START_PATIENCE_S
-from benchmarks.sse_client import Timed, stream_completion
+from benchmarks.bench_process import bench
+from benchmarks.local_fleet import PANDAL, START_PATIENCE_S
 from benchmarks.waiting import wait_until
 from contracts import metrics
 from contracts.admission import AdmissionPolicy
 from contracts.policy import decode_policy_document, encode_policy_document
 
 PERCENTILES = (0.5, 0.9, 0.95)
-WORDS = ("harbour", "bread", "glacier", "train", "violin", "bee", "map", "tide", "lantern", "stone")
 FORECASTING = AdmissionPolicy(ttft_target_ms=600_000)  # nobody is held back: all is measured
 
 
@@ -74,25 +68,11 @@ def _serves(process: "subprocess.Popen[bytes]", folder: Path) -> bool:
     return "serving on" in screen
 
 
-async def load(url: str, key: str, *, seconds: float, per_second: float, seed: int) -> list[Timed]:
-    source, requests = random.Random(seed), []
-    conversations: list[str] = []
-    async with asyncio.TaskGroup() as group:
-        ends_s = time.monotonic() + seconds
-        while time.monotonic() < ends_s:
-            prompt = _prompt(source, conversations)
-            answer = source.randrange(4, 41)
-            requests.append(group.create_task(stream_completion(url, key, MODEL, prompt, answer)))
-            await asyncio.sleep(source.expovariate(per_second))
-    return [request.result() for request in requests]
-
-
-def _prompt(source: random.Random, conversations: list[str]) -> str:
-    text = " ".join(source.choices(WORDS, k=int(20 * 25 ** source.random())))
-    if conversations and source.random() < 0.33:
-        text = source.choice(conversations) + " " + text
-    conversations.append(text[:2_000])
-    return text
+def options(*, seconds: float, per_second: float, seed: int) -> list[str]:
+    """Conversations: prompts that grow, and share what came before; nobody is held back."""
+    what = "--workload chat --output-tokens 20 --set turns=3 --exact-lengths"
+    when = f"--rate {per_second} --duration-s {seconds} --seed {seed}"
+    return [*what.split(), *when.split()]
 
 
 def errors(url: str) -> Mapping[float, int]:
@@ -118,16 +98,15 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, fleet(Path(folder), given.port) as url:
         key, rate = tenant_key(Path(folder), "bench", FORECASTING), given.per_second
-        asyncio.run(load(url, key, seconds=given.warm_up, per_second=rate, seed=1))
+        bench(url, key, options(seconds=given.warm_up, per_second=rate, seed=1))
         before = errors(url)
-        timed = asyncio.run(load(url, key, seconds=given.seconds, per_second=rate, seed=2))
+        report = bench(url, key, options(seconds=given.seconds, per_second=rate, seed=2))
         after = errors(url)
-    ttfts = sorted(t.ttft_s for t in timed)
+    ttft_s = report.total.latency.ttft_s
+    assert ttft_s is not None, "nothing was served"
     num = after[float("inf")] - before[float("inf")]
-    print(
-        f"{len(timed)} requests, {num} predicted; TTFT p50 {ttfts[len(ttfts) // 2]:.2f} s, ", end=""
-    )
-    print(f"p95 {ttfts[int(0.95 * len(ttfts))]:.2f} s", file=sys.stdout)
+    print(f"{ttft_s.num} requests, {num} predicted; ", end="")
+    print(f"TTFT p50 {ttft_s.p50:.2f} s, p95 {ttft_s.p95:.2f} s")
     for bound in after:
         share = (after[bound] - before[bound]) / max(1, num)
         print(f"  error <= {bound:4}: {100 * share:5.1f} %")

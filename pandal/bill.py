@@ -8,15 +8,13 @@ from rich.table import Table
 from rich.text import Text
 
 from billing.errors import BillingError, LedgerMissing, RequestInvalid
-from billing.lookup import totals
 from billing.money import plain
 from billing.statement import Statement, statement
 from contracts.errors import ContractError
 from contracts.names import tenant_id
-from pandal.books import time_zone_of
+from pandal.books import check_is_known, time_zone_of
 from pandal.datadir import DataDir
 from pandal.errors import BadOption, NotFound, PandalError
-from pandal.keys import read_policies
 
 
 def current_month(now: datetime) -> str:
@@ -28,16 +26,14 @@ def read_statement(data_dir: DataDir, tenant: str, month: str) -> Statement:
     try:
         name = tenant_id(tenant)
         found = statement(data_dir.ledger_url, name, month, time_zone_of(data_dir, name))
-        is_known = found.num_requests + found.num_requests_without_usage > 0
-        is_known = is_known or _is_known(data_dir, name)
+        if found.num_requests + found.num_requests_without_usage == 0:
+            check_is_known(data_dir, name)
     except (ContractError, RequestInvalid) as exc:
         raise BadOption(str(exc)) from exc
     except LedgerMissing as exc:
         raise NotFound(f"no ledger in {data_dir.root}: no fleet has run there yet") from exc
     except BillingError as exc:
         raise PandalError(str(exc)) from exc
-    if not is_known:
-        raise NotFound(f"unknown tenant {tenant!r}: neither in the policies nor in the ledger")
     return found
 
 
@@ -72,10 +68,3 @@ def _table(found: Statement) -> Table:
             plain(line.usd),
         )
     return table
-
-
-def _is_known(data_dir: DataDir, tenant: str) -> bool:
-    policies = read_policies(data_dir.policies)
-    if any(policy.tenant_id == tenant for policy in policies.tenants):
-        return True
-    return totals(data_dir.ledger_url, tenant).num_requests > 0

@@ -18,7 +18,7 @@ from billing.errors import (
 from billing.invoice import Invoice, LineKind
 from billing.invoicing import Adjustment, Invoicing, issued
 from billing.ledger import Ledger, utc_now
-from billing.lookup import find_event
+from billing.lookup import find_event, totals
 from billing.money import pico_usd_from_usd
 from billing.periods import month_period
 from billing.price_book_file import read_price_book
@@ -28,6 +28,7 @@ from contracts.errors import ContractError
 from contracts.names import tenant_id
 from pandal.datadir import DataDir
 from pandal.errors import BadOption, NotFound, PandalError
+from pandal.keys import read_policies
 
 T = TypeVar("T")
 
@@ -37,9 +38,20 @@ def time_zone_of(data_dir: DataDir, tenant: str) -> str:
         return read_terms(data_dir.terms).of(tenant_id(tenant)).time_zone
 
 
+def check_is_known(data_dir: DataDir, tenant: str) -> None:
+    """Raises NotFound for a name that nobody has given a key, and that has used nothing."""
+    policies = read_policies(data_dir.policies)
+    if any(policy.tenant_id == tenant for policy in policies.tenants):
+        return
+    if totals(data_dir.ledger_url, tenant).num_requests == 0:
+        raise NotFound(f"unknown tenant {tenant!r}: neither in the policies nor in the ledger")
+
+
 def close_month(data_dir: DataDir, tenant: str, month: str, *, grace_hours: float) -> Invoice:
     """Raises PandalError, having changed nothing."""
     zone = time_zone_of(data_dir, tenant)
+    with translated(data_dir):
+        check_is_known(data_dir, tenant)
     grace = timedelta(hours=grace_hours)
     return _invoicing(
         data_dir, lambda books: books.close_month(tenant, month, time_zone=zone, grace=grace)
@@ -61,7 +73,7 @@ def adjust(
     """False: it has been posted before.  For a request's instant, or for now."""
     pico_usd = _pico_usd(usd)
     with translated(data_dir):
-        tenant_id(tenant)
+        check_is_known(data_dir, tenant_id(tenant))
         found = None
         if request is not None:
             found = find_event(data_dir.ledger_url, request_id=request, tenant_id=tenant)

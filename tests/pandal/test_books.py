@@ -104,6 +104,8 @@ def test_a_month_is_adjusted_closed_and_printed_again(used: DataDir) -> None:
             ("billing", "adjust", "acme", "--usd=1", "--reason=r", "--id=1", "--request=none"),
             NotFound,
         ),
+        (("billing", "close", "nobody", "--month", "2026-02"), NotFound),
+        (("billing", "adjust", "nobody", "--usd=1", "--reason=r", "--id=1"), NotFound),
         (("usage", "No Tenant"), BadOption),
         (("usage", "--json", "--csv"), BadOption),
         (("usage", "--from", "2026-03-01", "--to", "2026-02-01"), BadOption),
