@@ -54,15 +54,18 @@ async def _relay(send: Send, subscription: Subscription) -> None:
     for part in subscription.snapshot:
         await _send_line(send, part)
         await asyncio.sleep(0)  # between two parts others have their turn
-    payload: bytes | None = b""
-    while payload is not None:
+    while (payload := await _next_line(subscription)) is not None:
         await _send_line(send, payload)
-        try:
-            async with asyncio.timeout(_HEARTBEAT_S):
-                payload = await subscription.changes.get()
-        except TimeoutError:
-            payload = b""
     await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _next_line(subscription: Subscription) -> bytes | None:
+    """Empty where nothing has changed for a while: a reader that is gone is noticed by writing."""
+    try:
+        async with asyncio.timeout(_HEARTBEAT_S):
+            return await subscription.changes.get()
+    except TimeoutError:
+        return b""
 
 
 async def _send_line(send: Send, line: bytes) -> None:

@@ -13,7 +13,9 @@ from tests.gateway.falling import Falls, falls_of
 from tests.gateway.http_client import Reply, get, post, request_bytes, send
 from tests.gateway.processes import Gateway, Policies, Valkey
 from tests.gateway.upstream_server import Upstream
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
+
+_POLL_S = 0.02
 
 _numbers = itertools.count()
 
@@ -119,11 +121,11 @@ class Tenant:
 
     async def accepted(self) -> None:
         """Waits until the gateway knows the key and has a ready replica."""
-        for _ in range(400):
+        for _ in range(int(PATIENCE_S / _POLL_S)):
             listed = await get(self.gateway.port, "/v1/models", self.key)
             if listed.status == 200 and (await get(self.gateway.port, "/ready")).status == 200:
                 return
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(_POLL_S)
         raise AssertionError("the gateway does not become ready")
 
     def num_requests_left(self) -> int:
