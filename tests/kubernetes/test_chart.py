@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ import yaml
 
 from autoscaler.kubernetes import paths
 from autoscaler.kubernetes.api import KubernetesApi
+from tests.kubernetes import objects
 from tests.kubernetes.conftest import Scene, eventually
 from tests.kubernetes.pod_fleet import PodFleet
 from tests.support.control_plane import ControlPlane
 from tests.support.helm import CHART, Helm, helm
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 NAMESPACE = "chart"  # its service accounts' calls are in the audit log
 RESTRICTED = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
@@ -85,8 +87,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Helm:
 @pytest.fixture
 async def release(
     program: Helm, control_plane: ControlPlane, admin: KubernetesApi, tmp_path: Path
-) -> Release:
-    """Of nothing yet: a namespace with its Secret, and volumes for two claims."""
+) -> AsyncIterator[Release]:
+    """Of nothing yet: a namespace with its Secret, GPUs, and volumes for two claims."""
+    await admin.create("/api/v1/nodes", objects.node("chart", 8))  # others hold the others'
     await admin.create(
         "/api/v1/namespaces", {"metadata": {"name": NAMESPACE, "labels": RESTRICTED}}
     )
@@ -97,7 +100,8 @@ async def release(
     )
     for number in range(2):
         await admin.create("/api/v1/persistentvolumes", volume(f"chart-{number}"))
-    return Release(program, control_plane.kubeconfig("admin"), tmp_path)
+    yield Release(program, control_plane.kubeconfig("admin"), tmp_path)
+    await admin.delete("/api/v1/nodes/chart")
 
 
 def volume(name: str) -> dict[str, Any]:
@@ -115,7 +119,7 @@ async def test_from_an_empty_namespace_and_back(
 ) -> None:
     fleet = PodFleet(admin, NAMESPACE, label_selector="pandal.dev/pool=chat")
     told = values(fleet)
-    said = await release.run("install", "--wait", "--timeout", "120s", values=told)
+    said = await release.run("install", "--wait", "--timeout", "240s", values=told)
     assert "http://r-pandal-gateway.chart.svc:80/v1" in said
     assert "Nobody may call it yet" in said, "the policy names no tenant"
     token = await _token(admin, "autoscaler")
@@ -217,7 +221,7 @@ async def _hooks_run(release: Release, told: dict[str, Any]) -> None:
     """kwok ends their pods; what they would have done is tested elsewhere."""
     assert "Succeeded" in await release.run("test", "--timeout", "60s")
     elsewhere = {**told, "billing": {"ledger": {"url": {"existingSecret": "pandal"}}}}
-    await release.run("upgrade", "--wait", "--timeout", "120s", values=elsewhere)
+    await release.run("upgrade", "--wait", "--timeout", "240s", values=elsewhere)
     events = release.kubectl("get", "events", "-n", NAMESPACE, "-o", "name").stdout
     assert "r-pandal-ledger-upgrade" in events
     assert release.kubectl("get", "jobs", "-n", NAMESPACE, "-o", "name").stdout == ""
@@ -228,16 +232,16 @@ async def _upgrade_and_rollback(release: Release, scene: Scene, told: dict[str, 
     await _definition_is_applied_again(release)
     before = await _templates(scene)
     more = {**told, "gateway": {"settings": {"maxWaiting": 77}}}
-    await release.run("upgrade", "--wait", "--timeout", "120s", values=more)
+    await release.run("upgrade", "--wait", "--timeout", "240s", values=more)
     after = await _templates(scene)
     assert {name for name in before if before[name] != after[name]} == {"r-pandal-gateway"}
     assert await scene.count() == 4
-    await release.run("rollback", "1", "--wait", "--timeout", "120s")
+    await release.run("rollback", "1", "--wait", "--timeout", "240s")
     assert await _templates(scene) == before
     assert await scene.count() == 4
     secret = f"/api/v1/namespaces/{NAMESPACE}/secrets/pandal"
     await scene.api.patch(secret, {"stringData": {"quota-url": "redis://elsewhere:6379"}})
-    await release.run("upgrade", "--wait", "--timeout", "120s", values=told)
+    await release.run("upgrade", "--wait", "--timeout", "240s", values=told)
     after = await _templates(scene)
     rolled = {name for name in before if before[name] != after[name]}
     assert rolled == {"r-pandal-gateway", "r-pandal-billing"}, "both read it"
@@ -288,7 +292,7 @@ def _asked(scene: Scene, component: str) -> tuple[set[tuple[str, str, str]], lis
 
 async def _uninstall(release: Release, api: KubernetesApi) -> None:
     """The definition stays, and what bills are made of: the claims say so."""
-    await release.run("uninstall", "--wait", "--timeout", "120s")
+    await release.run("uninstall", "--wait", "--timeout", "240s")
 
     async def are_gone() -> bool:
         found = msgspec.json.decode(await api.get(paths.pods(NAMESPACE)))
@@ -321,7 +325,7 @@ async def test_helm_3_installs_and_uninstalls_too(
         "usage.transport=kafka,usage.kafka.bootstrap=k:9092,usage.spool.kind=emptyDir",
     )
     held = ("--set", "billing.ledger.url.existingSecret=ledger")
-    wait = ("--wait", "--timeout", "120s")
+    wait = ("--wait", "--timeout", "240s")
     await asyncio.to_thread(
         old.run, "install", "r", str(CHART), *files, *emptied, *held, *wait, *place
     )
