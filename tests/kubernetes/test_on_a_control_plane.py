@@ -373,3 +373,4 @@ async def test_a_thousand_pods_are_one_look(scene_of: SceneOf) -> None:
         await looking
     assert len(view.variants[0].replicas) == 1000
     assert view.variants[0].count(Phase.READY) <= NUM_GPUS
+    await scene.api.delete(paths.pods(scene.namespace))  # they would take every GPU there is
