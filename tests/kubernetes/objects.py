@@ -99,3 +99,25 @@ def role_binding(namespace: str) -> Json:
         },
         "subjects": [{"kind": "ServiceAccount", "name": "autoscaler", "namespace": namespace}],
     }  # fmt: skip
+
+
+def loose_definition(group: str, version: str, kind: str, plural: str) -> Json:
+    """As far as the API server must know a kind that an operator brings."""
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{plural}.{group}",
+            "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
+        },
+        "spec": {
+            "group": group, "scope": "Namespaced",
+            "names": {"kind": kind, "plural": plural, "listKind": f"{kind}List"},
+            "versions": [
+                {
+                    "name": version, "served": True, "storage": True,
+                    "schema": {"openAPIV3Schema": schema},
+                }
+            ],
+        },
+    }  # fmt: skip

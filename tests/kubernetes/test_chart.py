@@ -343,28 +343,6 @@ OPERATORS = (
 )
 
 
-def loose_definition(group: str, version: str, kind: str, plural: str) -> dict[str, Any]:
-    """As far as the API server must know a kind that an operator brings."""
-    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": {
-            "name": f"{plural}.{group}",
-            "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
-        },
-        "spec": {
-            "group": group, "scope": "Namespaced",
-            "names": {"kind": kind, "plural": plural, "listKind": f"{kind}List"},
-            "versions": [
-                {
-                    "name": version, "served": True, "storage": True,
-                    "schema": {"openAPIV3Schema": schema},
-                }
-            ],
-        },
-    }  # fmt: skip
-
-
 async def test_the_api_server_takes_every_scenario_strictly(
     program: Helm, control_plane: ControlPlane, admin: KubernetesApi, tmp_path: Path
 ) -> None:
@@ -372,7 +350,7 @@ async def test_the_api_server_takes_every_scenario_strictly(
     await admin.create("/api/v1/namespaces", {"metadata": {"name": "strict", "labels": RESTRICTED}})
     definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     for operator in OPERATORS:
-        await admin.create(definitions, loose_definition(*operator))
+        await admin.create(definitions, objects.loose_definition(*operator))
         group, version, _, plural = operator
 
         async def is_served(path: str = f"/apis/{group}/{version}/{plural}") -> bool:
