@@ -154,7 +154,11 @@ class Tenant:
 
 
 @pytest.fixture
-def make_tenant(gateway: Gateway, valkey: Valkey, policies: Policies) -> Callable[..., Tenant]:
+def make_tenant(
+    gateway: Gateway, valkey: Valkey, policies: Policies, upstream: Upstream
+) -> Callable[..., Tenant]:
+    """Before an upstream that is well again, whatever the last test made of it."""
+
     def make(on: Gateway | None = None, **limits: object) -> Tenant:
         name = f"tenant-{next(_numbers)}"
         policies.add(name, f"sk-{name}", **limits)
@@ -164,7 +168,7 @@ def make_tenant(gateway: Gateway, valkey: Valkey, policies: Policies) -> Callabl
 
 
 @pytest.fixture
-async def tenant(make_tenant: Callable[..., Tenant], upstream: Upstream) -> Tenant:
+async def tenant(make_tenant: Callable[..., Tenant]) -> Tenant:
     tenant = make_tenant()
     await tenant.accepted()
     return tenant
