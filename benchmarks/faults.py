@@ -48,9 +48,8 @@ async def recovery_s(fleet: Fleet, body: dict[str, object], cut_after: int) -> t
     """From the cut to the next byte; whether the answer is that of an undisturbed run."""
     whole = await fleet.stream(body)
     fleet.cuts.made_monotonic_s.clear()
-    fleet.cuts.planned[:] = [cut_after]
     transport = TimedTransport()
-    cut = await fleet.ask(body, transport)
+    cut = await fleet.ask(body | {"cut_after": [cut_after]}, transport)
     (cut_s,) = fleet.cuts.made_monotonic_s
     resumed_s = fleet.cuts.begun_monotonic_s[-1]
     next_s = next(at for at in transport.written_monotonic_s if at > resumed_s)

@@ -16,7 +16,8 @@ Any OpenAI-compatible server can stand in a replica's place.  It ignores what it
 - ``return_token_ids`` (body field, as vLLM spells it), for whoever may have to resume: answers
   and chunks have what was generated for them in ``choices[].token_ids``, also without any text;
   ``prompt_token_ids`` (without what is resumed) stand in the answer, or the first chunk, of a chat,
-  and in ``choices[]`` of a plain completion, or of the first chunk for each.
+  and in ``choices[]`` of a plain completion, or of the first chunk for each.  Just before them, in
+  that chunk, ``cached_prompt_tokens``: a stream that breaks off would else never tell.
 - ``POST abort_path(id)``: stop generating now; answers ``AbortedUsage`` with the final count.  A
   server without it answers 404, and the gateway falls back to closing the connection and to its
   own count.

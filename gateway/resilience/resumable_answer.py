@@ -18,7 +18,7 @@ from gateway.errors import UpstreamError
 from gateway.metering import Usage
 
 _TOKEN_IDS: Final = b',"token_ids":['
-_PROMPT_IDS: Final = b',"prompt_token_ids":['
+_PROMPT: Final = re.compile(rb'(?:,"cached_prompt_tokens":(\d+))?,"prompt_token_ids":\[([\d,]*)\]')
 _CHOICES: Final = b'"choices":['
 _OPENS_CHAT: Final = b'"delta":{"role":'
 _FINISH: Final = b'"finish_reason":"'
@@ -40,7 +40,8 @@ class ResumableAnswer:
             self._members += b',"seed":%d' % int(request_id[-_SEED_DIGITS:], 16)
         self._groups: list[bytes] = []  # "17,4": the ids of one event
         self.num_tokens = 0
-        self._prompt_tokens: int | None = None
+        self._prompt_tokens: int | None = None  # None: its first event has not come
+        self._cached_prompt_tokens: int | None = None  # of those, as the first attempt found them
         self._envelope: bytes | None = None  # the first event's members before its choices
         self._is_blind = False  # the client has text whose tokens nobody told
         self._is_resumed = False
@@ -125,21 +126,21 @@ class ResumableAnswer:
 
     @property
     def is_recounted(self) -> bool:
-        """The running attempt was given tokens, and counts them as its prompt."""
-        return self._num_resumed > 0
+        """The running attempt goes on from another, and counts what it was given as its prompt."""
+        return self._num_breaks > 0
 
     # For the bill
 
     def whole(self, usage: Usage) -> Usage:
         """Of the answer, from what the running attempt used: as if it had never moved."""
-        if self._num_resumed == 0:
+        if self._num_breaks == 0:
             return usage
         if usage.prompt_tokens < self._num_resumed:  # it had not begun
             return self.told(0)
-        prompt_tokens = usage.prompt_tokens - self._num_resumed
+        prompt_tokens, cached = usage.prompt_tokens - self._num_resumed, self._cached_prompt_tokens
         return Usage(
             prompt_tokens,
-            min(usage.cached_prompt_tokens, prompt_tokens),
+            min(usage.cached_prompt_tokens, prompt_tokens) if cached is None else cached,
             self._num_resumed + usage.completion_tokens,
             usage.source,
         )
@@ -148,18 +149,21 @@ class ResumableAnswer:
         """What the client has, by the ids in its events."""
         known = self._prompt_tokens
         prompt_tokens = estimated_prompt_tokens if known is None else known
-        return Usage(prompt_tokens, 0, self.num_tokens, UsageSource.COUNTED)
+        cached = self._cached_prompt_tokens
+        return Usage(
+            prompt_tokens, 0 if cached is None else cached, self.num_tokens, UsageSource.COUNTED
+        )
 
     # Events
 
     def _without_prompt(self, event: bytes) -> bytes:
-        start = event.find(_PROMPT_IDS)
-        if start < 0:
+        told = _PROMPT.search(event)
+        if told is None:
             return event
-        end = event.index(b"]", start)
-        ids = event[start + len(_PROMPT_IDS) : end]
+        cached, ids = told.groups()
+        self._cached_prompt_tokens = None if cached is None else int(cached)
         self._prompt_tokens = ids.count(b",") + 1 if ids else 0
-        return event[:start] + event[end + 1 :]
+        return event[: told.start()] + event[told.end() :]
 
     def _without_tokens(self, event: bytes) -> bytes:
         if _GIVEN_UP in event:

@@ -52,10 +52,12 @@ async def events(live: LiveRequest, replies: Replies, *, has_usage: bool) -> Asy
     opened: set[int] = set()
     async with aclosing(live.pieces()) as pieces:
         async for piece in pieces:
-            opening = None if piece.index in opened else replies.opening(piece.index)
-            opened.add(piece.index)
-            if opening is not None:
-                yield _event(opening)
+            if piece.index not in opened:
+                opened.add(piece.index)
+                cached = live.choices[piece.index].cached_prompt_tokens
+                opening = replies.opening(piece.index, cached)
+                if opening is not None:
+                    yield _event(opening)
             payload = replies.piece(piece)
             if payload is not None:
                 yield _event(payload)

@@ -27,6 +27,7 @@ class _ChatMessage(msgspec.Struct, frozen=True):
 
 
 _TokenIds = Sequence[int] | msgspec.UnsetType  # where vLLM puts them, when they are asked for
+_Cached = int | msgspec.UnsetType  # of the prompt, before its ids in a chunk
 
 
 class _Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +54,7 @@ class _ChatChunkChoice(_Choice, frozen=True, kw_only=True):
 class _TextChoice(_Choice, frozen=True, kw_only=True):
     text: str
     finish_reason: str | None = None
+    cached_prompt_tokens: _Cached = msgspec.UNSET
     prompt_token_ids: _TokenIds = msgspec.UNSET
 
 
@@ -63,6 +65,7 @@ class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: tuple[_ChatChoice | _ChatChunkChoice | _TextChoice, ...]
     usage: UsageBody | msgspec.UnsetType | None = msgspec.UNSET
+    cached_prompt_tokens: _Cached = msgspec.UNSET
     prompt_token_ids: _TokenIds = msgspec.UNSET
 
 
@@ -73,7 +76,7 @@ class Replies(Protocol):
         """One piece per choice: all of it."""
         ...
 
-    def opening(self, index: int) -> bytes | None:
+    def opening(self, index: int, cached_prompt_tokens: int) -> bytes | None:
         """The chunk before any text of a choice, if there is one."""
         ...
 
@@ -127,6 +130,7 @@ class _Encoder:
         object_: str,
         *choices: _ChatChoice | _ChatChunkChoice | _TextChoice,
         usage: Usage | None = None,
+        cached_prompt_tokens: _Cached = msgspec.UNSET,
         prompt_token_ids: _TokenIds = msgspec.UNSET,
     ) -> bytes:
         return msgspec.json.encode(
@@ -137,6 +141,7 @@ class _Encoder:
                 model=self._options.model,
                 choices=choices,
                 usage=self._usage if usage is None else _usage_body(usage),
+                cached_prompt_tokens=cached_prompt_tokens,
                 prompt_token_ids=prompt_token_ids,
             )
         )
@@ -165,11 +170,13 @@ class ChatReplies:
             prompt_token_ids=self._encoder.prompt_token_ids,
         )
 
-    def opening(self, index: int) -> bytes | None:
+    def opening(self, index: int, cached_prompt_tokens: int) -> bytes | None:
         delta = _ChatDelta(role="assistant", content="")
+        has_ids = self._encoder.has_token_ids
         return self._encoder.encode(
             "chat.completion.chunk",
             _ChatChunkChoice(index=index, delta=delta),
+            cached_prompt_tokens=cached_prompt_tokens if has_ids else msgspec.UNSET,
             prompt_token_ids=self._encoder.prompt_token_ids,
         )
 
@@ -210,11 +217,16 @@ class CompletionReplies:
         ]
         return self._encoder.encode("text_completion", *choices, usage=usage)
 
-    def opening(self, index: int) -> bytes | None:
+    def opening(self, index: int, cached_prompt_tokens: int) -> bytes | None:
         if not self._encoder.has_token_ids:
             return None
-        prompt_token_ids = self._encoder.prompt_token_ids
-        choice = _TextChoice(index=index, text="", token_ids=(), prompt_token_ids=prompt_token_ids)
+        choice = _TextChoice(
+            index=index,
+            text="",
+            token_ids=(),
+            cached_prompt_tokens=cached_prompt_tokens,
+            prompt_token_ids=self._encoder.prompt_token_ids,
+        )
         return self._encoder.encode("text_completion", choice)
 
     def piece(self, piece: Piece) -> bytes | None:

@@ -40,6 +40,7 @@ class Choice:
         self.last_token_monotonic_s: float | None = None
         self.finish_reason: FinishReason | None = None
         self.num_tokens = 0  # so far
+        self.cached_prompt_tokens = 0  # known with its first token
         self.usage = Usage()
         self._index = index
         self._texts: list[str] = []
@@ -48,6 +49,8 @@ class Choice:
     def push(self, delta: Delta) -> None:
         self._texts.append(delta.text)
         self.num_tokens += delta.num_tokens
+        if delta.cached_prompt_tokens is not None:
+            self.cached_prompt_tokens = delta.cached_prompt_tokens
         if delta.token_id is not None:
             self._token_ids.append(delta.token_id)
         if delta.finish_reason is not None:

@@ -193,7 +193,7 @@ class EngineLoop:
         if sequence is None:
             return []
         self._scheduler.finish(sequence, reason)
-        return [self._final(sequence, text="", token_id=None, queue_s=None)]
+        return [self._final(sequence, text="", token_id=None)]
 
     def _add(self, message: Submit, index: int) -> None:
         """One choice.  The prompt counts as the first one's."""
@@ -227,24 +227,24 @@ class EngineLoop:
         if token is None:
             return []
         live = self._live[sequence.sequence_id]
-        queue_s = None if live.has_reported else launched_at_s - live.submitted_at_s
-        if not live.has_reported:
-            self._note_prompt(sequence)
+        delta = self._delta(sequence, live.detokenizer, token)
+        if live.has_reported:
+            return [delta]
         live.has_reported = True
+        self._note_prompt(sequence)
+        queue_s = launched_at_s - live.submitted_at_s
+        cached = sequence.num_cached_prompt_tokens
+        return [msgspec.structs.replace(delta, queue_s=queue_s, cached_prompt_tokens=cached)]
+
+    def _delta(
+        self, sequence: EngineSequence, detokenizer: Detokenizer, token: SampledToken
+    ) -> Delta:
         if not token.is_finite:
-            return [self._final(sequence, text="", token_id=None, queue_s=queue_s)]
-        text = self._detokenize(sequence, live.detokenizer, token.token_id)
+            return self._final(sequence, text="", token_id=None)
+        text, token_id = self._detokenize(sequence, detokenizer, token.token_id), token.token_id
         if sequence.finish_reason is not None:
-            return [self._final(sequence, text=text, token_id=token.token_id, queue_s=queue_s)]
-        return [
-            Delta(
-                sequence_id=sequence.sequence_id,
-                text=text,
-                num_tokens=1,
-                token_id=token.token_id,
-                queue_s=queue_s,
-            )
-        ]
+            return self._final(sequence, text=text, token_id=token_id)
+        return Delta(sequence_id=sequence.sequence_id, text=text, num_tokens=1, token_id=token_id)
 
     def _note_prompt(self, sequence: EngineSequence) -> None:
         size = self._scheduler.block_size
@@ -268,9 +268,7 @@ class EngineLoop:
             self._scheduler.stop(sequence)
         return result.text
 
-    def _final(
-        self, sequence: EngineSequence, *, text: str, token_id: int | None, queue_s: float | None
-    ) -> Delta:
+    def _final(self, sequence: EngineSequence, *, text: str, token_id: int | None) -> Delta:
         del self._live[sequence.sequence_id]
         return Delta(
             sequence_id=sequence.sequence_id,
@@ -279,5 +277,4 @@ class EngineLoop:
             token_id=token_id,
             finish_reason=sequence.finish_reason,
             usage=sequence.usage,
-            queue_s=queue_s,
         )

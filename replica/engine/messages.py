@@ -183,6 +183,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     finish_reason: FinishReason | None = None
     usage: Usage | None = None  # set exactly when finish_reason is
     queue_s: float | None = None  # set on the first delta of a sequence that was scheduled
+    cached_prompt_tokens: int | None = None  # set with it
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

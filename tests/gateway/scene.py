@@ -65,12 +65,14 @@ class Scene:
         return exchange
 
     def events(self) -> list[UsageEvent]:
+        """Of its tenant."""
         lines = [
             line
             for path in sorted(self._spool_dir.glob("*.spool"))
             for line in path.read_bytes().splitlines(keepends=True)
         ]
-        return [decode_usage_event(unframe(line)) for line in lines]
+        events = [decode_usage_event(unframe(line)) for line in lines]
+        return [event for event in events if event.tenant_id == self._tenant]
 
     async def only_event(self) -> UsageEvent:
         await asyncio.to_thread(eventually, lambda: bool(self.events()), "an event")
@@ -88,12 +90,13 @@ async def running(
     folder: Path,
     valkey: Valkey,
     policies: Policies,
-    upstream: Upstream,
+    upstream: Upstream | None = None,
     clock: Clock = SYSTEM_CLOCK,
     **others: Any,
 ) -> AsyncIterator[Gateway]:
-    """``others``: more settings."""
-    others.setdefault("replicas", (ReplicaAddress(name="replica-0", url=upstream.url),))
+    """``others``: more settings.  Without an upstream, its replicas are among them."""
+    if upstream is not None:
+        others.setdefault("replicas", (ReplicaAddress(name="replica-0", url=upstream.url),))
     settings = Settings(
         policy_file=policies.path,
         key_pepper=PEPPER,

@@ -21,6 +21,7 @@ from replica.engine.messages import Usage as EngineUsage
 EOS = 256
 TOKEN_BYTES = [*(bytes([n]) for n in range(256)), b""]
 PROMPT = [7, 8, 9]
+FIRST_CACHED = 2  # of the prompt's tokens; whoever comes later finds all
 REQUEST_ID = "req_0199aaaaaaaa7bbb8ccccccccccccccc"
 KINDS = {"chat": ChatReplies, "text": CompletionReplies}
 
@@ -60,7 +61,8 @@ class Undisturbed:
         if len(resumed) == len(whole):
             return None
         pieces, replies = self.pieces(len(resumed)), self._replies(attempt)
-        opening, finish = replies.opening(0), pieces[-1].finish_reason
+        cached = FIRST_CACHED if attempt == 0 else len(PROMPT) + len(resumed)
+        opening, finish = replies.opening(0, cached), pieces[-1].finish_reason
         payloads = [] if opening is None else [opening]
         while pieces:
             size = next(sizes)
@@ -71,7 +73,7 @@ class Undisturbed:
         payloads.append(replies.finish(0, finish))
         usage = EngineUsage(
             prompt_tokens=len(PROMPT) + len(resumed),
-            cached_prompt_tokens=2,
+            cached_prompt_tokens=cached,
             completion_tokens=num_new,
         )
         payloads.append(replies.usage(usage))
@@ -92,7 +94,8 @@ def reported(event: bytes) -> Usage | None:
     usage = json.loads(event[6:])["usage"]
     if usage is None:
         return None
-    return Usage(usage["prompt_tokens"], 2, usage["completion_tokens"], UsageSource.ENGINE)
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return Usage(usage["prompt_tokens"], cached, usage["completion_tokens"], UsageSource.ENGINE)
 
 
 def relayed(
@@ -130,7 +133,11 @@ def check(run: Undisturbed, cuts: Sequence[int], sizes: Iterator[int]) -> None:
     reasons = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
     assert reasons == [whole.finish_reason]
     assert (usage.prompt_tokens, usage.completion_tokens) == (3, len(whole.token_ids))
-    assert documents[-1]["usage"]["completion_tokens"] == len(whole.token_ids)
+    told = documents[-1]["usage"]
+    assert told["completion_tokens"] == len(whole.token_ids)
+    is_first_read = not cuts or cuts[0] > 0
+    assert usage.cached_prompt_tokens == (FIRST_CACHED if is_first_read else len(PROMPT))
+    assert told["prompt_tokens_details"]["cached_tokens"] == usage.cached_prompt_tokens
     assert len({(d["id"], d["created"], d["model"]) for d in documents}) == 1
     assert b"token_ids" not in b"".join(events)
     assert sum("role" in c.get("delta", {}) for c in choices) == (run.kind == "chat")
@@ -164,7 +171,7 @@ def test_the_client_of_an_undisturbed_stream_gets_what_it_would_without_ids(kind
     shown = b"".join(answer.take(event) for event in with_ids[:-1])
     options = ReplyOptions(f"{REQUEST_ID}-0", 'a "model"', 1_000, True, None)
     replies = KINDS[kind](options)
-    payloads = [replies.opening(0), *(replies.piece(piece) for piece in run.pieces(0))]
+    payloads = [replies.opening(0, 0), *(replies.piece(piece) for piece in run.pieces(0))]
     payloads.append(replies.finish(0, FinishReason.LENGTH))
     assert shown == b"".join(b"data: %b\n\n" % p for p in payloads if p is not None)
 

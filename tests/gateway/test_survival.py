@@ -2,15 +2,21 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+import signal
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from contracts.usage import Outcome, UsageEvent
+from billing.ledger import Ledger
+from billing.lookup import totals
+from billing.posting import rate_batch
+from billing.pricing import PriceBook, TokenClass
+from billing.records import Batch, Record
+from contracts.usage import Outcome, UsageEvent, encode_usage_event
 from gateway.api.context import Operation
 from gateway.app import Gateway, create_app
 from gateway.exchange import Exchange
@@ -21,6 +27,7 @@ from tests.gateway.processes import PEPPER, Policies, Valkey
 from tests.gateway.scene import RecordedTransport, Scene, until
 from tests.replica.replica_process import ReplicaProcess
 from tests.support.cutting_proxy import Cuts, CuttingProxy, cutting_proxy
+from tests.support.waiting import PATIENCE_S
 
 NUM_TOKENS = 64
 PROMPT = "ab"
@@ -28,6 +35,7 @@ CHAT = {"messages": [{"role": "user", "content": PROMPT}]}
 TEXT = {"prompt": PROMPT}
 GREEDY: dict[str, object] = {"temperature": 0}
 SEEDED: dict[str, object] = {"temperature": 1.0, "seed": 11}
+AT_ONCE = 16  # streams
 MOST_RUNS = 400
 
 pytestmark = pytest.mark.timeout(600)  # the replica compiles its kernels first
@@ -42,7 +50,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def new_replica(folder: Path, model: Path) -> ReplicaProcess:
+def new_replica(folder: Path, model: Path, **settings: object) -> ReplicaProcess:
     return ReplicaProcess(
         folder / "log",
         model=model,
@@ -50,6 +58,7 @@ def new_replica(folder: Path, model: Path) -> ReplicaProcess:
         kv_cache_bytes=16 << 20,
         max_num_seqs=32,
         num_threads=1,
+        **settings,
     )
 
 
@@ -101,12 +110,9 @@ class Fleet:
     tenant: str
     valkey: Valkey
 
-    async def stream(
-        self, body: dict[str, object], *, cut_after: Sequence[int | None] = ()
-    ) -> Streamed:
-        self.cuts.planned[:] = cut_after
-        self.cuts.bodies.clear()
-        return await self.ask(body)
+    async def stream(self, body: dict[str, object], *, cut_after: Sequence[int] = ()) -> Streamed:
+        self.cuts.attempts.clear()
+        return await self.ask(body | {"cut_after": cut_after})
 
     async def ask(
         self, body: dict[str, object], transport: RecordedTransport | None = None
@@ -129,11 +135,6 @@ class Fleet:
         await self.gateway.pipeline.serve(exchange)
         head, _, rest = transport.written.partition(b"\r\n\r\n")
         return Streamed(head.split(b"\r\n")[0], payloads_of(rest))
-
-    @property
-    def resumed_at(self) -> list[int]:
-        """How many tokens each later generation was given."""
-        return [len(json.loads(body).get("resume_tokens", ())) for body in self.cuts.bodies[1:]]
 
     def settled(self) -> dict[str, int]:
         return self.valkey.settled(self.tenant)
@@ -194,35 +195,28 @@ async def fleet(
         yield fleet
 
 
-@pytest.mark.parametrize(
-    ("body", "step"), [(CHAT | SEEDED, 1), (TEXT | GREEDY, 8)], ids=["chat-seeded", "text-greedy"]
-)
+@pytest.mark.parametrize("body", [CHAT | SEEDED, TEXT | GREEDY], ids=["chat-seeded", "text-greedy"])
 async def test_a_stream_survives_a_cut_after_any_token(
-    fleet: Fleet, body: dict[str, object], step: int
+    fleet: Fleet, body: dict[str, object]
 ) -> None:
+    """Where an event holds several, the cut is behind them all: that one is tried again."""
     whole = await fleet.stream(body)
     assert whole.is_whole
     assert whole.answer[2] == (len(PROMPT) + 5 * ("messages" in body), NUM_TOKENS)
-    wanted = set(range(step, NUM_TOKENS + 1, step))
+    wanted = set(range(NUM_TOKENS + 1))
     num_runs = 1
     while wanted:
         assert num_runs < MOST_RUNS, f"no stream was cut after {sorted(wanted)} tokens"
-        num_runs += 1
-        cut = await fleet.stream(body, cut_after=[min(wanted)])
-        assert cut.is_whole
-        assert cut.answer == whole.answer
-        wanted -= set(fleet.resumed_at)
+        places = sorted(wanted)[:AT_ONCE]
+        num_runs += len(places)
+        for cut in await asyncio.gather(*(fleet.ask(body | {"cut_after": [n]}) for n in places)):
+            assert cut.is_whole
+            assert cut.answer == whole.answer
+        wanted -= set(fleet.cuts.resumed_at)
     events = await fleet.events(num_runs)
     assert {event.outcome for event in events} == {Outcome.COMPLETED}
     assert {(e.input_tokens, e.output_text_tokens) for e in events} == {whole.answer[2]}
     assert fleet.settled() == {"requests": num_runs, "tokens": sum(e.total_tokens for e in events)}
-
-
-async def test_a_stream_survives_a_cut_before_its_first_token(fleet: Fleet) -> None:
-    whole = await fleet.stream(CHAT | GREEDY)
-    cut = await fleet.stream(CHAT | GREEDY, cut_after=[0])
-    assert (cut.is_whole, fleet.resumed_at) == (True, [0])
-    assert cut.answer == whole.answer
 
 
 async def test_a_stream_survives_two_cuts_and_one_within_an_event(fleet: Fleet) -> None:
@@ -232,14 +226,49 @@ async def test_a_stream_survives_two_cuts_and_one_within_an_event(fleet: Fleet) 
             cut = await fleet.stream(CHAT | SEEDED, cut_after=cuts)
             assert cut.is_whole
             assert cut.answer == whole.answer
-            assert len(fleet.resumed_at) >= len(cuts)
+            assert len(fleet.cuts.resumed_at) >= len(cuts)
 
 
 async def test_without_a_seed_one_is_shared_by_all_attempts(fleet: Fleet) -> None:
     cut = await fleet.stream(CHAT | {"temperature": 1.0}, cut_after=[NUM_TOKENS])
     assert cut.is_whole
     assert cut.answer[2] == (len(PROMPT) + 5, NUM_TOKENS)
-    assert len({json.loads(body)["seed"] for body in fleet.cuts.bodies}) == 1
+    (bodies,) = fleet.cuts.attempts.values()
+    assert len({body["seed"] for body in bodies}) == 1
+
+
+def posted(folder: Path, tenant: str, events: Sequence[UsageEvent]) -> Mapping[TokenClass, int]:
+    """What the ledger holds of the tenant when it has these."""
+    url = f"sqlite:///{folder / 'ledger.db'}"
+    records = [Record(n, encode_usage_event(event)) for n, event in enumerate(events)]
+    with closing(Ledger(url)) as ledger:
+        ledger.post(rate_batch(Batch("spool/x", None, len(records), records), PriceBook([])))
+    return totals(url, tenant).tokens
+
+
+@pytest.mark.parametrize("is_warm", [False, True], ids=["cold", "warm"])
+async def test_what_was_cached_is_saved_once(fleet: Fleet, tmp_path: Path, is_warm: bool) -> None:
+    """By the first attempt.  The later ones meet its own traces: there is but one replica."""
+    prompt = f"{is_warm}, and it was once upon a time " * 8
+    body = GREEDY | {"prompt": prompt}
+    if is_warm:
+        await fleet.stream(body)
+    before = fleet.settled().get("tokens", 0)
+    cut = await fleet.stream(body, cut_after=[20, 9])
+    assert len(fleet.cuts.resumed_at) >= 2
+    told = cut.documents[-1]["usage"]
+    cached = told["prompt_tokens_details"]["cached_tokens"]
+    assert 0 < cached < len(prompt) if is_warm else cached == 0
+    assert (told["prompt_tokens"], told["completion_tokens"]) == (len(prompt), NUM_TOKENS)
+    assert fleet.settled()["tokens"] - before == told["total_tokens"]
+    event = (await fleet.events(1 + is_warm))[-1]
+    assert posted(tmp_path, fleet.tenant, [event]) == {
+        TokenClass.INPUT_UNCACHED: len(prompt) - cached,
+        TokenClass.INPUT_CACHE_READ: cached,
+        TokenClass.INPUT_CACHE_WRITE: 0,
+        TokenClass.OUTPUT_TEXT: NUM_TOKENS,
+        TokenClass.OUTPUT_REASONING: 0,
+    }
 
 
 async def test_a_stop_string_across_the_seam_ends_the_answer(fleet: Fleet) -> None:
@@ -249,8 +278,8 @@ async def test_a_stop_string_across_the_seam_ends_the_answer(fleet: Fleet) -> No
     whole = await fleet.stream(body)
     assert whole.answer[:2] == (text[:start], "stop")
     (num_tokens,) = {event.output_text_tokens for event in (await fleet.events(2))[1:]}
-    for cut_after in range(num_tokens - 5, num_tokens + 1):
-        cut = await fleet.stream(body, cut_after=[cut_after])
+    places = range(num_tokens - 5, num_tokens + 1)
+    for cut in await asyncio.gather(*(fleet.ask(body | {"cut_after": [n]}) for n in places)):
         assert cut.is_whole
         assert cut.answer == whole.answer
 
@@ -259,10 +288,12 @@ async def test_streams_by_the_dozen_survive(fleet: Fleet) -> None:
     bodies: list[dict[str, object]] = [
         {"prompt": f"p{number}", "temperature": 1.0, "seed": number} for number in range(32)
     ]
-    whole = [await fleet.stream(body) for body in bodies]
-    fleet.cuts.planned[:] = [3 + number for number in range(48)]
-    cut = await asyncio.gather(*(fleet.ask(body) for body in bodies))
-    assert not fleet.cuts.planned
+    whole = await asyncio.gather(*(fleet.ask(body) for body in bodies))
+    cuts = [[3 + number, 5] if number % 2 else [3 + number] for number in range(32)]
+    cut = await asyncio.gather(
+        *(fleet.ask(body | {"cut_after": after}) for body, after in zip(bodies, cuts, strict=True))
+    )
+    assert len(fleet.cuts.resumed_at) >= 48
     assert all(streamed.is_whole for streamed in cut)
     assert [streamed.answer for streamed in cut] == [streamed.answer for streamed in whole]
     events = await fleet.events(64)
@@ -278,33 +309,45 @@ async def test_a_stream_that_nobody_can_go_on_with_ends_with_an_error_and_a_bill
     (event,) = await fleet.events(1)
     assert event.outcome is Outcome.UPSTREAM_FAILED
     assert event.input_tokens == len(PROMPT) + 5
-    assert fleet.resumed_at[0] <= event.output_text_tokens <= NUM_TOKENS, "the engine's own count"
+    assert fleet.cuts.resumed_at[0] <= event.output_text_tokens <= NUM_TOKENS, (
+        "the engine's own count"
+    )
     assert fleet.settled() == {"requests": 1, "tokens": event.total_tokens}
 
 
-async def test_streams_survive_a_replica_that_is_killed(
+@pytest.mark.parametrize(
+    ("number", "exit_code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 0)], ids=["killed", "drained"]
+)
+async def test_streams_survive_a_replica_that_goes(
     tmp_path: Path,
     valkey: Valkey,
     policies: Policies,
     replica: ReplicaProcess,
     tiny_model: Path,
+    number: signal.Signals,
+    exit_code: int,
 ) -> None:
+    """With no time to finish them, be it dead or drained."""
     bodies: list[dict[str, object]] = [
         {"prompt": f"k{number}", "temperature": 1.0, "seed": number, "max_tokens": 700}
         for number in range(8)
     ]
-    with new_replica(tmp_path, tiny_model) as victim:
+    with new_replica(tmp_path, tiny_model, drain_timeout_s=0) as victim:
         victim.wait_ready()
         async with fleet_of(tmp_path, valkey, policies, replica, victim) as fleet:
             await until(lambda: min(wire.num_polls for wire in fleet.wires) > 9)
-            whole = [await fleet.ask(body) for body in bodies]
+            whole = await asyncio.gather(*(fleet.ask(body) for body in bodies))
             wire, before = fleet.wires[1], fleet.wires[1].num_events
             streams = [asyncio.create_task(fleet.ask(body)) for body in bodies]
             await until(lambda: wire.num_events > before + 100)
-            victim.process.kill()
+            victim.process.send_signal(number)
             cut = await asyncio.gather(*streams)
             events = await fleet.events(16)
+            settled = fleet.settled()
+        assert await asyncio.to_thread(victim.process.wait, PATIENCE_S) == exit_code, victim.log
     assert all(streamed.is_whole for streamed in cut)
     assert [streamed.answer for streamed in cut] == [streamed.answer for streamed in whole]
     assert {event.output_text_tokens for event in events} == {700}
-    assert len(fleet.cuts.bodies) > 16, "some had to go on elsewhere"
+    assert {event.outcome for event in events} == {Outcome.COMPLETED}
+    assert settled == {"requests": 16, "tokens": sum(event.total_tokens for event in events)}
+    assert fleet.cuts.resumed_at, "some had to go on elsewhere"

@@ -150,11 +150,14 @@ def test_a_resumed_stream_is_counted_as_what_it_computed(tiny_replica: ReplicaPr
 def test_token_ids_stand_where_vllm_puts_them(tiny_replica: ReplicaProcess, path: str) -> None:
     body = request(path, "greedy")
     whole = tiny_replica.post(path, body).json
-    chunks = stream(tiny_replica, path, body).chunks
+    streamed = stream(tiny_replica, path, body)
+    chunks = streamed.chunks
     kind = {"messages": CHAT} if "messages" in body else {"prompt": PROMPT}
     prompt = tiny_replica.post("/tokenize", kind).json["tokens"]
     holders = [whole, chunks[0]] if "messages" in body else [_choice(whole), _choice(chunks[0])]
     assert [holder["prompt_token_ids"] for holder in holders] == [prompt, prompt]
+    found = streamed.usage["prompt_tokens_details"]["cached_tokens"]
+    assert holders[1]["cached_prompt_tokens"] == found
     assert len(_choice(whole)["token_ids"]) == NUM_TOKENS
     later = chunks[1:]
     assert all("prompt_token_ids" not in chunk for chunk in [*later, *map(_choice, later)])

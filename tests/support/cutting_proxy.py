@@ -1,28 +1,53 @@
 """TCP proxies on 127.0.0.1 before replicas, which break streams off after so many tokens."""
 
 import asyncio
+import json
 import re
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
+
+from contracts.names import HEADER_EVENT_ID
 
 _IDS = re.compile(rb'"token_ids":\[([\d,]+)\]')
 _GENERATION = re.compile(rb"POST /v1/(?:chat/)?completions ")
+_EVENT_ID = re.compile(HEADER_EVENT_ID.encode() + rb": (\S+)")
 
 
 @dataclass
 class Cuts:
-    """What shall happen to the next generations, whichever replica gets them."""
+    """What happens to generations, whichever replica gets them.
 
-    planned: list[int | None] = field(default_factory=list)  # tokens; None: to its end
-    bodies: list[bytes] = field(default_factory=list)  # of the generations, as they were sent
-    begun_monotonic_s: list[float] = field(default_factory=list)  # of each of those
+    Each request says it itself: in ``cut_after``, which nobody else knows, there is a number of
+    tokens for each of its attempts.  The others come to their end.
+    """
+
+    attempts: dict[bytes, list[dict[str, Any]]] = field(  # bodies, by the request's event
+        default_factory=lambda: defaultdict(list)
+    )
+    begun_monotonic_s: list[float] = field(default_factory=list)  # of each attempt
     made_monotonic_s: list[float] = field(default_factory=list)
     is_mid_event: bool = False  # a part of the next event passes, too
 
-    def next(self) -> int | None:
-        return self.planned.pop(0) if self.planned else None
+    @property
+    def resumed_at(self) -> list[int]:
+        """How many tokens each attempt but the first was given."""
+        resumed = [body for bodies in self.attempts.values() for body in bodies[1:]]
+        return [len(body.get("resume_tokens", ())) for body in resumed]
+
+    def begin(self, request: bytes) -> int | None:
+        """After how many tokens it is to be cut; ``None``: not at all."""
+        head, _, body = request.partition(b"\r\n\r\n")
+        event_id = _EVENT_ID.search(head)
+        assert event_id is not None
+        attempts = self.attempts[event_id[1]]
+        attempts.append(json.loads(body))
+        self.begun_monotonic_s.append(time.monotonic())
+        planned: list[int] = attempts[0].get("cut_after", [])
+        return planned[len(attempts) - 1] if len(attempts) <= len(planned) else None
 
 
 class CuttingProxy:
@@ -93,9 +118,7 @@ class _Connection:
         with suppress(OSError):
             while chunk := await source.read(1 << 20):
                 if _GENERATION.match(chunk):
-                    self._cuts.bodies.append(chunk.partition(b"\r\n\r\n")[2])
-                    self._cuts.begun_monotonic_s.append(time.monotonic())
-                    self._limit, self._num_tokens = self._cuts.next(), 0
+                    self._limit, self._num_tokens = self._cuts.begin(chunk), 0
                 else:
                     self._proxy.num_polls += 1
                 sink.write(chunk)

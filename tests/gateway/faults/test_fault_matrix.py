@@ -1,26 +1,31 @@
 """Upstream's fault x streamed or not x retry allowed or not x what the client does.
 
 Of each cell: what the client sees, what the quota has settled, what the breaker makes of it, and
-what the usage event says.  Each has a gateway of its own, in this process.
+what the usage event says.  Each has a tenant, a model and a replica of its own; a gateway in this
+process is shared by those that may retry, and another by those that may not.
 """
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from contracts.usage import Outcome, UsageSource
 from gateway.app import Gateway
 from gateway.completion import Flow
 from gateway.exchange import Exchange
+from gateway.settings import ReplicaAddress
 from tests.gateway.faults.faults import FAULTS, NUM_WORDS, Fault, Faulty
 from tests.gateway.processes import Policies, Valkey
 from tests.gateway.scene import Scene, running, until
 from tests.gateway.upstream_server import MODEL, PROMPT_TOKENS, Upstream
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 TIMEOUTS = {"head_timeout_s": 0.15, "idle_timeout_s": 0.15, "abort_timeout_s": 0.5}
 ONE_SHORT_OF_OPEN = 4  # failures that the breaker has seen before: one more opens it
@@ -64,7 +69,8 @@ CELLS = [
 ]
 
 
-def tenant_of(cell: Cell) -> str:
+def name_of(cell: Cell) -> str:
+    """Of its tenant, its model and its replica."""
     return f"fault-{CELLS.index(cell)}"
 
 
@@ -103,21 +109,64 @@ def expected(cell: Cell) -> Expected:
     return Expected(502, "upstream_error", failed, 0, "open")
 
 
-@asynccontextmanager
-async def scene(
-    cell: Cell, folder: Path, valkey: Valkey, policies: Policies, upstream: Upstream
-) -> AsyncIterator[tuple[Gateway, Scene, Faulty]]:
-    tenant = tenant_of(cell)
-    policies.add(tenant, f"sk-{tenant}", tokens_per_minute=10**6)
-    retries = 2 if cell.may_retry else 0
-    async with running(
-        folder, valkey, policies, upstream, max_retries=retries, **TIMEOUTS
-    ) as gateway:
+@dataclass(frozen=True)
+class Matrix:
+    gateways: Mapping[bool, Gateway]  # by whether they may retry
+    upstreams: Mapping[Cell, Upstream]
+    folder: Path
+    valkey: Valkey
+
+    def scene(self, cell: Cell) -> Scene:
+        gateway = self.gateways[cell.may_retry]
         for _ in range(ONE_SHORT_OF_OPEN):
-            gateway.pipeline.retries.breakers.failed(MODEL, "replica-0", None)
-        upstream.behaviour = faulty = Faulty(cell.fault)
-        upstream.knows_abort = not cell.fault.is_dead or cell.client != "stays"
-        yield gateway, Scene(gateway, folder / "spool", tenant, valkey), faulty
+            gateway.pipeline.retries.breakers.failed(name_of(cell), name_of(cell), None)
+        spool = self.folder / str(cell.may_retry) / "spool"
+        return Scene(gateway, spool, name_of(cell), self.valkey)
+
+
+@pytest.fixture(scope="module")
+def upstreams() -> Iterator[Mapping[Cell, Upstream]]:
+    upstreams = {cell: Upstream(name_of(cell)) for cell in CELLS}
+    for upstream in upstreams.values():
+        upstream.start()
+    yield upstreams
+    for upstream in upstreams.values():
+        upstream.stop()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def matrix(
+    tmp_path_factory: pytest.TempPathFactory,
+    valkey: Valkey,
+    policies: Policies,
+    upstreams: Mapping[Cell, Upstream],
+) -> AsyncIterator[Matrix]:
+    folder = tmp_path_factory.mktemp("matrix")
+    for cell in CELLS:
+        policies.add(name_of(cell), f"sk-{name_of(cell)}", tokens_per_minute=10**6)
+    gateways = {}
+    async with AsyncExitStack() as stack:
+        for may_retry in (True, False):
+            cells = [cell for cell in CELLS if cell.may_retry == may_retry]
+            (folder / str(may_retry)).mkdir()
+            gateways[may_retry] = gateway = await stack.enter_async_context(
+                running(
+                    folder / str(may_retry),
+                    valkey,
+                    policies,
+                    replicas=tuple(
+                        ReplicaAddress(name=name_of(cell), url=upstreams[cell].url)
+                        for cell in cells
+                    ),
+                    max_retries=2 if may_retry else 0,
+                    retry_budget_ratio=1.0,
+                    poll_interval_s=600.0,
+                    **TIMEOUTS,
+                )
+            )
+            models = {name_of(cell) for cell in cells}
+            await until(lambda g=gateway, m=models: g.pipeline.ready_models() == m)  # type: ignore[misc]
+        yield Matrix(gateways, upstreams, folder, valkey)
 
 
 async def leave(cell: Cell, exchange: Exchange, scene: Scene, upstream: Upstream) -> None:
@@ -155,33 +204,33 @@ def check_view(wanted: Expected, written: bytes, *, is_stream: bool) -> None:
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
-async def test_fault(
-    cell: Cell, tmp_path: Path, valkey: Valkey, policies: Policies, upstream: Upstream
-) -> None:
-    wanted = expected(cell)
-    async with scene(cell, tmp_path, valkey, policies, upstream) as (gateway, scene_, faulty):
-        exchange = scene_.exchange(stream=cell.is_stream)
-        flow: Flow = gateway.pipeline.start(exchange)
-        if cell.client == "stays":
-            faulty.may_act = True
-        else:
-            await leave(cell, exchange, scene_, upstream)
-        await until(lambda: flow.is_over)
+async def test_fault(cell: Cell, matrix: Matrix) -> None:
+    wanted, scene, upstream = expected(cell), matrix.scene(cell), matrix.upstreams[cell]
+    pipeline = scene.gateway.pipeline
+    upstream.behaviour = faulty = Faulty(cell.fault)
+    upstream.knows_abort = not cell.fault.is_dead or cell.client != "stays"
+    exchange = scene.exchange(stream=cell.is_stream, model=name_of(cell))
+    flow: Flow = pipeline.start(exchange)
+    if cell.client == "stays":
         faulty.may_act = True
-        check_view(wanted, scene_.transport.written, is_stream=cell.is_stream)
-        assert gateway.pipeline.retries.breakers.state(MODEL, "replica-0") == wanted.breaker
-        if wanted.outcome is None:
-            assert scene_.events() == []
-            assert valkey.settled(tenant_of(cell)) == {}
-            return
-        event = await scene_.only_event()
-        assert event.outcome is wanted.outcome
-        if wanted.tokens is None:
-            assert event.usage_source is UsageSource.COUNTED
-            assert event.output_text_tokens == NUM_WORDS
-        else:
-            assert event.usage_source is UsageSource.ENGINE
-            assert event.total_tokens == wanted.tokens
+    else:
+        await leave(cell, exchange, scene, upstream)
+    await until(lambda: flow.is_over)
+    faulty.may_act = True
+    check_view(wanted, scene.transport.written, is_stream=cell.is_stream)
+    assert pipeline.retries.breakers.state(name_of(cell), name_of(cell)) == wanted.breaker
+    if wanted.outcome is None:
+        assert scene.events() == []
+        assert matrix.valkey.settled(name_of(cell)) == {}
+        return
+    event = await scene.only_event()
+    assert event.outcome is wanted.outcome
+    if wanted.tokens is None:
+        assert event.usage_source is UsageSource.COUNTED
+        assert event.output_text_tokens == NUM_WORDS
+    else:
+        assert event.usage_source is UsageSource.ENGINE
+        assert event.total_tokens == wanted.tokens
 
 
 async def test_an_upstream_that_refuses_connections_has_begun_nothing(
