@@ -2,7 +2,9 @@
 and whatever computes it.
 """
 
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,12 @@ def expected(every_answer: list[list[int]], chosen: slice) -> list[list[int]]:
 def new_runner(
     cpu_backend: CpuBackend, model_path: Path, tokenizer: Tokenizer
 ) -> Callable[[], ModelRunner]:
+    return runners(cpu_backend, model_path, tokenizer)
+
+
+def runners(
+    cpu_backend: CpuBackend, model_path: Path, tokenizer: Tokenizer
+) -> Callable[[], ModelRunner]:
     settings = Settings(
         cpu_backend=cpu_backend,
         block_size=BLOCK_SIZE,
@@ -123,23 +131,39 @@ def alone(new_runner: Callable[[], ModelRunner], tokenizer: Tokenizer) -> Engine
 
 @pytest.fixture(scope="module")
 def every_answer(
-    reference: LlamaForCausalLM, tokenizer: Tokenizer, every_prompt: list[list[int]]
+    reference: LlamaForCausalLM,
+    tokenizer: Tokenizer,
+    drafts: list[list[int]],
+    every_prompt: list[list[int]],
 ) -> list[list[int]]:
-    """What ``generate`` of the reference makes of each prompt, one at a time."""
-    eos = tokenizer.eos_token_ids[0]
-    tokens = []
-    for prompt in every_prompt:
-        ids = torch.tensor([prompt])
-        output = reference.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=NUM_NEW_TOKENS,
-            do_sample=False,
-            eos_token_id=eos,
-            pad_token_id=eos,
-        )
-        tokens.append(output[0, len(prompt) :].tolist())
-    return tokens
+    """What the reference makes of each prompt, one at a time."""
+    with torch.inference_mode():
+        eos = tokenizer.eos_token_ids
+        pairs = zip(every_prompt, drafts, strict=True)
+        return [greedy(reference, prompt, draft, eos) for prompt, draft in pairs]
+
+
+def greedy(
+    reference: LlamaForCausalLM, prompt: list[int], draft: list[int], eos_token_ids: Sequence[int]
+) -> list[int]:
+    """The reference's best tokens, whatever the draft; a right one takes a single pass."""
+    while True:
+        logits = reference(torch.tensor([prompt + draft])).logits[0]
+        best = logits[len(prompt) - 1 :].argmax(-1).tolist()
+        num_right = sum(accumulate(map(operator.eq, best, draft), operator.and_))
+        is_whole = num_right == NUM_NEW_TOKENS or draft[-1] in eos_token_ids
+        if is_whole and num_right == len(draft):
+            return draft
+        draft = best[: num_right + 1]
+
+
+@pytest.fixture(scope="module")
+def drafts(
+    model_path: Path, tokenizer: Tokenizer, every_prompt: list[list[int]]
+) -> list[list[int]]:
+    runner = runners(CpuBackend.COMPILED, model_path, tokenizer)()
+    drafting = engine(runner, tokenizer, SchedulerLimits(BLOCK_SIZE, 16, LARGE_STEP_TOKENS))
+    return generated(drafting, drafting.submit_together(every_prompt, GREEDY))
 
 
 GREEDY = SamplingParams(max_tokens=NUM_NEW_TOKENS, temperature=0.0)
