@@ -51,6 +51,11 @@ def new_secret(random_bytes: RandomBytes) -> str:
 def key_record(
     api_key: str, pepper: bytes, order: KeyOrder, random_bytes: RandomBytes, at: datetime
 ) -> ApiKeyRecord:
+    """Raises ContractError for one that nobody could use."""
+    if order.models is not None and not all(order.models):
+        raise ContractError("models: expected names, got an empty one")
+    if order.expires_at is not None and order.expires_at <= at:
+        raise ContractError("expires_at: expected a time to come")
     return ApiKeyRecord(
         key_id="key-" + random_bytes(_KEY_ID_BYTES).hex(),
         key_hash=hash_api_key(api_key.encode(), pepper),

@@ -10,11 +10,12 @@ import msgspec
 LOG_FIELDS: Final = frozenset({
     "tenant_id", "key_id", "request_id", "replica", "model", "endpoint", "status", "reason",
     "outcome", "is_stream", "input_tokens", "output_tokens", "ttft_ms", "admit_ms", "latency_ms",
+    "count_ms", "queue_ms", "send_ms",
     "num_events", "num_waiting", "num_running", "num_blocks", "path", "port",
     "pid", "exit_code", "signal", "version", "segment", "size_bytes", "source_id", "next_offset",
     "num_posted", "num_repeated", "num_unpriced", "num_dead", "error", "topic", "partition",
     "route", "home", "engine", "pool", "num_wanted", "num_actions", "num_breaks",
-    "alert_id", "num_raised",
+    "alert_id", "num_raised", "num_shadows", "who", "role", "method", "address",
 })  # fmt: skip
 """Every ``extra`` field a logger may carry.  A prompt, an answer or a key is not among them."""
 

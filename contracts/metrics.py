@@ -30,7 +30,8 @@ GATEWAY_REQUESTS: Final = "pandal_gateway_requests_total"  # labels endpoint, st
 GATEWAY_REFUSALS: Final = "pandal_gateway_refusals_total"  # label reason
 GATEWAY_TENANT_REQUESTS: Final = "pandal_gateway_tenant_requests_total"  # labels tenant, status
 GATEWAY_TENANT_TOKENS: Final = "pandal_gateway_tenant_tokens_total"  # labels tenant, class
-GATEWAY_SHADOW_REFUSALS: Final = "pandal_gateway_shadow_refusals_total"  # label rule
+GATEWAY_TENANT_BUDGET_USED: Final = "pandal_gateway_tenant_budget_used_ratio"  # of its period's
+GATEWAY_SHADOW_REFUSALS: Final = "pandal_gateway_shadow_refusals_total"  # labels tenant, rule
 GATEWAY_TOKENS: Final = "pandal_gateway_tokens_total"  # label class: input, cached, output
 GATEWAY_ROUTES: Final = "pandal_gateway_routes_total"  # label reason: see routing/decision.py
 GATEWAY_TTFT: Final = "pandal_gateway_time_to_first_token_seconds"
@@ -50,6 +51,10 @@ GATEWAY_POLICY_REFUSED: Final = "pandal_gateway_policy_refused"  # 1: the stored
 GATEWAY_POLICY_LOST: Final = "pandal_gateway_policy_store_lost"  # 1: the last good one is in force
 GATEWAY_SPOOLED_EVENTS: Final = "pandal_gateway_spooled_events_total"
 GATEWAY_SHIPPED_EVENTS: Final = "pandal_gateway_shipped_events_total"
+
+# Admin API
+ADMIN_REQUESTS: Final = "pandal_admin_requests_total"  # labels method, route, status
+ADMIN_REFUSED_LOGINS: Final = "pandal_admin_refused_logins_total"  # a rise: somebody guesses
 
 # Autoscaler
 AUTOSCALER_LEADS: Final = "pandal_autoscaler_leads"  # 1: this process acts

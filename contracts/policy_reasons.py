@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
@@ -25,9 +26,10 @@ _UNITS: Final = {
     "concurrent_requests": "concurrent requests",
     "tokens_per_day": "tokens a day",
     "tokens_per_month": "tokens a month",
-    "nano_usd_per_day": "nano-dollars a day",
-    "nano_usd_per_month": "nano-dollars a month",
+    "nano_usd_per_day": "USD a day",
+    "nano_usd_per_month": "USD a month",
 }
+_UNSAID: Final = {"allowed_models": "any", "max_prompt_tokens": "as the model allows"}  # else none
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="policy.reason.v1"):
@@ -40,8 +42,10 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="p
         """As in: 20,000 TPM because tier gold, narrowed by key k1."""
         because = f" because {self.because}" if self.because else ""
         if self.field in _UNITS:
-            return f"{self.value:,} {_UNITS[self.field]}{because}"
-        value = f"{self.value:,}" if type(self.value) is int else _plain(self.value)
+            is_money = self.field.startswith("nano_usd")
+            amount = usd_of_nano(self.value) if is_money else f"{self.value:,}"
+            return f"{amount} {_UNITS[self.field]}{because}"
+        value = f"{self.value:,}" if type(self.value) is int else _plain(self.field, self.value)
         return f"{self.field.replace('_', ' ')} {value}{because}"
 
 
@@ -130,9 +134,14 @@ def _reason(name: str, found: Settled) -> Reason:
     return Reason(field=name, value=plain, because=found.because)
 
 
-def _plain(value: object) -> str:
+def usd_of_nano(nano_usd: int) -> str:
+    """Exact, and without zeros that say nothing."""
+    return f"{Decimal(nano_usd) / 10**9:,.9f}".rstrip("0").rstrip(".")
+
+
+def _plain(field: str, value: object) -> str:
     if value is None:
-        return "none"
+        return _UNSAID.get(field, "none")
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
     return str(value)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from contracts.usage import Outcome
-from gateway.admission.quota_plan import QuotaPlan, rule_in_words
+from gateway.admission.quota_plan import QuotaPlan
 from gateway.admission.verdict import Budget
 from gateway.api.context import InferenceRequest, Operation
 from gateway.clock import Clock
@@ -33,7 +33,9 @@ class Trace:
     usage: Usage | None = None
     outcome: Outcome | None = None
     span: SpanContext | None = None  # None: nobody traces
+    counted_s: float | None = None  # how long its prompt's exact count took; None: it needs none
     admitted_monotonic_s: float | None = None
+    num_shadows: int = 0  # rules on trial that would have refused it
     is_counted_elsewhere = False  # it reads an answer whose request has a trace of its own
 
     def __init__(self, request_id: str, operation: Operation, started_monotonic_s: float) -> None:
@@ -46,10 +48,11 @@ class Trace:
 _LINE = (
     b'{"level":"info","service":"gateway","logger":"gateway.access_log","message":"request",'
     b'"at":%b,"request_id":"%b","endpoint":"%b","status":%d,"latency_ms":%.3f'
-    b"%b%b%b%b%b%b%b%b%b%b%b%b%b}\n"
+    b"%b%b%b%b%b%b%b%b%b%b%b%b%b%b%b%b%b}\n"
 )
 _TTFT = b',"ttft_ms":%.3f'
 _ADMIT = b',"admit_ms":%.3f'
+_COUNT, _QUEUE, _SEND = b',"count_ms":%.3f', b',"queue_ms":%.3f', b',"send_ms":%.3f'
 _IS_STREAM = (b',"is_stream":false', b',"is_stream":true')
 _MAX_FRAGMENTS = 10_000
 _encode = msgspec.json.Encoder().encode  # of what may need JSON's escapes
@@ -96,12 +99,12 @@ class AccessLog:
         if self._is_on:
             self._write(self._line(trace))
 
-    def note_shadows(self, plan: QuotaPlan, shadows: int) -> None:
+    def note_shadows(self, trace: Trace, plan: QuotaPlan, shadows: int) -> None:
         """Rules in shadow would have refused an admitted request: ``shadows``, in bits."""
+        trace.num_shadows = shadows.bit_count()
         for position, rule in enumerate(plan.shadows):
             if shadows >> position & 1:
-                words = ", ".join(part for part in (plan.tenant_id, rule_in_words(rule)) if part)
-                self._metrics.count_shadow_refusal(words)
+                self._metrics.shadows.count(plan.tenant_id, rule)
 
     def _count(self, trace: Trace) -> None:
         metrics, usage = self._metrics, trace.usage
@@ -141,10 +144,15 @@ class AccessLog:
         return b'"%b.%06dZ"' % (self._date_and_time, (wall_s - second) * 1e6)
 
     def _line(self, trace: Trace) -> bytes:
-        """Fields as in ``contracts.logs``; without those of steps that it did not reach."""
+        """Fields as in ``contracts.logs``; without those of steps that it did not reach.
+
+        Times of steps are from its beginning, but for ``count_ms`` and ``queue_ms``, which few
+        requests have: how long they took.
+        """
         started_s, meter, grant = trace.started_monotonic_s, trace.meter, trace.grant
         request, usage, outcome = trace.request, trace.usage, trace.outcome
         first_byte_s, admitted_s = meter.first_byte_monotonic_s, trace.admitted_monotonic_s
+        counted_s, queued_s, sent_s = trace.counted_s, meter.queued_s, meter.sent_monotonic_s
         return _LINE % (
             self._now(),
             trace.request_id.encode(),
@@ -162,8 +170,12 @@ class AccessLog:
             b"" if outcome is None else self._outcome[outcome],
             b"" if usage is None else _tokens(usage),
             b"" if admitted_s is None else _ADMIT % ((admitted_s - started_s) * 1e3),
+            b"" if counted_s is None else _COUNT % (counted_s * 1e3),
+            b"" if queued_s is None else _QUEUE % (queued_s * 1e3),
+            b"" if sent_s is None else _SEND % ((sent_s - started_s) * 1e3),
             b"" if first_byte_s is None else _TTFT % ((first_byte_s - started_s) * 1e3),
             b',"num_breaks":%d' % meter.num_breaks if meter.num_breaks else b"",
+            b',"num_shadows":%d' % trace.num_shadows if trace.num_shadows else b"",
         )
 
 

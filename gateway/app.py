@@ -19,6 +19,7 @@ from gateway.api.control_plane import control_plane
 from gateway.api.health import health_router
 from gateway.api.models import models_router
 from gateway.api.request_body import RequestReader
+from gateway.budget_watch import BudgetWatch
 from gateway.clock import SYSTEM_CLOCK, Clock, IdMaker, RandomDigits
 from gateway.event_encoder import EventEncoder
 from gateway.exact_counting import ExactCounting
@@ -77,6 +78,7 @@ class _Parts:
     turnstile: Turnstile
     spool: Spool
     metrics: Metrics
+    budgets: BudgetWatch
 
 
 @asynccontextmanager
@@ -100,7 +102,7 @@ async def create_app(
     async with (
         _closing(parts.replicas.pool),
         _open(parts.spool),
-        _background([*telemetry.loops, *_watching(settings, parts), *shipping]),
+        _background([*telemetry.loops, *_watching(settings, parts, place), *shipping]),
         wire_resilience(settings, clock, plans, parts.metrics) as resilience,
     ):
         await parts.policies.start()
@@ -149,8 +151,12 @@ def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
     turnstile = Turnstile(
         fleet, clock, max_waiting=settings.max_waiting, ageing_s=settings.batch_ageing_s
     )
+    policies = wire_policies(settings, clock)
+    budgets = BudgetWatch(
+        quota, lambda: policies.live.current, settings.metrics_tenants, clock.wall_s
+    )
     return _Parts(
-        policies=wire_policies(settings, clock),
+        policies=policies,
         quota=quota,
         costs=CostModel(settings.prompt_estimate_quantile),
         exact=ExactCounting(replicas.pool),
@@ -166,6 +172,7 @@ def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
         turnstile=turnstile,
         spool=_spool(settings, boot_id),
         metrics=metrics,
+        budgets=budgets,
     )
 
 
@@ -184,7 +191,8 @@ async def _metrics(parts: _Parts, place: Place | None) -> AsyncGenerator[RenderM
     """What ``/metrics`` says: of all workers, where there are several."""
 
     def render() -> str:
-        return parts.metrics.render(
+        parts.metrics.shadows.keep_only(parts.policies.live.current)
+        told = parts.metrics.render(
             num_spooled=parts.spool.num_committed,
             num_waiting=parts.turnstile.num_waiting,
             quota=QuotaStanding(
@@ -195,6 +203,7 @@ async def _metrics(parts: _Parts, place: Place | None) -> AsyncGenerator[RenderM
             is_policy_refused=parts.policies.live.is_refused,
             is_policy_lost=parts.policies.live.is_store_lost,
         )
+        return told + parts.budgets.render()
 
     async def render_alone() -> str:
         return render()
@@ -220,8 +229,11 @@ def _control_plane(
     return control_plane(routers, make_request_id)
 
 
-def _watching(settings: Settings, parts: _Parts) -> list[Loop]:
+def _watching(settings: Settings, parts: _Parts, place: Place | None) -> list[Loop]:
+    """Of several workers the first tells of budgets: all would tell the same, and be added up."""
+    tells_budgets = settings.metrics_tenants and (place is None or place.index == 0)
     return [
+        *([parts.budgets.run] if tells_budgets else []),
         *parts.policies.loops,
         parts.quota.run,
         parts.limiter.run,

@@ -57,6 +57,8 @@ class Meter:
     explanation = b""  # the header line that says so, for a client that asked
     engine_usage: Usage | None = None  # the last usage the replica reported
     num_content_events: int = 0  # relayed events that carried generated text
+    queued_s: float | None = None  # for its turn; None: it did not wait
+    sent_monotonic_s: float | None = None  # to the last who got it
     first_byte_monotonic_s: float | None = None
     is_document: bool = False  # not a stream: its first byte comes with its last
     served: Served | None = None  # by whom, if not as it was asked for

@@ -10,12 +10,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from contracts import metrics as names
+from gateway.shadow_metrics import ShadowMetrics
 from gateway.tenant_metrics import TenantMetrics
 
 Labels = tuple[tuple[str, str], ...]
 Source = Callable[[], Mapping[Labels, int]]
-_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
-_MAX_SHADOWS = 100  # rules on trial that are told apart
 
 
 class Histogram:
@@ -52,6 +51,7 @@ class Metrics:
     def __init__(self, tenants: Collection[str] = ()) -> None:
         """``tenants``: those that have counters of their own."""
         self.tenants = TenantMetrics(tenants) if tenants else None
+        self.shadows = ShadowMetrics(tenants)
         self.requests: Counter[tuple[str, int]] = Counter()  # by endpoint and status
         self.num_input_tokens = 0  # without the cached ones
         self.num_cached_tokens = 0
@@ -65,7 +65,6 @@ class Metrics:
         self.num_active = 0
         self.num_shipped = 0
         self._refusals: Counter[Labels] = Counter()
-        self._shadow_refusals: Counter[Labels] = Counter()
         self._sources: dict[str, Source] = {}
 
     def read_from(self, name: str, source: Source) -> None:
@@ -74,13 +73,6 @@ class Metrics:
 
     def count_refusal(self, reason: str) -> None:
         self._refusals[(("reason", reason),)] += 1
-
-    def count_shadow_refusal(self, rule: str) -> None:
-        """``rule``: an operator's words, of which there are few; beyond a bound all are one."""
-        labels = (("rule", rule.translate(_ESCAPES)),)
-        if labels not in self._shadow_refusals and len(self._shadow_refusals) >= _MAX_SHADOWS:
-            labels = (("rule", "other"),)
-        self._shadow_refusals[labels] += 1
 
     def count_shipped(self, num_events: int) -> None:
         self.num_shipped += num_events
@@ -108,23 +100,23 @@ class Metrics:
         }
         return "\n".join(
             [
-                *_family(names.GATEWAY_REQUESTS, "counter", requests),
-                *_family(names.GATEWAY_REFUSALS, "counter", self._refusals),
-                *_family(names.GATEWAY_SHADOW_REFUSALS, "counter", self._shadow_refusals),
-                *_family(names.GATEWAY_TOKENS, "counter", tokens),
-                *_family(names.GATEWAY_ROUTES, "counter", _by_reason(self.routes)),
-                *_family(names.GATEWAY_STREAM_BREAKS, "counter", {(): self.num_breaks}),
-                *_family(names.GATEWAY_FALLBACKS, "counter", {(): self.num_fallbacks}),
+                *family(names.GATEWAY_REQUESTS, "counter", requests),
+                *family(names.GATEWAY_REFUSALS, "counter", self._refusals),
+                *self.shadows.lines(),
+                *family(names.GATEWAY_TOKENS, "counter", tokens),
+                *family(names.GATEWAY_ROUTES, "counter", _by_reason(self.routes)),
+                *family(names.GATEWAY_STREAM_BREAKS, "counter", {(): self.num_breaks}),
+                *family(names.GATEWAY_FALLBACKS, "counter", {(): self.num_fallbacks}),
                 *self._kept_elsewhere(),
-                *_family(names.GATEWAY_ACTIVE_REQUESTS, "gauge", {(): self.num_active}),
-                *_family(names.GATEWAY_WAITING_REQUESTS, "gauge", {(): num_waiting}),
-                *_family(names.GATEWAY_QUOTA_LOST, "gauge", {(): int(quota.is_lost)}),
-                *_family(names.GATEWAY_POLICY_REFUSED, "gauge", {(): int(is_policy_refused)}),
-                *_family(names.GATEWAY_POLICY_LOST, "gauge", {(): int(is_policy_lost)}),
-                *_family(names.GATEWAY_QUOTA_OPEN, "gauge", {(): quota.num_open_settlements}),
-                *_family(names.GATEWAY_QUOTA_LOCAL, "counter", {(): quota.num_local_admissions}),
-                *_family(names.GATEWAY_SPOOLED_EVENTS, "counter", {(): num_spooled}),
-                *_family(names.GATEWAY_SHIPPED_EVENTS, "counter", {(): self.num_shipped}),
+                *family(names.GATEWAY_ACTIVE_REQUESTS, "gauge", {(): self.num_active}),
+                *family(names.GATEWAY_WAITING_REQUESTS, "gauge", {(): num_waiting}),
+                *family(names.GATEWAY_QUOTA_LOST, "gauge", {(): int(quota.is_lost)}),
+                *family(names.GATEWAY_POLICY_REFUSED, "gauge", {(): int(is_policy_refused)}),
+                *family(names.GATEWAY_POLICY_LOST, "gauge", {(): int(is_policy_lost)}),
+                *family(names.GATEWAY_QUOTA_OPEN, "gauge", {(): quota.num_open_settlements}),
+                *family(names.GATEWAY_QUOTA_LOCAL, "counter", {(): quota.num_local_admissions}),
+                *family(names.GATEWAY_SPOOLED_EVENTS, "counter", {(): num_spooled}),
+                *family(names.GATEWAY_SHIPPED_EVENTS, "counter", {(): self.num_shipped}),
                 *(() if self.tenants is None else self.tenants.lines()),
                 f"# TYPE {names.GATEWAY_TTFT} histogram",
                 *self.ttft_s.lines(names.GATEWAY_TTFT),
@@ -138,10 +130,10 @@ class Metrics:
 
     def _kept_elsewhere(self) -> Iterator[str]:
         for name, source in self._sources.items():
-            yield from _family(name, "counter", source())
+            yield from family(name, "counter", source())
 
 
-def _family(name: str, kind: str, values: Mapping[Labels, int]) -> Iterator[str]:
+def family(name: str, kind: str, values: Mapping[Labels, int]) -> Iterator[str]:
     yield f"# TYPE {name} {kind}"
     for labels, value in sorted(values.items()):
         rendered = ",".join(f'{label}="{text}"' for label, text in labels)

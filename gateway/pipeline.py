@@ -17,7 +17,7 @@ from contracts.usage import Outcome
 from gateway.access_log import Trace
 from gateway.admission.verdict import Reservation
 from gateway.api.context import InferenceRequest, RequestContext
-from gateway.api.errors import error_body, error_event, error_status, retry_headers
+from gateway.api.errors import error_body, error_event, error_headers, error_status
 from gateway.api.request_body import check_prompt_fits, check_prompt_may_fit
 from gateway.completion import Flow, in_task
 from gateway.errors import (
@@ -107,7 +107,7 @@ class Pipeline:
             request = stages.read(exchange, grant)
             trace.request, grant = request, grant.for_model(request.model)
             if grant.admission.counting is TokenCounting.EXACT:
-                trace.request = request = await self._counted(request, exchange, grant)
+                trace.request = request = await self._counted(request, exchange, grant, trace)
             check_prompt_fits(request, grant)
             context = stages.context(trace, grant, request)
             plan = stages.plans.plan_for(grant, request.model)
@@ -138,10 +138,14 @@ class Pipeline:
     # Admission
 
     async def _counted(
-        self, request: InferenceRequest, exchange: Exchange, grant: Grant
+        self, request: InferenceRequest, exchange: Exchange, grant: Grant, trace: Trace
     ) -> InferenceRequest:
         check_prompt_may_fit(request, grant)
-        return await self._stages.exact.counted(request, exchange.body, grant, exchange.watch)
+        stages = self._stages
+        began_s = stages.clock.monotonic_s()
+        counted = await stages.exact.counted(request, exchange.body, grant, exchange.watch)
+        trace.counted_s = stages.clock.monotonic_s() - began_s
+        return counted
 
     def _check_can_be_served(
         self, request: InferenceRequest, reservation: Reservation, grant: Grant
@@ -215,10 +219,7 @@ class Pipeline:
             exchange.end_stream(error_event(error))
             return
         trace.status = error_status(error)
-        challenge = b"www-authenticate: Bearer\r\n" if trace.status == 401 else b""
-        exchange.send(
-            trace.status, answer_head(trace) + retry_headers(error) + challenge, error_body(error)
-        )
+        exchange.send(trace.status, answer_head(trace) + error_headers(error), error_body(error))
 
 
 def _shut_down(exchange: Exchange) -> None:

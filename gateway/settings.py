@@ -83,9 +83,9 @@ class Settings(BaseSettings):
     durability: Literal["commit", "relaxed"] = "commit"  # relaxed: an answer ends without waiting
     gateway_id: str = Field(default="gateway-0", min_length=1)  # stable over restarts
     kafka_bootstrap: str | None = None  # None: billing reads the spool itself
-    metrics_tenants: tuple[str, ...] = Field(
-        default=(), max_length=100
-    )  # with metrics of their own
+    # With metrics of their own.  None: who is a customer is not everybody's to read, and each is
+    # some series more.
+    metrics_tenants: tuple[str, ...] = Field(default=(), max_length=100)
     # A collector of OpenTelemetry, by OTLP over HTTP in JSON; None: no telemetry.
     otlp_url: str | None = Field(default=None, pattern=r"^http://[^/:]+:\d+/?$")
     otlp_sample_ratio: float = Field(default=1.0, ge=0, le=1)  # where the caller does not decide

@@ -62,7 +62,7 @@ class Stages:
         if verdict.refusal is not None:
             raise refused(verdict.refusal, reservation)
         if verdict.shadows:
-            self.access_log.note_shadows(reservation.plan, verdict.shadows)
+            self.access_log.note_shadows(trace, reservation.plan, verdict.shadows)
 
     def context(self, trace: Trace, grant: Grant, request: InferenceRequest) -> RequestContext:
         """``grant``: for the request's model."""

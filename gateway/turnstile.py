@@ -96,7 +96,9 @@ class Turnstile:
         try:
             await exchange.watch(turn.holder.called)
         finally:
-            self._queue(turn.holder.context.request.model).remove(turn)
+            ticket = turn.holder
+            ticket.meter.queued_s = self._clock.monotonic_s() - turn.entered_s
+            self._queue(ticket.context.request.model).remove(turn)
 
     def settle(self, context: RequestContext, meter: Meter, num_tokens: int) -> None:
         """What it had in truth, in place of what it was charged: nothing, if it never went."""

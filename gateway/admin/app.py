@@ -5,26 +5,28 @@ import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
+from starlette.types import ASGIApp
 
+from gateway.admin.access_log import AccessLog, AdminMetrics
 from gateway.admin.authority import Authority
 from gateway.admin.callers import ROLES, Role
 from gateway.admin.calling import Calling
 from gateway.admin.desk import PolicyDesk
-from gateway.admin.key_routes import key_router
+from gateway.admin.key_routes import key_router, keys_used_router
 from gateway.admin.oidc import OidcTokens, Provider
 from gateway.admin.policy_routes import policy_router
 from gateway.admin.responses import answer_errors, documented
 from gateway.admin.schemas import CallerBody
 from gateway.admin.settings import Settings
-from gateway.clock import SYSTEM_CLOCK, Clock
+from gateway.clock import SYSTEM_CLOCK, Clock, IdMaker, RandomDigits
 from gateway.policy_documents.file import FileDocuments
 from gateway.policy_documents.valkey import ValkeyDocuments
 from gateway.resp_address import RespAddress
 
 
 @asynccontextmanager
-async def create_admin(settings: Settings, clock: Clock = SYSTEM_CLOCK) -> AsyncGenerator[FastAPI]:
+async def create_admin(settings: Settings, clock: Clock = SYSTEM_CLOCK) -> AsyncGenerator[ASGIApp]:
     """Its store is connected for as long as it runs."""
     documents = _documents(settings)
     desk = PolicyDesk(documents, clock.now)
@@ -33,7 +35,10 @@ async def create_admin(settings: Settings, clock: Clock = SYSTEM_CLOCK) -> Async
     async with asyncio.TaskGroup() as group:
         running = group.create_task(documents.run())
         try:
-            yield _app(settings, desk, authority, documents)
+            app = _app(settings, desk, authority, documents)
+            ids, metrics = IdMaker(clock, RandomDigits()), AdminMetrics()
+            _tell_metrics(app, metrics)
+            yield AccessLog(app, metrics, ids.request_id, clock)
         finally:
             running.cancel()
             if oidc is not None:
@@ -47,11 +52,11 @@ def _app(
     documents: FileDocuments | ValkeyDocuments,
 ) -> FastAPI:
     app = FastAPI(title="Pandal admin", version="1", docs_url=None, redoc_url=None)
-
     app.state.authority = authority
     pepper = settings.key_pepper.get_secret_value().encode()
     app.include_router(policy_router(desk))
     app.include_router(key_router(desk, documents, pepper, os.urandom))
+    app.include_router(keys_used_router(documents))
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -63,6 +68,12 @@ def _app(
 
     answer_errors(app)
     return app
+
+
+def _tell_metrics(app: FastAPI, metrics: AdminMetrics) -> None:
+    @app.get("/metrics", include_in_schema=False)
+    async def tell_metrics() -> Response:
+        return Response(metrics.render(), media_type="text/plain; version=0.0.4")
 
 
 def _documents(settings: Settings) -> FileDocuments | ValkeyDocuments:

@@ -11,7 +11,9 @@ from gateway.admin.callers import Caller
 async def _authenticated(request: Request) -> Caller:
     authority: Authority = request.app.state.authority
     address = "" if request.client is None else request.client.host
-    return await authority.caller(request.headers.get("authorization"), address)
+    caller = await authority.caller(request.headers.get("authorization"), address)
+    request.state.caller = caller  # for the access log
+    return caller
 
 
 Calling = Annotated[Caller, Depends(_authenticated)]

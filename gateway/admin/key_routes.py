@@ -17,7 +17,7 @@ from contracts.api_keys import (
     with_revoked,
     with_rotated,
 )
-from contracts.errors import Unknown
+from contracts.errors import ContractError, Unknown
 from contracts.policy import ApiKeyRecord
 from gateway.admin.callers import Role
 from gateway.admin.calling import Calling
@@ -28,9 +28,10 @@ from gateway.admin.schemas import (
     KeyBody,
     KeyListBody,
     KeyOrderBody,
+    KeysUsedBody,
     RotationBody,
 )
-from gateway.errors import UnknownName
+from gateway.errors import PolicyRefused, UnknownName
 
 
 class KeysUsed(Protocol):
@@ -50,6 +51,19 @@ def key_router(
     router.add_api_route("", routes.create, methods=["POST"], status_code=201)
     router.add_api_route("/{key_id}/rotate", routes.rotate, methods=["POST"])
     router.add_api_route("/{key_id}", routes.revoke, methods=["DELETE"])
+    return router
+
+
+def keys_used_router(used: KeysUsed) -> APIRouter:
+    async def keys_used(calling: Calling) -> KeysUsedBody:
+        """When keys were last used, by their ids; who is not among them was not, lately."""
+        calling.require(Role.VIEWER)
+        found = await used.keys_used()
+        at = {key_id: datetime.fromtimestamp(at_s, UTC) for key_id, at_s in found.items()}
+        return KeysUsedBody(last_used_at=at)
+
+    router = APIRouter(prefix="/admin/v1", tags=["keys"], responses=documented())
+    router.add_api_route("/keys-used", keys_used)
     return router
 
 
@@ -115,7 +129,10 @@ class _KeyRoutes:
 
     def _fresh(self, order: KeyOrder) -> tuple[str, ApiKeyRecord]:
         api_key = new_api_key(self._random_bytes)
-        record = key_record(api_key, self._pepper, order, self._random_bytes, self._desk.now())
+        try:
+            record = key_record(api_key, self._pepper, order, self._random_bytes, self._desk.now())
+        except ContractError as exc:
+            raise PolicyRefused(f"{exc}.") from exc
         return api_key, record
 
 

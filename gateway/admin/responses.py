@@ -7,7 +7,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from gateway.admin.schemas import ErrorBody
-from gateway.api.errors import error_body, error_status, retry_headers
+from gateway.api.errors import error_body, error_headers, error_status
 from gateway.errors import GatewayError, InvalidRequest, MethodNotAllowed, UnknownPath
 
 _ALWAYS: Final = (401, 403, 422, 429, 503)
@@ -60,9 +60,7 @@ def _response(error: GatewayError, headers: dict[str, str]) -> Response:
         media_type="application/json",
         headers=headers,
     )
-    for line in retry_headers(error).splitlines():
+    for line in error_headers(error).splitlines():
         name, _, value = line.decode().partition(": ")
         response.headers[name] = value
-    if response.status_code == 401:
-        response.headers["www-authenticate"] = "Bearer"
     return response

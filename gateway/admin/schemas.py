@@ -95,6 +95,10 @@ class KeyListBody(BaseModel):
     keys: Sequence[KeyBody]
 
 
+class KeysUsedBody(BaseModel):
+    last_used_at: dict[str, datetime]  # by key id
+
+
 class ReasonBody(BaseModel):
     field: str
     value: Any  # JSON

@@ -7,7 +7,7 @@ from starlette.exceptions import HTTPException
 
 from contracts.names import HEADER_REQUEST_ID
 from gateway.api.context import Operation
-from gateway.api.errors import error_body, error_status, retry_headers
+from gateway.api.errors import error_body, error_headers, error_status
 from gateway.errors import GatewayError, MethodNotAllowed, UnknownPath
 
 _DATA_PLANE_PATHS = frozenset(operation.path for operation in Operation)
@@ -46,7 +46,7 @@ def _response(error: GatewayError) -> Response:
     response = Response(
         error_body(error), status_code=error_status(error), media_type="application/json"
     )
-    for line in retry_headers(error).splitlines():
+    for line in error_headers(error).splitlines():
         name, _, value = line.decode().partition(": ")
         response.headers[name] = value
     return response

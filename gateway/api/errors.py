@@ -40,8 +40,13 @@ def error_status(error: GatewayError) -> int:
     return error.upstream_status if isinstance(error, UpstreamRefused) else error.status
 
 
-def retry_headers(error: GatewayError) -> bytes:
-    """Whole seconds, rounded up, for everyone; milliseconds for OpenAI's own clients."""
+def error_headers(error: GatewayError) -> bytes:
+    """Complete lines: how to authenticate (RFC 9110, 11.6.1), and when to come again.
+
+    Whole seconds, rounded up, for everyone; milliseconds for OpenAI's own clients.
+    """
+    if error.status == 401:
+        return b"www-authenticate: Bearer\r\n"
     if error.retry_after_ms is None:
         return b""
     seconds = whole_seconds(error.retry_after_ms)

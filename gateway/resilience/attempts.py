@@ -158,6 +158,7 @@ class Attempts:
         stay = Stay(replica, request.estimated_prompt_tokens, request.estimated_tokens, None)
         meter = self._meter
         meter.replica, meter.provider, meter.attempt = provider.name, provider.name, self._num_begun
+        meter.sent_monotonic_s = began_s
         translation = None
         if provider.api is Api.ANTHROPIC:
             limit = self._fleet.limits.max_event_bytes
@@ -182,10 +183,12 @@ class Attempts:
         )
         probe = self._probe_of(replica.name)
         stay = self._fleet.begin(decision, request, began_s, request_id)
-        self._meter.replica, self._meter.attempt = replica.name, self._num_begun
-        self._meter.route, self._meter.home = decision.reason, decision.home
+        meter = self._meter
+        meter.replica, meter.attempt = replica.name, self._num_begun
+        meter.sent_monotonic_s = began_s
+        meter.route, meter.home = decision.reason, decision.home
         if self._fleet.limits.explains_routes and self._exchange.header(_EXPLAIN) is not None:
-            self._meter.explanation = route_header(decision)
+            meter.explanation = route_header(decision)
         self.current = Attempt(replica, request_id, response, began_s, stay, probe)
         return self.current
 

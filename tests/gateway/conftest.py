@@ -159,8 +159,8 @@ def make_tenant(
 ) -> Callable[..., Tenant]:
     """Before an upstream that is well again, whatever the last test made of it."""
 
-    def make(on: Gateway | None = None, **limits: object) -> Tenant:
-        name = f"tenant-{next(_numbers)}"
+    def make(on: Gateway | None = None, name: str | None = None, **limits: object) -> Tenant:
+        name = f"tenant-{next(_numbers)}" if name is None else name
         policies.add(name, f"sk-{name}", **limits)
         return Tenant(name, f"sk-{name}", gateway if on is None else on, valkey)
 

@@ -30,6 +30,7 @@ async def test_one_model_is_told_of_and_what_is_not_served_is_told_with_what_is(
 async def test_models_need_a_key(tenant: Tenant) -> None:
     reply = await get(tenant.gateway.port, "/v1/models")
     assert (reply.status, reply.error["code"]) == (401, "invalid_api_key")
+    assert reply.headers["www-authenticate"] == "Bearer"
 
 
 async def test_health_needs_nothing(tenant: Tenant) -> None:

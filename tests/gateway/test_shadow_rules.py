@@ -1,15 +1,20 @@
 """A rule on trial counts what it would refuse, and refuses nothing."""
 
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 
 import pytest
 
+from contracts.names import tenant_id
+from contracts.policy import ApiKeyRecord, PolicyDocument, TenantPolicy
 from contracts.quota import QuotaRule
-from gateway.metrics import Metrics, QuotaStanding
+from gateway.grants import PolicySnapshot, snapshot_of
+from gateway.shadow_metrics import ShadowMetrics
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, get
-from tests.gateway.processes import Valkey
+from tests.gateway.processes import Gateway, Valkey
 from tests.gateway.quota_bench import Bench, Terms, running_limiter
+from tests.gateway.scene import until
 
 SHADOW = QuotaRule(tokens_per_minute=100, is_shadow=True)
 
@@ -57,22 +62,57 @@ async def test_settling_gives_back_to_it_what_it_gave(bench: Bench) -> None:
     assert (await bench.ask(10, terms)).shadows == 0
 
 
-async def test_the_metrics_tell_the_rule(make_tenant: Callable[..., Tenant]) -> None:
+async def test_the_metrics_and_the_log_tell_of_it(
+    make_tenant: Callable[..., Tenant], gateway: Gateway
+) -> None:
     rules = (QuotaRule(requests_per_minute=1, model="model-a", is_shadow=True),)
     tenant = make_tenant(rules=rules)
     await tenant.accepted()
+    before = await num_other_refusals(gateway)
     for _ in range(2):
         assert (await tenant.chat(chat())).status == 200
-    told = (await get(tenant.gateway.port, "/metrics")).body.decode()
-    name = f'pandal_gateway_shadow_refusals_total{{rule="{tenant.name}, model model-a"}} 1'
-    assert name in told.splitlines()
+    assert await num_other_refusals(gateway) == before + 1  # nobody asked to tell it apart
+    mine = f'"tenant_id":"{tenant.name}"'
+    await until(
+        lambda: any(
+            mine in line and '"num_shadows":1}' in line
+            for line in gateway.log_path.read_text().splitlines()
+        )
+    )
 
 
-def test_the_metrics_tell_apart_so_many_rules_and_no_more() -> None:
-    metrics = Metrics()
+async def num_other_refusals(gateway: Gateway) -> int:
+    lines = (await get(gateway.port, "/metrics")).body.decode().splitlines()
+    name = 'pandal_gateway_shadow_refusals_total{rule="other"} '
+    (found,) = [line.removeprefix(name) for line in lines if line.startswith(name)]
+    return int(found)
+
+
+def test_only_rules_of_tenants_that_were_named_are_told_apart() -> None:
+    metrics = ShadowMetrics(("acme",))
     for number in range(150):
-        metrics.count_shadow_refusal(f'a "rule"\n{number}')
-    told = metrics.render(num_spooled=0, num_waiting=0, quota=QuotaStanding(0, 0, is_lost=False))
-    lines = [line for line in told.splitlines() if "shadow_refusals_total{" in line]
-    assert len(lines) == 101
-    assert 'pandal_gateway_shadow_refusals_total{rule="other"} 50' in lines
+        metrics.count("acme", QuotaRule(model=f'a "rule"\n{number}', is_shadow=True))
+    metrics.count("other", QuotaRule(is_shadow=True))
+    lines = list(metrics.lines())
+    assert len(lines) == 1 + 100 + 1
+    rule = 'model a \\"rule\\"\\n0'
+    assert f'pandal_gateway_shadow_refusals_total{{tenant="acme",rule="{rule}"}} 1' in lines
+    assert 'pandal_gateway_shadow_refusals_total{rule="other"} 51' in lines
+
+
+def test_a_rule_that_is_gone_leaves_room_for_another() -> None:
+    metrics = ShadowMetrics(("acme",))
+    gone, there = (QuotaRule(model=name, is_shadow=True) for name in ("gone", "there"))
+    metrics.count("acme", gone)
+    metrics.count("acme", there)
+    metrics.keep_only(snapshot_with(there))
+    assert [line for line in metrics.lines() if "acme" in line] == [
+        'pandal_gateway_shadow_refusals_total{tenant="acme",rule="model there"} 1'
+    ]
+
+
+def snapshot_with(*rules: QuotaRule) -> PolicySnapshot:
+    key = ApiKeyRecord(key_id="k1", key_hash="h1", key_prefix="sk")
+    tenant = TenantPolicy(tenant_id=tenant_id("acme"), tier="gold", keys=(key,), rules=rules)
+    document = PolicyDocument(version=1, tenants=(tenant,))
+    return snapshot_of(document, bytes(16), datetime.now(UTC))

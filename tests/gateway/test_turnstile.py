@@ -1,13 +1,17 @@
 """What waiting costs, and whom: one replica that is told what it has to do, on a clock by hand."""
 
+import asyncio
+
 import pytest
 
 from contracts.admission import AdmissionPolicy
 from contracts.names import tenant_id
-from gateway.api.context import RequestContext
+from gateway.api.context import Operation, RequestContext
 from gateway.clock import Clock
 from gateway.errors import Overloaded
+from gateway.exchange import Exchange
 from gateway.metering import Meter
+from gateway.request_head import request_head
 from gateway.routing.stay import Stay
 from gateway.turnstile import Turnstile
 from tests.gateway.fleets import LOAD, context_of, fleet_of, inference_request
@@ -79,6 +83,21 @@ async def test_whose_turn_came_is_charged_what_it_used() -> None:
     assert (meter.charged_tokens, gate.counter("waiter")) == (1_000, 1_000)
     gate.turnstile.settle(context, meter, 0)
     assert gate.counter("waiter") == 0
+
+
+async def test_how_long_it_waited_is_on_its_meter() -> None:
+    gate = Gate()
+    stay = gate.is_busy_with(100)
+    context, meter = ask("waiter"), Meter()
+    turn = gate.turnstile.enter(context, meter)
+    assert turn is not None
+    head = request_head(Operation.CHAT_COMPLETIONS, [])
+    exchange = Exchange(asyncio.Transport(), head, lambda: None)
+    waiting = asyncio.create_task(gate.turnstile.wait(exchange, turn))
+    await asyncio.sleep(0)
+    gate.is_done_with(stay)
+    await waiting
+    assert meter.queued_s == pytest.approx(0.1)
 
 
 async def test_the_wait_is_for_prompts_not_for_what_answers_may_take() -> None:

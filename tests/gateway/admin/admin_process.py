@@ -30,6 +30,7 @@ class AdminProcess:
     """In front of the policy of ``settings``."""
 
     def __init__(self, folder: Path, **settings: str) -> None:
+        self.folder = folder
         self._log_path = folder / "admin.log"
         static = [{"name": f"a-{role}", "token": t, "role": role} for role, t in TOKENS.items()]
         environment = {
@@ -80,10 +81,22 @@ class AdminProcess:
     def log(self) -> str:
         return self._log_path.read_text()
 
+    def told(self, message: str) -> list[dict[str, Any]]:
+        """Its log's lines of that kind."""
+        lines = map(json.loads, self.log().splitlines())
+        return [line for line in lines if line["message"] == message]
+
+    def metrics(self) -> list[str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        try:
+            connection.request("GET", "/metrics")
+            return connection.getresponse().read().decode().splitlines()
+        finally:
+            connection.close()
+
     def _is_listening(self) -> bool:
         assert self._process.poll() is None, self.log()
-        told = [json.loads(line) for line in self.log().splitlines()]
-        ports = [line["port"] for line in told if line["message"] == "listening"]
+        ports = [line["port"] for line in self.told("listening")]
         if ports:
             self.port = ports[-1]
         return bool(ports) and self._answers()

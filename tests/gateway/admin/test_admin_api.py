@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from contracts.environment import BadSettings, read_settings
+from gateway.admin.settings import PREFIX, Settings
 from tests.gateway.admin.admin_process import TOKENS, AdminProcess
 from tests.gateway.processes import PEPPER
 
@@ -25,6 +27,15 @@ def admin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdminProcess]:
     log = process.log()
     assert "sk-pandal-" not in log
     assert not any(token in log for token in TOKENS.values())
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdminProcess]:
+    """Nobody has written a policy there."""
+    folder = tmp_path_factory.mktemp("empty")
+    process = AdminProcess(folder, ADMIN_POLICY_FILE=str(folder / "policies.json"))
+    yield process
+    assert process.stop() == 0
 
 
 def put(admin: AdminProcess, document: dict[str, Any], **others: Any) -> int:
@@ -96,6 +107,31 @@ def test_nobody_gets_in_without_a_token(admin: AdminProcess) -> None:
         assert b"stranger" not in refused.body
 
 
+def test_every_request_leaves_a_line_and_a_count(admin: AdminProcess) -> None:
+    put(admin, {"tenants": [ACME]})
+    listed = admin.ask("GET", "/tenants/acme/keys?x=typed", role="viewer")
+    admin.ask("GET", "/typed/by/somebody", role="viewer")
+    admin.ask("GET", "/whoami", role="stranger")
+    by_id = {line["request_id"]: line for line in admin.told("admin request")}
+    line = by_id[listed.headers["x-request-id"]]
+    told = (line["who"], line["role"], line["method"], line["route"], line["status"])
+    assert told == ("a-viewer", "viewer", "GET", "/admin/v1/tenants/{tenant}/keys", 200)
+    refused = [line for line in by_id.values() if line["status"] == 401][-1]
+    assert (refused["level"], refused["address"]) == ("warning", "127.0.0.1")
+    assert "who" not in refused
+    assert "typed" not in admin.log()
+    metrics = admin.metrics()
+    assert not any("typed" in line for line in metrics)
+    labels = 'method="other",route="other",status="404"'
+    assert any(line.startswith(f"pandal_admin_requests_total{{{labels}}}") for line in metrics)
+    counted = [line for line in metrics if line.startswith("pandal_admin_refused_logins_total")]
+    assert int(counted[0].rpartition(" ")[2]) >= 1
+
+
+def test_when_keys_were_used_is_told_of_all_at_once(admin: AdminProcess) -> None:
+    assert admin.ask("GET", "/keys-used", role="viewer").document == {"last_used_at": {}}
+
+
 def test_an_older_version_is_put_back(admin: AdminProcess) -> None:
     put(admin, {"tenants": [ACME]})
     version = admin.ask("GET", "/policy").document["version"]
@@ -129,6 +165,8 @@ def test_a_key_is_shown_once_rotated_and_revoked(admin: AdminProcess) -> None:
     assert admin.ask("POST", f"{keys}/{key_id}/rotate", {}).status == 422
     assert admin.ask("DELETE", f"{keys}/nobody").status == 404
     assert admin.ask("POST", "/tenants/nobody/keys", {}).status == 404
+    over = {"expires_at": "2020-01-01T00:00:00Z"}
+    assert admin.ask("POST", keys, over).document["error"]["code"] == "policy_refused"
 
 
 def test_no_document_brings_a_key_back(admin: AdminProcess) -> None:
@@ -162,12 +200,12 @@ def test_going_back_revokes_the_keys_of_a_tenant_that_is_gone(admin: AdminProces
     assert admin.ask("GET", "/tenants/since/policy").status == 200
 
 
-def test_the_first_document_takes_nobodys_place(tmp_path: Path) -> None:
-    process = AdminProcess(tmp_path, ADMIN_POLICY_FILE=str(tmp_path / "policies.json"))
+def test_the_first_document_takes_nobodys_place(empty: AdminProcess) -> None:
+    process = empty
     first = {"if-none-match": "*"}
     assert process.ask("PUT", "/policy", {"tenants": [ACME]}, headers=first).status == 200
     assert process.ask("PUT", "/policy", {"tenants": []}, headers=first).status == 412
-    stored = tmp_path / "policies.json"
+    stored = process.folder / "policies.json"
     stored.write_bytes(b'{"version": -1}')  # as by hand; and then as the runbook says
     assert process.ask("GET", "/policy").status == 422
     assert process.ask("POST", "/policy/rollback", {"version": 1}).document["version"] == 2
@@ -179,7 +217,6 @@ def test_the_first_document_takes_nobodys_place(tmp_path: Path) -> None:
         process.ask("PUT", "/policy", {"tenants": [ACME]}, headers={"if-match": "*"}).status == 200
     )
     assert len(process.ask("GET", "/tenants/acme/keys").document["keys"]) == 1
-    assert process.stop() == 0
 
 
 def test_what_applies_is_explained(admin: AdminProcess) -> None:
@@ -191,38 +228,46 @@ def test_what_applies_is_explained(admin: AdminProcess) -> None:
     assert admin.ask("GET", "/tenants/acme/policy?key=none").status == 404
 
 
-def test_who_guesses_a_token_waits(tmp_path: Path) -> None:
-    process = AdminProcess(tmp_path, ADMIN_POLICY_FILE=str(tmp_path / "policies.json"))
-    try:
-        statuses = [process.ask("GET", "/whoami", role="guess").status for _ in range(25)]
-        assert statuses[:20] == [401] * 20
-        assert 429 in statuses[20:]
-        assert int(process.ask("GET", "/whoami", role="guess").headers["retry-after"]) >= 1
-        assert process.ask("GET", "/whoami", role="viewer").status == 200  # at the same address
-    finally:
-        process.stop()
+def test_who_guesses_a_token_waits(empty: AdminProcess) -> None:
+    statuses = [empty.ask("GET", "/whoami", role="guess").status for _ in range(25)]
+    assert statuses[:20] == [401] * 20
+    assert 429 in statuses[20:]
+    assert int(empty.ask("GET", "/whoami", role="guess").headers["retry-after"]) >= 1
+    assert empty.ask("GET", "/whoami", role="viewer").status == 200  # at the same address
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("ADMIN_POLICY_FILE", ""),
-        ("ADMIN_KEY_PEPPER", "hunter2"),
-        ("ADMIN_STATIC_TOKENS", '[{"name":"a","token":"hunter2","role":"owner"}]'),
-        ("ADMIN_POLICY_URL", "http://user:hunter2@host"),
-    ],
-)
-def test_a_bad_setting_is_named_and_not_shown(name: str, value: str) -> None:
+BAD = {
+    "ADMIN_POLICY_FILE": "",
+    "ADMIN_KEY_PEPPER": "hunter2",
+    "ADMIN_STATIC_TOKENS": '[{"name":"a","token":"hunter2","role":"owner"}]',
+    "ADMIN_POLICY_URL": "http://user:hunter2@host",
+}
+
+
+def environment_with(name: str) -> dict[str, str]:
     good = {"ADMIN_POLICY_FILE": "/nowhere/policies.json", "ADMIN_KEY_PEPPER": PEPPER}
-    environment = {
-        "PATH": os.environ["PATH"],
-        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
-        **good,
-        name: value,
-    }
+    return {n: v for n, v in {**good, name: BAD[name]}.items() if v}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_setting_is_named_and_not_shown(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in environment_with(name).items():
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(BadSettings) as caught:
+        read_settings(Settings, PREFIX, {})
+    assert [fault.split(".")[0] for fault in caught.value.faults] == [name]
+    assert "hunter2" not in str(caught.value.faults)
+
+
+def test_with_a_bad_setting_it_does_not_start() -> None:
+    name = "ADMIN_STATIC_TOKENS"
     done = subprocess.run(
         [sys.executable, "-m", "gateway.admin"],
-        env={n: v for n, v in environment.items() if v},
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+            **environment_with(name),
+        },
         cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
