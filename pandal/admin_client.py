@@ -4,7 +4,7 @@ import http.client
 import ssl
 import urllib.parse
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -14,10 +14,13 @@ from contracts.policy_change import PolicyChange
 from pandal.errors import BadOption, EditConflict, NotFound, Unreachable
 from pandal.policy_access import CurrentPolicy
 
+T = TypeVar("T")
+
 _TIMEOUT_S: Final = 30.0  # a large document over a slow line
 _MOST_BYTES: Final = 64 * 1024 * 1024
 _MOST_ENTRIES: Final = 1_000  # of the audit log, at once
 _ROOT: Final = "/admin/v1"
+_EXPECTED_URL: Final = "--admin: expected http(s)://HOST:PORT"
 
 
 class _Error(msgspec.Struct):
@@ -40,12 +43,13 @@ class AdminClient:
     """Raises Unreachable, and what the API's refusal amounts to, with its own words."""
 
     def __init__(self, url: str, token: str) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
-            raise BadOption(f"--admin: expected http(s)://HOST:PORT, got {url!r}")
+        parts, port = _parts(url)
+        assert parts.hostname is not None, "it was looked for"
+        if not (token.isascii() and token.isprintable()):
+            raise BadOption("PANDAL_ADMIN_TOKEN: expected a token of printable ASCII characters")
         self.where = url
         self._is_tls = parts.scheme == "https"
-        self._host, self._port = parts.hostname, parts.port
+        self._host, self._port = parts.hostname, port
         self._path = parts.path.rstrip("/") + _ROOT
         self._headers = {"authorization": f"Bearer {token}"}
 
@@ -63,7 +67,7 @@ class AdminClient:
             connection.request(method, self._path + path, body=body, headers=sent)
             answer = connection.getresponse()
             found = answer.read(_MOST_BYTES)
-        except (OSError, http.client.HTTPException) as exc:
+        except (OSError, UnicodeError, http.client.HTTPException) as exc:
             raise Unreachable(f"{self.where}: {exc or type(exc).__name__}") from exc
         finally:
             connection.close()
@@ -87,20 +91,19 @@ class AdminClient:
         match = {"if-none-match": "*"} if expected is None else {"if-match": f'"{expected}"'}
         payload = encode_policy_document(document)
         body, _ = self.call("PUT", f"/policy?{query}", payload, match)
-        version = _decoded(body, _Stored).version
+        version = decoded(body, _Stored).version
         return msgspec.structs.replace(document, version=version)
 
     def roll_back(self, number: int, why: str) -> PolicyDocument:
         wanted = msgspec.json.encode({"version": number, "why": why[:500]})
         body, _ = self.call("POST", "/policy/rollback", wanted)
-        return self.version(_decoded(body, _Stored).version)
+        return self.version(decoded(body, _Stored).version)
 
     def history(self, limit: int) -> Sequence[PolicyChange]:
         if limit > _MOST_ENTRIES:
             raise BadOption(f"--limit: an admin API tells at most {_MOST_ENTRIES}, got {limit}")
         body, _ = self.call("GET", f"/policy/history?limit={limit}")
-        found: _History = _decoded(body, _History)
-        return found.entries
+        return decoded(body, _History).entries
 
     def version(self, number: int) -> PolicyDocument:
         body, _ = self.call("GET", f"/policy/versions/{number}")
@@ -123,6 +126,20 @@ class AdminClient:
         return kinds.get(status, Unreachable)(f"{self.where}: {words}")
 
 
+def _parts(url: str) -> tuple[urllib.parse.SplitResult, int | None]:
+    """With its port.  Raises BadOption, which quotes nothing: a part may be a password."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port = parts.port
+    except ValueError as exc:
+        raise BadOption(_EXPECTED_URL) from exc
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise BadOption(_EXPECTED_URL)
+    if parts.query or parts.username is not None:
+        raise BadOption(_EXPECTED_URL)
+    return parts, port
+
+
 def _document(body: bytes) -> PolicyDocument:
     try:
         return decode_policy_document(body)
@@ -130,7 +147,8 @@ def _document(body: bytes) -> PolicyDocument:
         raise Unreachable(f"unexpected answer: {exc}") from exc
 
 
-def _decoded(body: bytes, type_: Any) -> Any:  # a message of that type
+def decoded(body: bytes, type_: type[T]) -> T:
+    """An answer's body.  Raises Unreachable where something else has answered."""
     try:
         return msgspec.json.decode(body, type=type_)
     except UNDECODABLE as exc:

@@ -38,6 +38,11 @@ class DataDir:
         return self.root / "credentials.json"
 
     @property
+    def admin_token(self) -> Path:
+        """Of the fleet's admin API, and nothing else: to be read by its owner's commands."""
+        return self.root / "admin-token"
+
+    @property
     def policies(self) -> Path:
         return self.root / "policies.json"
 

@@ -21,6 +21,7 @@ from gateway.admission.replay import Decision, Replay
 from gateway.admission.resp import error_text, pack
 from gateway.errors import QuotaUnavailable
 from gateway.resp_address import RespAddress
+from pandal.connected_store import connected_store
 from pandal.errors import Unreachable
 from pandal.valkey import quota_server, valkey_binary, wait_until_serving
 
@@ -33,6 +34,8 @@ class Hindsight(msgspec.Struct, frozen=True, kw_only=True):
     """Of one tenant.  A request that comes again until it is served is told once a time."""
 
     tenant: str
+    first_at: datetime  # of the asks that are known: a busy tenant's record is shorter than an hour
+    last_at: datetime
     num_asks: int
     num_refused: int  # in truth
     num_reproduced: int  # of the asks: how many the policy in force decides again as it did
@@ -51,7 +54,8 @@ def told(found: Sequence[Hindsight]) -> Iterator[str]:
         yield "nobody has asked for anything since then"
     for each in found:
         yield (
-            f"{each.tenant}: {each.num_asks:,} asks, {each.num_refused:,} refused; "
+            f"{each.tenant}: {each.num_asks:,} asks from {each.first_at:%H:%M:%S} to "
+            f"{each.last_at:%H:%M:%S} UTC, {each.num_refused:,} refused; "
             f"then {each.num_refused_then:,} refused"
         )
         if each.newly_refused:
@@ -80,7 +84,7 @@ async def dry_run(
     found = []
     async with _scratch_store() as scratch:
         for tenant, record in records.items():
-            if record:
+            if any(isinstance(entry, NotedAsk) for entry in record):
                 found.append(await _hindsight(scratch, tenant, record, current, proposed))
     return found
 
@@ -106,6 +110,8 @@ async def _hindsight(
     served = [d for d in then if d.refused_by is None and not d.ask.is_admitted]
     return Hindsight(
         tenant=tenant,
+        first_at=asks[0].at,
+        last_at=asks[-1].at,
         num_asks=len(asks),
         num_refused=sum(not ask.is_admitted for ask in asks),
         num_reproduced=sum((d.refused_by is None) == d.ask.is_admitted for d in again),
@@ -135,18 +141,13 @@ def _checked(reply: object) -> object:
 
 @contextlib.asynccontextmanager
 async def _connected(address: RespAddress) -> AsyncIterator[QuotaStore]:
-    store = QuotaStore(address, _CALL_DEADLINE_S)
-    running = asyncio.create_task(store.run())
     try:
-        async with asyncio.timeout(_CONNECT_S):
-            while not store.is_reachable:  # noqa: ASYNC110  # it tells by no event
-                await asyncio.sleep(0.01)
-        yield store
+        async with connected_store(
+            address, call_deadline_s=_CALL_DEADLINE_S, connect_s=_CONNECT_S
+        ) as store:
+            yield store
     except (TimeoutError, QuotaUnavailable) as exc:
         raise Unreachable("the quota store does not answer") from exc
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager

@@ -13,13 +13,17 @@ from typing import Final
 import msgspec
 
 from pandal.child import ChildSpec
+from pandal.http_client import Address
 from pandal.plan import DEFAULT_ALIAS, HOST, FleetPlan, OwnReplica
 from pandal.valkey import quota_server, response_cache_server
 
 GATEWAY = "gateway"
+ADMIN = "admin"
 BILLING = "billing"
 QUOTA = "quota"
 RESPONSE_CACHE = "response-cache"
+
+ADMIN_CALLER = "local"  # as the audit log calls whoever has the fleet's token
 
 GATEWAY_DRAIN_S = 3.0  # a demo's answers are short, and Ctrl-C promises ten seconds in all
 GATEWAY_ABORT_S = 1.5  # some steps of a busy engine, for those that the drain's end interrupts
@@ -96,6 +100,23 @@ def gateway_child(plan: FleetPlan, *, pepper: str, inherited: Mapping[str, str])
     )
 
 
+def admin_child(
+    plan: FleetPlan, admin: Address, *, pepper: str, token: str, inherited: Mapping[str, str]
+) -> ChildSpec:
+    """``token``: for whoever can read the data directory, and so could edit the policy there."""
+    owner = {"name": ADMIN_CALLER, "token": token, "role": "owner"}
+    environment = {
+        "ADMIN_HOST": admin.host,
+        "ADMIN_PORT": str(admin.port),
+        "ADMIN_POLICY_FILE": str(plan.data_dir.policies),
+        "ADMIN_KEY_PEPPER": pepper,
+        "ADMIN_STATIC_TOKENS": msgspec.json.encode([owner]).decode(),
+    }
+    return _service(
+        plan, name=ADMIN, module="gateway.admin", inherited=inherited, environment=environment
+    )
+
+
 def billing_child(plan: FleetPlan, inherited: Mapping[str, str]) -> ChildSpec:
     environment = {
         "BILLING_LEDGER_URL": plan.data_dir.ledger_url,
@@ -129,7 +150,8 @@ def _service(
     environment: Mapping[str, str],
 ) -> ChildSpec:
     """``environment`` wins over what the user has set."""
-    knobs = {k: v for k, v in inherited.items() if k.startswith(f"{module.upper()}_")}
+    prefix = f"{module.rpartition('.')[2].upper()}_"
+    knobs = {k: v for k, v in inherited.items() if k.startswith(prefix)}
     return ChildSpec(
         name=name,
         # Without -P the folder that the user happens to be in would come before our own modules.

@@ -23,6 +23,7 @@ LEFTOVER_PATIENCE_S = 3.0
 class FleetState(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="fleet.v1"):
     launcher: ProcessId
     gateway_url: str
+    admin_url: str | None = None
     quota_url: str
     ledger_url: str
     policy_file: str
@@ -88,6 +89,7 @@ class FleetRecord:
         state = FleetState(
             launcher=launcher,
             gateway_url=self._plan.gateway.url,
+            admin_url=None if self._plan.admin is None else self._plan.admin.url,
             quota_url=self._plan.quota_url,
             ledger_url=self._plan.data_dir.ledger_url,
             policy_file=str(self._plan.data_dir.policies),

@@ -60,7 +60,8 @@ def check_installation(options: UpOptions) -> None:
     if sys.platform != "linux":
         raise PreflightFailed(f"'pandal up' runs on Linux, this is {sys.platform}")
     own = () if options.dev_replica_urls else ("replica",)
-    require_extras(("gateway", "billing", "local", *own))
+    admin = () if options.is_once else ("admin",)
+    require_extras(("gateway", *admin, "billing", "local", *own))
 
 
 def require_extras(extras: Iterable[str]) -> None:

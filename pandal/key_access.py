@@ -1,7 +1,7 @@
 """Keys as the command line manages them: in the local fleet's data, or over an admin API."""
 
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
@@ -17,13 +17,14 @@ from contracts.api_keys import (
     with_revoked,
     with_rotated,
 )
-from contracts.errors import ContractError
+from contracts.errors import ContractError, Unknown
 from contracts.policy import ApiKeyRecord
+from gateway.errors import GatewayError
 from gateway.policy_documents.policy_file import PolicyFile
-from pandal.admin_client import AdminClient
+from pandal.admin_client import AdminClient, decoded
 from pandal.credentials import load_or_create_credentials
 from pandal.datadir import DataDir
-from pandal.errors import BadOption
+from pandal.errors import BadOption, NotFound, StateUnreadable
 from pandal.policy_access import Edit, LocalPolicies, edited
 from pandal.private_file import locked
 
@@ -59,6 +60,9 @@ class KeyAccess(Protocol):
 
     def keys(self, tenant: str) -> Sequence[KeyNews]: ...
 
+    def last_used(self) -> Mapping[str, datetime]:
+        """Of all tenants' keys by id, as far as it was noted."""
+
     def rotate(self, tenant: str, key_id: str, overlap: timedelta) -> NewSecret: ...
 
     def revoke(self, tenant: str, key_id: str) -> None: ...
@@ -75,10 +79,17 @@ class LocalKeys:
     def keys(self, tenant: str) -> Sequence[KeyNews]:
         try:
             found = tenant_of(self._policies.current().document, tenant).keys
-        except ContractError as exc:
-            raise BadOption(str(exc)) from exc
-        now, used = datetime.now(UTC), PolicyFile(self._data_dir.policies).keys_used()
+        except Unknown as exc:
+            raise NotFound(str(exc)) from exc
+        now, used = datetime.now(UTC), self.last_used()
         return [_news(key, now, used.get(key.key_id)) for key in found]
+
+    def last_used(self) -> Mapping[str, datetime]:
+        try:
+            used = PolicyFile(self._data_dir.policies).keys_used()
+        except GatewayError as exc:
+            raise StateUnreadable(str(exc)) from exc
+        return {key_id: datetime.fromtimestamp(at_s, UTC) for key_id, at_s in used.items()}
 
     def rotate(self, tenant: str, key_id: str, overlap: timedelta) -> NewSecret:
         with locked(self._data_dir.credentials):
@@ -104,6 +115,8 @@ class LocalKeys:
     def _edit(self, edit: Edit, action: str, why: str) -> None:
         try:
             edited(self._policies, edit, action=action, why=why)
+        except Unknown as exc:
+            raise NotFound(str(exc)) from exc
         except ContractError as exc:
             raise BadOption(str(exc)) from exc
 
@@ -114,8 +127,11 @@ class RemoteKeys:
 
     def keys(self, tenant: str) -> Sequence[KeyNews]:
         body, _ = self._client.call("GET", _path(tenant))
-        found: list[KeyNews] = msgspec.json.decode(body, type=_KeyList).keys
-        return found
+        return decoded(body, _KeyList).keys
+
+    def last_used(self) -> Mapping[str, datetime]:
+        body, _ = self._client.call("GET", "/keys-used")
+        return decoded(body, _KeysUsed).last_used_at
 
     def create(self, tenant: str, order: KeyOrder) -> NewSecret:
         wanted: dict[str, Any] = {
@@ -135,11 +151,15 @@ class RemoteKeys:
 
     def _secret(self, method: str, path: str, wanted: object) -> NewSecret:
         body, _ = self._client.call(method, path, msgspec.json.encode(wanted))
-        return msgspec.json.decode(body, type=NewSecret)
+        return decoded(body, NewSecret)
 
 
 class _KeyList(msgspec.Struct):
     keys: list[KeyNews]
+
+
+class _KeysUsed(msgspec.Struct):
+    last_used_at: dict[str, datetime]
 
 
 def _path(tenant: str, key_id: str | None = None) -> str:
@@ -147,7 +167,7 @@ def _path(tenant: str, key_id: str | None = None) -> str:
     return path if key_id is None else f"{path}/{urllib.parse.quote(key_id, safe='')}"
 
 
-def _news(key: ApiKeyRecord, now: datetime, used_s: float | None) -> KeyNews:
+def _news(key: ApiKeyRecord, now: datetime, last_used_at: datetime | None) -> KeyNews:
     return KeyNews(
         key_id=key.key_id,
         key_prefix=key.key_prefix,
@@ -157,7 +177,7 @@ def _news(key: ApiKeyRecord, now: datetime, used_s: float | None) -> KeyNews:
         created_at=key.created_at,
         expires_at=key.expires_at,
         revoked_at=key.revoked_at,
-        last_used_at=None if used_s is None else datetime.fromtimestamp(used_s, UTC),
+        last_used_at=last_used_at,
         models=key.models,
         endpoints=key.endpoints,
     )

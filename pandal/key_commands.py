@@ -1,10 +1,8 @@
 """``pandal keys``: keys are given out once, rotated, revoked, and listed without their secrets."""
 
-import os
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -12,16 +10,16 @@ import typer
 
 from contracts.api_keys import KeyOrder
 from contracts.usage import Endpoint
-from pandal.admin_client import AdminClient
 from pandal.durations import parse_duration
 from pandal.errors import BadOption
-from pandal.key_access import KeyAccess, KeyNews, LocalKeys, NewSecret, RemoteKeys
+from pandal.key_access import KeyNews, NewSecret, RemoteKeys
 from pandal.policy_options import (
     AdminOption,
     DataDirOption,
     JsonOption,
     admin_client,
     directory,
+    key_access,
 )
 from pandal.screen import say
 
@@ -40,7 +38,8 @@ def create(
     name: Annotated[str, typer.Option(help="What people call the key.")] = "",
     expires_in: Annotated[str | None, typer.Option(help="90d, 12h.", show_default="never")] = None,
     models: Annotated[
-        list[str] | None, typer.Option("--only-model", help="It is for no other; repeatable.")
+        list[str] | None,
+        typer.Option("--only-model", help="As replicas call it; for no other; repeatable."),
     ] = None,
     endpoints: Annotated[
         list[Endpoint] | None,
@@ -60,6 +59,7 @@ def create(
         return
     from pandal.keys import create_key, parse_key_request
     from pandal.readiness import wait_until_accepted
+    from pandal.served_models import warn_of_unserved
 
     request = parse_key_request(
         tenant=tenant, tier=tier, tokens_per_minute=tpm, requests_per_minute=rpm, order=order
@@ -68,6 +68,7 @@ def create(
     local.create()
     created = create_key(local, request)
     note = wait_until_accepted(local, created.api_key)
+    warn_of_unserved(models or (), data_dir, admin)
     if as_json:
         say(msgspec.json.encode(created).decode())
     else:
@@ -87,7 +88,7 @@ def list_(
     as_json: JsonOption = False,
 ) -> None:
     """A tenant's keys: what may be known of them, and never the keys themselves."""
-    found = _access(data_dir, admin).keys(tenant)
+    found = key_access(data_dir, admin).keys(tenant)
     if as_json:
         say(msgspec.json.encode(found).decode())
         return
@@ -106,7 +107,7 @@ def rotate(
 ) -> None:
     """Give a key a new secret; its id, scopes and limits stay, and the old secret for a while."""
     time = parse_duration(overlap, option="--overlap")
-    _show_secret(_access(data_dir, admin).rotate(tenant, key_id, time), as_json)
+    _show_secret(key_access(data_dir, admin).rotate(tenant, key_id, time), as_json)
 
 
 @keys_app.command()
@@ -117,19 +118,17 @@ def revoke(
     admin: AdminOption = None,
 ) -> None:
     """End a key now, on every gateway; there is no way back."""
-    _access(data_dir, admin).revoke(tenant, key_id)
+    key_access(data_dir, admin).revoke(tenant, key_id)
     say(f"{key_id} is revoked")
-
-
-def _access(data_dir: Path | None, admin: str | None) -> KeyAccess:
-    client: AdminClient | None = admin_client(data_dir, admin)
-    return LocalKeys(directory(data_dir), os.urandom) if client is None else RemoteKeys(client)
 
 
 def _expiry(expires_in: str | None) -> datetime | None:
     if expires_in is None:
         return None
-    return datetime.now(UTC) + parse_duration(expires_in, option="--expires-in")
+    span = parse_duration(expires_in, option="--expires-in")
+    if not span:
+        raise BadOption(f"--expires-in: expected a time to come, got {expires_in!r}")
+    return datetime.now(UTC) + span
 
 
 def _show_secret(created: NewSecret, as_json: bool) -> None:

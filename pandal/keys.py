@@ -85,7 +85,10 @@ def create_key(
         credentials = load_or_create_credentials(data_dir, random_bytes)
     api_key = new_api_key(random_bytes)
     pepper, at = credentials.pepper_bytes, datetime.now(UTC)
-    record = key_record(api_key, pepper, request.order, random_bytes, at)
+    try:
+        record = key_record(api_key, pepper, request.order, random_bytes, at)
+    except ContractError as exc:
+        raise BadOption(str(exc)) from exc
     after = edit_policies(
         data_dir.policies,
         lambda before: _with_key(before, request, record),

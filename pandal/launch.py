@@ -10,9 +10,11 @@ from pandal.autoscaling import run_autoscaler
 from pandal.booking import spool_booked
 from pandal.child import ChildSpec
 from pandal.child_log import rotate
+from pandal.credentials import load_or_create_admin_token
 from pandal.demo import PROMPT, ask
 from pandal.errors import DemoRefused, FleetFailed
 from pandal.fleet import (
+    ADMIN,
     BILLING,
     GATEWAY,
     GATEWAY_ABORT_S,
@@ -20,6 +22,7 @@ from pandal.fleet import (
     GATEWAY_SETTLE_S,
     QUOTA,
     RESPONSE_CACHE,
+    admin_child,
     billing_child,
     gateway_child,
     replica_child,
@@ -29,9 +32,9 @@ from pandal.fleet_record import FleetRecord, clear_leftovers, remove_fleet_state
 from pandal.keys import ensure_demo_key
 from pandal.plan import FleetPlan, UpOptions
 from pandal.private_file import exclusive
-from pandal.readiness import gateway_ready, is_replica_ready, replicas_ready
+from pandal.readiness import admin_ready, gateway_ready, is_replica_ready, replicas_ready
 from pandal.replica_news import ReplicaNews
-from pandal.report import show_demo_answer, show_ledger_line, show_snippets
+from pandal.report import show_admin, show_demo_answer, show_ledger_line, show_snippets
 from pandal.screen import Screen
 from pandal.settings import inherited_environment
 from pandal.supervisor import Supervisor
@@ -115,9 +118,19 @@ class Launch:
         self._start(
             gateway_child(self._plan, pepper=credentials.key_pepper, inherited=self._environment)
         )
+        self._start_admin(credentials.key_pepper)
         await self._wait_until_ready()
         self._supervisor.mark_ready()
         await self._show(credentials.demo_api_key)
+
+    def _start_admin(self, pepper: str) -> None:
+        admin = self._plan.admin
+        if admin is None:
+            return
+        token = load_or_create_admin_token(self._plan.data_dir).get_secret_value()
+        self._start(
+            admin_child(self._plan, admin, pepper=pepper, token=token, inherited=self._environment)
+        )
 
     async def _start_valkey(self) -> None:
         for child in valkey_children(self._plan, self._environment):
@@ -140,6 +153,8 @@ class Launch:
         with self._screen.progress() as view:
             await replicas_ready(self._plan, view)
         await gateway_ready(self._plan.gateway)
+        if self._plan.admin is not None:
+            await admin_ready(self._plan.admin)
 
     async def _show(self, api_key: str) -> None:
         self._screen.line(f"ready: {self._plan.served_model} on {self._plan.gateway.url}", "green")
@@ -147,6 +162,7 @@ class Launch:
         self._screen.line(f"> {PROMPT}", "bold")
         await self._ask(api_key)
         if not self._plan.is_once:
+            show_admin(self._screen, self._plan)
             show_snippets(self._screen, self._plan, api_key)
             self._screen.line(f"serving on {self._plan.gateway.url} - Ctrl-C stops", "green")
 
@@ -189,10 +205,11 @@ class Launch:
     async def _stop(self) -> None:
         """Each before what it needs: the gateway settles, billing books, then the rest goes."""
         replicas = [replica.name for replica in self._plan.own_replicas]
-        parts = (GATEWAY, BILLING, *(["replicas"] if replicas else []), "Valkey")
+        first = (GATEWAY,) if self._plan.admin is None else (ADMIN, GATEWAY)
+        parts = (*first, BILLING, *(["replicas"] if replicas else []), "Valkey")
         self._screen.line(f"stopping: {', '.join(parts)}")
         stop, hurry = self._supervisor.stop, self._hurry
-        await stop([GATEWAY], patience_s=GATEWAY_STOP_PATIENCE_S, hurry=hurry)
+        await stop(first, patience_s=GATEWAY_STOP_PATIENCE_S, hurry=hurry)
         if self._plan.kafka_bootstrap is None and not hurry.is_set():
             await spool_booked(self._plan.data_dir, patience_s=BOOKING_PATIENCE_S)
         await stop([BILLING], patience_s=BILLING_PATIENCE_S, hurry=hurry)

@@ -54,6 +54,7 @@ class FleetPlan:
 
     data_dir: DataDir
     gateway: Address
+    admin: Address | None  # of the admin API; None: there is none, for one request
     valkey_binary: Path
     model: str  # a name or a path, for the replicas to resolve
     model_cache: Path | None
@@ -82,7 +83,8 @@ class FleetPlan:
         replicas = f"{num_own} x replica" if num_own else f"{num_dev} x dev replica"
         if self.autoscale_from is not None:
             replicas = f"{num_own} to {len(self.own_replicas)} x replica"
-        return f"2 x Valkey, {replicas} ({self.served_model}), billing, gateway"
+        admin = "" if self.admin is None else ", admin API"
+        return f"2 x Valkey, {replicas} ({self.served_model}), billing, gateway{admin}"
 
     @property
     def quota_socket(self) -> Path:

@@ -1,5 +1,6 @@
 """``FIELD=VALUE`` of the command line, put where the policy document keeps that field."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, get_type_hints
 
@@ -15,6 +16,8 @@ _SELECTORS: Final = ("key_id", "model", "window")
 _OF_TENANT: Final = ("tier", "organisation")
 _OF_TERMS: Final = tuple(n for n in Terms.__struct_fields__ if n not in _SELECTORS)
 _LISTS: Final = ("allowed_models",)
+
+_NO_NAME: Final = re.compile(r"""[][(){}"'\s]""")  # what other notations put around names
 
 _Values = dict[str, Any]  # by field; None: it is said no more
 
@@ -64,12 +67,19 @@ def _value(holder: type[msgspec.Struct], name: str, text: str) -> Any:  # what t
         return None
     given: object = text
     if name in _LISTS:
-        given = [part.strip() for part in text.split(",") if part.strip()]
+        given = _listed(name, text)
     type_ = get_type_hints(holder, include_extras=True)[name]
     try:
         return msgspec.convert(given, type_, strict=False)
     except msgspec.ValidationError as exc:
         raise BadOption(f"{name}: {exc}") from exc
+
+
+def _listed(name: str, text: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts) or _NO_NAME.search(text):
+        raise BadOption(f"{name}: expected NAME,NAME without brackets, quotes and blanks")
+    return parts
 
 
 def _with_rule(tenant: TenantPolicy, new: QuotaRule, values: Mapping[str, Any]) -> TenantPolicy:

@@ -6,8 +6,9 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +34,7 @@ from pandal.policy_options import (
 )
 from pandal.policy_yaml import from_yaml, read_yaml, to_yaml
 from pandal.screen import say
+from pandal.served_models import models_named, warn_of_unserved
 from pandal.settings import CommandSettings
 
 policy_app = typer.Typer(no_args_is_help=True, help="Quota policies: who may ask for how much.")
@@ -48,7 +50,7 @@ def get(
 ) -> None:
     """Print the policy, or one tenant's part of it."""
     access = policy_access(data_dir, admin)
-    document = access.current().document if version is None else access.version(version)
+    document = _current(access) if version is None else access.version(version)
     if tenant is not None:
         found = _tenant(document, tenant)
         document = PolicyDocument(version=document.version, tenants=(found,))
@@ -69,7 +71,6 @@ def set_(
     admin: AdminOption = None,
 ) -> None:
     """Change a tenant's limits and terms, as in: pandal policy set acme tokens_per_minute=20000."""
-    access = policy_access(data_dir, admin)
 
     def edit(before: PolicyDocument) -> PolicyDocument:
         own = _tenant(before, tenant)
@@ -77,7 +78,7 @@ def set_(
         tenants = tuple(changed if t is own else t for t in before.tenants)
         return msgspec.structs.replace(before, tenants=tenants)
 
-    _edit(access, edit, action="set", why=why)
+    _edit(data_dir, admin, edit, action="set", why=why)
 
 
 @policy_app.command("edit")
@@ -98,8 +99,8 @@ def edit_command(
     if stored is None:
         say("nothing changed")
     else:
-        _show(differences(found.document, stored))
-        say(f"version {stored.version}")
+        _show_stored(found.document, stored)
+        warn_of_unserved(_news(found.document, stored), data_dir, admin)
 
 
 @policy_app.command()
@@ -112,7 +113,7 @@ def diff(
 ) -> None:
     """What changed between two versions."""
     access = policy_access(data_dir, admin)
-    after = access.current().document if newer is None else access.version(newer)
+    after = _current(access) if newer is None else access.version(newer)
     told = differences(access.version(older), after)
     if as_json:
         say(msgspec.json.encode(told).decode())
@@ -128,7 +129,10 @@ def history(
     as_json: JsonOption = False,
 ) -> None:
     """Who changed what, when and why; newest first."""
-    entries = policy_access(data_dir, admin).history(limit)
+    access = policy_access(data_dir, admin)
+    entries = access.history(limit)
+    if not entries:
+        _current(access)  # one that was never edited has no history
     if as_json:
         say(msgspec.json.encode(entries).decode())
         return
@@ -153,14 +157,13 @@ def rollback(
         stored = access.roll_back(version, why)
     except ContractError as exc:
         raise BadOption(str(exc)) from exc
-    _show(differences(access.version(stored.version - 1), stored))
-    say(f"version {stored.version}")
+    _show_stored(access.version(stored.version - 1), stored)
 
 
 @policy_app.command()
 def export(data_dir: DataDirOption = None, admin: AdminOption = None) -> None:
     """Print the policy as YAML, to be kept in a repository."""
-    say(to_yaml(policy_access(data_dir, admin).current().document).rstrip())
+    say(to_yaml(_current(policy_access(data_dir, admin))).rstrip())
 
 
 @policy_app.command("import")
@@ -184,7 +187,8 @@ def import_(
             raise Drifted(f"{access.where} differs from {path} in {len(told)} places")
     elif told:
         why = why or f"from {path.name}"
-        _edit(access, lambda now: imported(now, wanted, at), action="import", why=why)
+        edit = partial(imported, wanted=wanted, at=at)
+        _edit(data_dir, admin, edit, action="import", why=why)
     else:
         say("nothing changed")
 
@@ -205,9 +209,11 @@ def dry_run_command(
     from pandal.dry_run import dry_run, told
 
     proposed = read_yaml(path)
-    current = policy_access(data_dir, admin).current().document
+    current = _current(policy_access(data_dir, admin))
     names = sorted({t.tenant_id for d in (current, proposed) for t in d.tenants})
     wanted = [name for name in names if tenant in (None, name)]
+    if tenant is not None and not wanted:
+        raise NotFound(f"there is no tenant {tenant!r} in either policy")
     since_s = time.time() - minutes * 60
     quota = quota_address(data_dir)
     found = asyncio.run(dry_run(quota, current, proposed, wanted, since_s))
@@ -231,8 +237,9 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """What applies to a tenant's requests, and whose word each value is."""
-    document = policy_access(data_dir, admin).current().document
+    document = _current(policy_access(data_dir, admin))
     policy = _tenant(document, tenant)
+    warn_of_unserved([] if model is None else [model], data_dir, admin)
     record = None if key is None else _key(policy, key)
     moment = datetime.now(UTC) if at is None else at.replace(tzinfo=UTC)
     found = list(reasons(document, policy, key=record, model=model, at=moment))
@@ -243,8 +250,20 @@ def explain(
             say(reason.words)
 
 
-def _edit(access: PolicyAccess, edit: Edit, *, action: str, why: str) -> None:
+def _current(access: PolicyAccess) -> PolicyDocument:
+    """Raises NotFound: what is not there is no empty policy."""
+    found = access.current()
+    if found.etag is None:
+        raise NotFound(
+            f"there is no policy at {access.where} yet; 'pandal keys create' and "
+            "'pandal policy import' make one"
+        )
+    return found.document
+
+
+def _edit(data_dir: Path | None, admin: str | None, edit: Edit, *, action: str, why: str) -> None:
     """Stores it and tells what it changed.  Raises BadOption for what is no policy."""
+    access = policy_access(data_dir, admin)
     before = [access.current().document]
 
     def noted(document: PolicyDocument) -> PolicyDocument:
@@ -255,8 +274,18 @@ def _edit(access: PolicyAccess, edit: Edit, *, action: str, why: str) -> None:
         stored = edited(access, noted, action=action, why=why)
     except ContractError as exc:
         raise BadOption(str(exc)) from exc
-    _show(differences(before[0], stored))
+    _show_stored(before[0], stored)
+    warn_of_unserved(_news(before[0], stored), data_dir, admin)
+
+
+def _show_stored(before: PolicyDocument, stored: PolicyDocument) -> None:
+    _show(differences(before, stored))
     say(f"version {stored.version}")
+
+
+def _news(before: PolicyDocument, stored: PolicyDocument) -> Collection[str]:
+    """Models of which nothing was said before."""
+    return set(models_named(stored)) - set(models_named(before))
 
 
 def _show(changes: Iterable[FieldChange], indent: str = "") -> None:

@@ -1,19 +1,19 @@
 """Options that the commands for policies and keys share: which policy they are about, and why."""
 
 import os
-from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import SecretStr
 
-from contracts.policy import PolicyDocument
 from gateway.resp_address import RespAddress
 from pandal.admin_client import AdminClient
+from pandal.credentials import read_admin_token
 from pandal.datadir import DataDir, data_dir_at
 from pandal.errors import BadOption
-from pandal.key_access import LocalKeys, RemoteKeys
+from pandal.fleet_record import running_fleet
+from pandal.key_access import KeyAccess, LocalKeys, RemoteKeys
 from pandal.policy_access import LocalPolicies, PolicyAccess
 from pandal.settings import CommandSettings
 
@@ -31,7 +31,7 @@ AdminOption = Annotated[
     str | None,
     typer.Option(
         "--admin",
-        help="URL of an admin API, with its token in PANDAL_ADMIN_TOKEN.",
+        help="URL of an admin API, its token in PANDAL_ADMIN_TOKEN; the local fleet's is found.",
         show_default="PANDAL_ADMIN_URL, or else the local fleet's data",
     ),
 ]
@@ -42,14 +42,9 @@ def policy_access(data_dir: Path | None, admin: str | None) -> PolicyAccess:
     return LocalPolicies(directory(data_dir).policies) if client is None else client
 
 
-def last_used(
-    data_dir: Path | None, admin: str | None, document: PolicyDocument
-) -> Mapping[str, datetime]:
-    """By key id, of those of whom it was noted."""
+def key_access(data_dir: Path | None, admin: str | None) -> KeyAccess:
     client = admin_client(data_dir, admin)
-    access = LocalKeys(directory(data_dir), os.urandom) if client is None else RemoteKeys(client)
-    keys = [key for tenant in document.tenants for key in access.keys(tenant.tenant_id)]
-    return {key.key_id: key.last_used_at for key in keys if key.last_used_at is not None}
+    return LocalKeys(directory(data_dir), os.urandom) if client is None else RemoteKeys(client)
 
 
 def quota_address(data_dir: Path | None) -> RespAddress:
@@ -71,9 +66,19 @@ def admin_client(data_dir: Path | None, admin: str | None) -> AdminClient | None
         url = settings.admin_url
     if url is None:
         return None
-    if settings.admin_token is None:
+    token = settings.admin_token
+    if token is None:
+        token = _token_of_local_fleet(directory(data_dir), url)
+    if token is None:
         raise BadOption("PANDAL_ADMIN_TOKEN: expected a token of the admin API")
-    return AdminClient(url, settings.admin_token.get_secret_value())
+    return AdminClient(url, token.get_secret_value())
+
+
+def _token_of_local_fleet(local: DataDir, url: str) -> SecretStr | None:
+    """That nobody else gets: only if the address is the fleet's that runs on this machine."""
+    fleet = running_fleet(local)
+    is_its = fleet is not None and fleet.admin_url == url.rstrip("/")
+    return read_admin_token(local) if is_its else None
 
 
 def directory(option: Path | None) -> DataDir:

@@ -87,6 +87,16 @@ async def gateway_ready(gateway: Address) -> None:
         raise FleetFailed(f"gateway is not ready after {waited}: {why}") from exc
 
 
+async def admin_ready(admin: Address) -> None:
+    """Raises FleetFailed when it takes too long."""
+    try:
+        async with asyncio.timeout(GATEWAY_READY_PATIENCE_S):
+            await poll_until(lambda: _poll(admin, "/health"), interval_s=_POLL_INTERVAL_S)
+    except TimeoutError as exc:
+        waited = f"{GATEWAY_READY_PATIENCE_S:g} s"
+        raise FleetFailed(f"the admin API does not answer after {waited}") from exc
+
+
 def wait_until_accepted(data_dir: DataDir, api_key: str) -> str:
     """Returns one line for people: whether the key works now, or when it will."""
     fleet = running_fleet(data_dir)
@@ -130,10 +140,10 @@ def _reasons(answer: Answer) -> str:
         return f"it answers {answer.status}"
 
 
-async def _poll(address: Address) -> Answer | None:
+async def _poll(address: Address, path: str = "/ready") -> Answer | None:
     """``None``: not listening yet."""
     try:
-        return await asyncio.to_thread(get, address, "/ready", timeout_s=_ANSWER_TIMEOUT_S)
+        return await asyncio.to_thread(get, address, path, timeout_s=_ANSWER_TIMEOUT_S)
     except Unreachable:
         return None
 

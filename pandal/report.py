@@ -47,6 +47,12 @@ def show_snippets(screen: Screen, plan: FleetPlan, api_key: str) -> None:
     screen.line("")
 
 
+def show_admin(screen: Screen, plan: FleetPlan) -> None:
+    """Where the token is, and never the token: screens are shared."""
+    if plan.admin is not None:
+        screen.line(f"admin API on {plan.admin.url}, its token in {plan.data_dir.admin_token}")
+
+
 def _decode_speed(answer: DemoAnswer) -> str:
     if answer.usage is None:
         return "not known without usage"

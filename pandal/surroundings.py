@@ -50,10 +50,11 @@ def check_surroundings(options: UpOptions) -> FleetPlan:
     choice = _own_model(options) if dev_model is None else ModelChoice(options.model, dev_model)
     most = options.num_replicas if options.autoscale_to is None else options.autoscale_to
     num_own = 0 if dev_replicas else most
-    ports = free_ports(num_own, after=options.port)
+    *ports, admin_port = free_ports(num_own + 1, after=options.port)
     return FleetPlan(
         data_dir=options.data_dir,
         gateway=Address(HOST, options.port),
+        admin=None if options.is_once else Address(HOST, admin_port),
         valkey_binary=binary,
         model=choice.model,
         model_cache=options.model_cache,

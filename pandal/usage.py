@@ -13,6 +13,7 @@ from billing.money import plain, sum_usd
 from billing.usage_report import UsageQuery, UsageRow, usage_rows
 from contracts.errors import ContractError
 from contracts.names import tenant_id
+from pandal.books import check_is_known
 from pandal.datadir import DataDir
 from pandal.errors import BadOption, NotFound, PandalError
 
@@ -25,13 +26,16 @@ def read_usage(data_dir: DataDir, query: UsageQuery) -> list[UsageRow]:
     try:
         if query.tenant_id is not None:
             tenant_id(query.tenant_id)
-        return usage_rows(data_dir.ledger_url, query)
+        rows = usage_rows(data_dir.ledger_url, query)
+        if query.tenant_id is not None and not rows:
+            check_is_known(data_dir, query.tenant_id)
     except ContractError as exc:
         raise BadOption(str(exc)) from exc
     except LedgerMissing as exc:
         raise NotFound(f"no ledger in {data_dir.root}: no fleet has run there yet") from exc
     except BillingError as exc:
         raise PandalError(str(exc)) from exc
+    return rows
 
 
 def show_usage(console: Console, query: UsageQuery, rows: Sequence[UsageRow]) -> None:

@@ -1,6 +1,7 @@
 """What the quota store noted of asks and settlements (``note`` in keys.lua), read back."""
 
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -30,6 +31,10 @@ class NotedAsk(msgspec.Struct, frozen=True, array_like=True):
     @property
     def at_us(self) -> int:
         return self.seconds * 1_000_000 + self.microseconds
+
+    @property
+    def at(self) -> datetime:
+        return datetime.fromtimestamp(self.at_us / 1e6, UTC)
 
     @property
     def is_admitted(self) -> bool:

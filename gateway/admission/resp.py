@@ -187,6 +187,11 @@ class RespClient:
         self._fault: str | None = None
         self.connected = asyncio.Event()
 
+    @property
+    def where(self) -> str:
+        """For people; holds no password."""
+        return self._address.words
+
     def call(self, command: bytes) -> Completion[object]:
         """Fails with QuotaUnavailable at once without a connection, else by the deadline."""
         if self._connection is None:

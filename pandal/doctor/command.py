@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated, Final
 
 import msgspec
@@ -12,22 +13,25 @@ import typer
 from contracts.names import USAGE_TOPIC
 from pandal.datadir import DataDir
 from pandal.doctor.disk import disk_findings
-from pandal.doctor.finding import Finding, Level, failure
+from pandal.doctor.finding import Finding, Level, failure, fine
 from pandal.doctor.policies import policy_findings
-from pandal.errors import PandalError
+from pandal.errors import PandalError, Unreachable
 from pandal.fleet_record import running_fleet
+from pandal.http_client import get, parse_url
 from pandal.policy_options import (
     AdminOption,
     DataDirOption,
     JsonOption,
     directory,
-    last_used,
+    key_access,
     policy_access,
     quota_address,
 )
 from pandal.screen import say
 from pandal.settings import CommandSettings
 
+_ANSWER_S: Final = 5.0
+_WIDTH: Final = 80
 _MARKS: Final = {Level.OK: "ok  ", Level.WARNING: "warn", Level.FAILURE: "FAIL"}
 
 
@@ -49,11 +53,29 @@ def doctor(
         say(msgspec.json.encode(found).decode())
     else:
         for finding in found:
-            say(f"{_MARKS[finding.level]}  {finding.about:<9} {finding.fact}")
-            if finding.advice:
-                say(f"{'':16}{finding.advice}")
+            for line in lines(finding):
+                say(line)
     if any(finding.level is Level.FAILURE for finding in found):
         raise typer.Exit(1)
+
+
+def lines(finding: Finding) -> Iterator[str]:
+    """For people, on a terminal of the usual width."""
+    yield from _wrapped(f"{_MARKS[finding.level]}  {finding.about:<9} ", finding.fact)
+    if finding.advice:
+        yield from _wrapped(f"{'':16}-> ", finding.advice)
+
+
+def _wrapped(head: str, text: str) -> Iterator[str]:
+    """A word that is longer, as a path, stays whole: it is to be copied."""
+    yield from wrap(
+        text,
+        _WIDTH,
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _findings(
@@ -72,6 +94,7 @@ def _findings(
     yield from replica_findings(examined)
     served = {model for each in examined for model in each.models} if examined else None
     yield from _policies(data_dir, admin, served)
+    yield from _admin(local)
     if local.root.exists():
         yield from disk_findings(local.root)
 
@@ -84,12 +107,29 @@ def _replicas(told: Sequence[str], local: DataDir) -> Mapping[str, str]:
     return {} if fleet is None else fleet.replica_urls
 
 
+def _admin(local: DataDir) -> Iterator[Finding]:
+    """The running fleet's own."""
+    fleet = running_fleet(local)
+    if fleet is None or fleet.admin_url is None:
+        return
+    url = fleet.admin_url
+    try:
+        answer = get(parse_url(url, option="fleet.json"), "/health", timeout_s=_ANSWER_S)
+    except Unreachable as exc:
+        yield failure("admin API", str(exc), f"its log is in {local.logs}")
+        return
+    if answer.status == 200:
+        yield fine("admin API", f"it answers on {url}; its token is in {local.admin_token}")
+    else:
+        yield failure("admin API", f"{url} answers {answer.status}", f"its log is in {local.logs}")
+
+
 def _policies(
     data_dir: Path | None, admin: str | None, served: Collection[str] | None
 ) -> Iterator[Finding]:
     try:
         document = policy_access(data_dir, admin).current().document
-        used = last_used(data_dir, admin, document)
+        used = key_access(data_dir, admin).last_used()
     except PandalError as exc:
         yield failure("policies", str(exc), "pandal policy history tells who wrote it")
         return

@@ -32,7 +32,8 @@ def policy_findings(
     if not document.tenants:
         yield warning(_ABOUT, "there is no tenant", "pandal keys create --tenant NAME")
     elif not found:
-        yield fine(_ABOUT, f"{len(document.tenants)} tenants, nothing to say about them")
+        num = len(document.tenants)
+        yield fine(_ABOUT, f"{num} {'tenant' if num == 1 else 'tenants'}, nothing wrong with them")
 
 
 def _of_tenant(
@@ -58,9 +59,7 @@ def _keys(
     name = tenant.tenant_id
     good = [key for key in tenant.keys if is_in_force(key, at)]
     if not good:
-        yield warning(
-            _ABOUT, f"{name} has no key that is good", f"pandal keys create --tenant {name}"
-        )
+        yield warning(_ABOUT, f"{name} has no valid key", f"pandal keys create --tenant {name}")
     for key in good:
         if key.expires_at is not None and key.expires_at - at <= _SOON:
             yield warning(

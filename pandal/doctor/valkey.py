@@ -1,21 +1,24 @@
-"""The store of quotas and policies: what it would lose, push out, or be late with."""
+"""The store of quotas and policies: what it would lose, push out, or be late with.
 
-import asyncio
+Of a cluster each primary is asked: every tenant's quota is kept by one of them.
+"""
+
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Final
 
-from gateway.admission.quota_store import QuotaStore
-from gateway.admission.resp import first_word, pack
+import msgspec
+
+from gateway.admission.resp import RespClient, first_word, pack
 from gateway.errors import QuotaUnavailable
 from gateway.resp_address import RespAddress
+from pandal.connected_store import connected_store
 from pandal.doctor.finding import Finding, failure, fine, warning
 
 _ABOUT: Final = "valkey"
 _CALL_DEADLINE_S: Final = 5.0
-_CONNECT_S: Final = 3.0
+_CONNECT_S: Final = 1.0
 _NUM_PINGS: Final = 21
 _SLOW_S, _TOO_SLOW_S = 0.005, 0.05  # the second is a gateway's usual deadline
 _FULL_RATIO: Final = 0.8
@@ -23,22 +26,54 @@ _CLOCK_S: Final = 2.0
 _NUM_SLOTS: Final = "16384"
 
 
-async def valkey_findings(address: RespAddress) -> list[Finding]:
+async def valkey_findings(address: RespAddress) -> Sequence[Finding]:
     try:
-        async with _connected(address) as store:
-            found = [await _latency(store), *await _settings(store), *await _state(store)]
-            found.append(await _clock(store))
+        async with connected_store(
+            address, call_deadline_s=_CALL_DEADLINE_S, connect_s=_CONNECT_S
+        ) as store:
+            nodes = sorted(store.homes, key=lambda node: node.where)
+            found = await _of_cluster(nodes)
+            for node in nodes:
+                told = await _of_node(node)
+                found += told if len(nodes) == 1 else [_of(node.where, each) for each in told]
             return found
     except (QuotaUnavailable, TimeoutError):
-        advice = "start it, or correct the address; until then gateways admit only what they lease"
-        return [failure(_ABOUT, "it does not answer", advice)]
+        return [_silent(address.words)]
 
 
-async def _latency(store: QuotaStore) -> Finding:
+async def _of_node(node: RespClient) -> list[Finding]:
+    try:
+        found = [await _latency(node), *await _settings(node), *await _state(node)]
+        return [*found, await _clock(node)]
+    except QuotaUnavailable:
+        return [_silent("it")]
+
+
+async def _of_cluster(nodes: Sequence[RespClient]) -> list[Finding]:
+    """As the first that answers sees it; nothing where it is none."""
+    for node in nodes:
+        try:
+            state = await _information(node, "CLUSTER", "INFO")
+        except QuotaUnavailable:
+            continue
+        return list(_cluster(state)) if state else []
+    return []
+
+
+def _of(node: str, finding: Finding) -> Finding:
+    return msgspec.structs.replace(finding, fact=f"{node}: {finding.fact}")
+
+
+def _silent(where: str) -> Finding:
+    advice = "start it ('pandal up' starts a local one), or name another in PANDAL_QUOTA_URL"
+    return failure(_ABOUT, f"{where} does not answer", advice)
+
+
+async def _latency(node: RespClient) -> Finding:
     took_s = []
     for _ in range(_NUM_PINGS):
         began_s = time.perf_counter()
-        await store.call(pack("PING"), 0)
+        await node.call(pack("PING"))
         took_s.append(time.perf_counter() - began_s)
     usual_s = median(took_s)
     fact = f"it answers in {usual_s * 1e3:.2f} ms (median of {_NUM_PINGS})"
@@ -49,8 +84,8 @@ async def _latency(store: QuotaStore) -> Finding:
     return fine(_ABOUT, fact)
 
 
-async def _settings(store: QuotaStore) -> list[Finding]:
-    found = {n: await _setting(store, n) for n in ("appendonly", "save", "maxmemory-policy")}
+async def _settings(node: RespClient) -> list[Finding]:
+    found = {n: await _setting(node, n) for n in ("appendonly", "save", "maxmemory-policy")}
     if any(value is None for value in found.values()):
         advice = "make sure yourself: appendonly yes, maxmemory-policy noeviction"
         return [warning(_ABOUT, "it does not tell its settings (CONFIG is not allowed)", advice)]
@@ -77,22 +112,20 @@ def _eviction(settings: Mapping[str, str | None]) -> Iterator[Finding]:
         yield failure(_ABOUT, f"it may push counters out ({policy})", advice)
 
 
-async def _setting(store: QuotaStore, name: str) -> str | None:
-    reply = await store.call(pack("CONFIG", "GET", name), 0)
+async def _setting(node: RespClient, name: str) -> str | None:
+    reply = await node.call(pack("CONFIG", "GET", name))
     if first_word(reply) is not None or not isinstance(reply, list) or len(reply) != 2:
         return None
     return str(reply[1].decode())
 
 
-async def _state(store: QuotaStore) -> list[Finding]:
-    state = await _information(store, "INFO")
+async def _state(node: RespClient) -> list[Finding]:
+    state = await _information(node, "INFO")
     found = [*_memory(state), *_disk(state)]
     if state.get("role") == "slave":
         found.append(
             failure(_ABOUT, "it is a replica", "name its primary: replicas take no writes")
         )
-    if state.get("cluster_enabled") == "1":
-        found += _cluster(await _information(store, "CLUSTER", "INFO"))
     return found
 
 
@@ -122,8 +155,8 @@ def _cluster(state: Mapping[str, str]) -> Iterator[Finding]:
         )
 
 
-async def _clock(store: QuotaStore) -> Finding:
-    reply = await store.call(pack("TIME"), 0)
+async def _clock(node: RespClient) -> Finding:
+    reply = await node.call(pack("TIME"))
     now_s = time.time()
     if not isinstance(reply, list):
         return warning(_ABOUT, "it does not tell its time", "compare the clocks yourself")
@@ -134,22 +167,8 @@ async def _clock(store: QuotaStore) -> Finding:
     return fine(_ABOUT, "its clock is this machine's")
 
 
-async def _information(store: QuotaStore, *command: str) -> Mapping[str, str]:
-    reply = await store.call(pack(*command), 0)
+async def _information(node: RespClient, *command: str) -> Mapping[str, str]:
+    reply = await node.call(pack(*command))
     text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else ""
     pairs = (line.partition(":") for line in text.splitlines() if not line.startswith("#"))
     return {name: value for name, _, value in pairs}
-
-
-@asynccontextmanager
-async def _connected(address: RespAddress) -> AsyncIterator[QuotaStore]:
-    store = QuotaStore(address, _CALL_DEADLINE_S)
-    running = asyncio.create_task(store.run())
-    try:
-        async with asyncio.timeout(_CONNECT_S):
-            while not store.is_reachable:  # noqa: ASYNC110  # it tells by no event
-                await asyncio.sleep(0.01)
-        yield store
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)

@@ -12,6 +12,7 @@ from rich.text import Text
 from contracts.names import TenantId
 from gateway.admission.quota_store import QuotaStore
 from gateway.resp_address import RespAddress
+from pandal.connected_store import running_store
 from pandal.datadir import DataDir
 from pandal.errors import NotFound
 from pandal.fleet_record import FleetState, running_fleet
@@ -58,9 +59,8 @@ class _Watch:
         self, interval_s: float, show: Callable[[str], None], *, num_frames: int | None
     ) -> None:
         """``num_frames``: None goes on until it is cancelled."""
-        store = QuotaStore(RespAddress.parse(self._fleet.quota_url), _CALL_DEADLINE_S)
-        running = asyncio.create_task(store.run())
-        try:
+        address = RespAddress.parse(self._fleet.quota_url)
+        async with running_store(address, _CALL_DEADLINE_S) as store:
             before = await self._look(store)
             while num_frames is None or num_frames > 0:
                 await asyncio.sleep(interval_s)
@@ -68,9 +68,6 @@ class _Watch:
                 show("\n".join(frame(now, before)))
                 before = now
                 num_frames = None if num_frames is None else num_frames - 1
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
 
     async def _look(self, store: QuotaStore) -> Sample:
         document = await asyncio.to_thread(read_policies, self._local.policies)

@@ -32,7 +32,7 @@ class Counters:
     num_failures: float = 0  # with a status of 500 and above
     tokens: Mapping[str, float] = field(default_factory=dict)  # by class
     refusals: Mapping[str, float] = field(default_factory=dict)  # by reason
-    shadow_refusals: Mapping[str, float] = field(default_factory=dict)  # by rule
+    shadow_refusals: Mapping[str, float] = field(default_factory=dict)  # by tenant and rule
     num_active: float = 0
     num_waiting: float = 0
     ttft_sum_s: float = 0
@@ -105,7 +105,11 @@ def counters_of(families: Families) -> Counters:
         num_failures=sum(s.value for s in requests if s.labels.get("status", "") >= "500"),
         tokens=by(names.GATEWAY_TOKENS, "class"),
         refusals=by(names.GATEWAY_REFUSALS, "reason"),
-        shadow_refusals=by(names.GATEWAY_SHADOW_REFUSALS, "rule"),
+        shadow_refusals={
+            ", ".join(s.labels[label] for label in ("tenant", "rule") if label in s.labels): s.value
+            for s in families.get(names.GATEWAY_SHADOW_REFUSALS, ())
+            if s.value
+        },
         num_active=total(names.GATEWAY_ACTIVE_REQUESTS),
         num_waiting=total(names.GATEWAY_WAITING_REQUESTS),
         ttft_sum_s=total(f"{names.GATEWAY_TTFT}_sum"),

@@ -13,6 +13,7 @@ from gateway.admission.redis_limiter import RedisLimiter
 from gateway.admission.resp import pack
 from gateway.errors import QuotaUnavailable
 from gateway.resp_address import RespAddress
+from pandal.doctor.valkey import valkey_findings
 from tests.gateway.quota_bench import Terms, reservation_of, running_limiter
 from tests.gateway.scene import until
 from tests.gateway.valkey_cluster import NUM_SLOTS, ValkeyCluster
@@ -70,6 +71,15 @@ async def test_every_tenant_is_decided_where_its_slot_lives(
                 b"requests": b"3",
                 b"tokens": b"300",
             }
+
+
+async def test_the_doctor_asks_every_node(cluster: ValkeyCluster) -> None:
+    findings = await valkey_findings(RespAddress.parse(cluster.url))
+    facts = [finding.fact for finding in findings]
+    assert facts[0] == "the cluster is whole (3 primaries)"
+    for node in cluster.nodes:
+        assert f"127.0.0.1:{node.port}: it keeps nothing on disk" in facts
+        assert f"127.0.0.1:{node.port}: its clock is this machine's" in facts
 
 
 async def test_a_slot_that_moved_is_followed(cluster: ValkeyCluster, store: QuotaStore) -> None:

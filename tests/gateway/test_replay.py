@@ -150,6 +150,19 @@ async def test_the_record_is_bounded_and_without_prompts(bench: Bench, store: Re
     assert 0 < await store.call(pack("PTTL", bench.key("record"))) <= 3_600_000
 
 
+async def test_what_is_older_than_an_hour_leaves_the_record(
+    bench: Bench, store: RespClient
+) -> None:
+    """By and by: the store gives up whole blocks of entries."""
+    record = bench.key("record")
+    for number in range(1, 201):
+        await store.call(pack("XADD", record, f"{number}-0", "reserve", "of 1970"))
+    await admitted(bench, Terms(tokens=1_000), 10)
+    num_left = await store.call(pack("XLEN", record))
+    assert isinstance(num_left, int)
+    assert 1 <= num_left <= 101
+
+
 async def admitted(bench: Bench, terms: Terms, tokens: int, **who: str):
     reservation = bench.reservation(tokens, terms, **who)
     assert (await bench.limiter.reserve(reservation)).refusal is None

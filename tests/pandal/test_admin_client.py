@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from pandal.admin_client import AdminClient
+from pandal.admin_client import AdminClient, decoded
 from pandal.cli import app
 from pandal.errors import BadOption, EditConflict, NotFound, Unreachable
+from pandal.key_access import NewSecret
 from tests.gateway.admin.admin_process import TOKENS, AdminProcess
 
 
@@ -73,6 +74,28 @@ def test_refusals_are_told_in_the_apis_own_words(admin: AdminProcess) -> None:
         AdminClient("ftp://host", "x")
     with pytest.raises(BadOption, match="policy set"):
         run(admin, "keys", "create", "--tenant", "acme", "--tier", "gold")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://host:99999", "http://[::1", "http://", "http://hunter2:hunter2@host", "//host"],
+    ids=str,
+)
+def test_an_address_that_is_none_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(BadOption, match="--admin") as caught:
+        AdminClient(url, "x")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_another_server_in_its_place_is_told(admin: AdminProcess) -> None:
+    """Whatever answers: it is no traceback."""
+    client = AdminClient(f"http://127.0.0.1:{admin.port}", TOKENS["owner"])
+    with pytest.raises(Unreachable, match="unexpected answer"):
+        decoded(client.call("GET", "/whoami")[0], NewSecret)
+    with pytest.raises(BadOption, match="PANDAL_ADMIN_TOKEN"):
+        AdminClient("http://host", "two\nlines")
+    with pytest.raises(Unreachable):
+        AdminClient(f"http://{'x' * 64}.invalid", "x").current()
 
 
 def test_without_a_token_nothing_is_asked() -> None:

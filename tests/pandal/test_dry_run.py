@@ -57,6 +57,8 @@ def test_who_would_have_been_refused_and_who_served(valkey: Valkey) -> None:
 
     (same,) = run(100)
     assert (same.num_asks, same.num_refused, same.num_reproduced) == (3, 1, 3)
+    assert same.first_at <= same.last_at
+    assert f"3 asks from {same.first_at:%H:%M:%S} to {same.last_at:%H:%M:%S}" in next(told([same]))
     assert (same.num_refused_then, same.newly_refused, same.newly_served) == (1, 0, 0)
     (tighter,) = run(50)
     assert (tighter.newly_refused, tighter.newly_refused_by) == (1, ("tokens per minute",))

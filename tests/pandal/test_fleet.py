@@ -8,7 +8,7 @@ import pytest
 
 from pandal.child import ChildSpec
 from pandal.datadir import DataDir
-from pandal.fleet import billing_child, gateway_child, replica_child, valkey_children
+from pandal.fleet import admin_child, billing_child, gateway_child, replica_child, valkey_children
 from pandal.http_client import Address
 from pandal.plan import FleetPlan, OwnReplica
 from replica.engine.messages import KvCacheDtype, Precision
@@ -24,9 +24,11 @@ USERS = {
     "GATEWAY_PORT": "1",
     "REPLICA_BLOCK_SIZE": "32",
     "BILLING_LOG_LEVEL": "debug",
+    "ADMIN_OIDC_ISSUER": "https://id.example",
 }
 COMMON = {"PATH", "LC_ALL"}
-PEPPER = "p" * 43
+PEPPER, TOKEN = "p" * 43, "t" * 43
+ADMIN = Address("127.0.0.1", 8082)
 
 
 @pytest.fixture
@@ -34,6 +36,7 @@ def children(data_dir: DataDir) -> dict[str, ChildSpec]:
     plan = FleetPlan(
         data_dir=data_dir,
         gateway=Address("127.0.0.1", 8080),
+        admin=ADMIN,
         valkey_binary=Path("/valkey-server"),
         model="tiny",
         model_cache=None,
@@ -50,6 +53,7 @@ def children(data_dir: DataDir) -> dict[str, ChildSpec]:
         *valkey_children(plan, USERS),
         *(replica_child(plan, replica, USERS) for replica in plan.own_replicas),
         gateway_child(plan, pepper=PEPPER, inherited=USERS),
+        admin_child(plan, ADMIN, pepper=PEPPER, token=TOKEN, inherited=USERS),
         billing_child(plan, USERS),
     )
     return {spec.name: spec for spec in specs}
@@ -62,6 +66,7 @@ def children(data_dir: DataDir) -> dict[str, ChildSpec]:
         ("response-cache", COMMON),
         ("gateway", {*COMMON, "GATEWAY_MAX_BODY_BYTES"}),
         ("billing", {*COMMON, "BILLING_LOG_LEVEL"}),
+        ("admin", {*COMMON, "ADMIN_OIDC_ISSUER"}),
         ("replica-0", {*COMMON, "REPLICA_BLOCK_SIZE", "OMP_NUM_THREADS", "HTTPS_PROXY"}),
     ],
 )
@@ -72,9 +77,13 @@ def test_a_child_gets_its_own_knobs_and_no_secret_of_the_users(
     assert {k for k in USERS if environment.get(k) == USERS[k]} == passed_on
 
 
-def test_only_the_gateway_is_told_the_pepper(children: dict[str, ChildSpec]) -> None:
-    told = [name for name, child in children.items() if PEPPER in child.environment.values()]
-    assert told == ["gateway"]
+def test_only_those_are_told_a_secret_who_need_it(children: dict[str, ChildSpec]) -> None:
+    def told(secret: str) -> list[str]:
+        texts = {name: str(child.environment) for name, child in children.items()}
+        return [name for name, text in texts.items() if secret in text]
+
+    assert told(PEPPER) == ["gateway", "admin"]
+    assert told(TOKEN) == ["admin"]
 
 
 def test_what_the_launcher_decides_wins_over_the_users_environment(

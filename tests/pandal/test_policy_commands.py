@@ -65,6 +65,9 @@ def test_what_is_unset_is_the_tiers_again(acme: DataDir) -> None:
         (("acme", "tokens_per_minute"), "FIELD=VALUE"),
         (("acme", "tier=none"), r"\$\.tenants\[0\]\.tier"),
         (("acme", "tier=free", "--model", "m"), "whole tenant"),
+        (("acme", "allowed_models=[a,b]"), "NAME,NAME"),
+        (("acme", 'allowed_models="a", "b"'), "NAME,NAME"),
+        (("acme", "allowed_models=a,"), "NAME,NAME"),
     ],
     ids=str,
 )
@@ -187,7 +190,7 @@ def test_a_key_is_rotated_and_revoked(acme: DataDir) -> None:
     assert "revoked" in told
     with pytest.raises(BadOption, match="revoked or expired"):
         run(acme, "keys", "rotate", key, "--tenant", "acme")
-    with pytest.raises(BadOption, match="no key"):
+    with pytest.raises(NotFound, match="no key"):
         run(acme, "keys", "revoke", "key-none", "--tenant", "acme")
 
 
@@ -199,3 +202,28 @@ def test_a_key_is_made_for_a_time_and_a_purpose(acme: DataDir) -> None:
     assert key["expires_at"] is not None
     with pytest.raises(BadOption, match="--expires-in"):
         run(acme, "keys", "create", "--tenant", "acme", "--expires-in", "soon")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("get",), ("export",), ("history",), ("explain", "acme"), ("diff", "1")],
+    ids=" ".join,
+)
+def test_what_is_not_there_is_no_empty_policy(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    with pytest.raises(NotFound, match=r"no policy at .*nowhere"):
+        run(DataDir(tmp_path / "nowhere"), "policy", *arguments)
+
+
+def test_a_key_that_would_be_over_at_once_is_not_made(acme: DataDir) -> None:
+    for span in ("0d", "0s", "-1d"):
+        with pytest.raises(BadOption, match="--expires-in"):
+            run(acme, "keys", "create", "--tenant", "acme", "--expires-in", span)
+    with pytest.raises(BadOption, match="models"):
+        run(acme, "keys", "create", "--tenant", "acme", "--only-model", "")
+    assert len(lines(acme, "keys", "list", "--tenant", "acme")) == 1
+
+
+def test_keys_of_a_tenant_that_is_not_there_are_not_found(acme: DataDir) -> None:
+    for arguments in (("list",), ("revoke", "key-1"), ("rotate", "key-1")):
+        with pytest.raises(NotFound, match="no tenant 'nosuch'"):
+            run(acme, "keys", *arguments, "--tenant", "nosuch")

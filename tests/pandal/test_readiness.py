@@ -60,6 +60,7 @@ def plan(data_dir: DataDir, *ports: int) -> FleetPlan:
     return FleetPlan(
         data_dir=data_dir,
         gateway=Address("127.0.0.1", 8080),
+        admin=None,
         valkey_binary=Path("/valkey-server"),
         model="tiny",
         model_cache=None,

@@ -64,7 +64,34 @@ def test_the_fleet_is_watched_and_found_sound(fleet: FleetProcess) -> None:
     examined = run_pandal("doctor", "--json", data_dir=fleet.data_dir)
     assert examined.returncode == 0, examined.stdout
     found = {(f["about"], f["level"]) for f in json.loads(examined.stdout)}
-    assert {("valkey", "ok"), ("replicas", "ok"), ("disk", "ok")} <= found
+    assert {("valkey", "ok"), ("replicas", "ok"), ("disk", "ok"), ("admin API", "ok")} <= found
+
+
+def test_its_admin_api_is_found_by_whoever_owns_the_data(fleet: FleetProcess) -> None:
+    token_path = fleet.data_dir / "admin-token"
+    assert token_path.stat().st_mode & 0o777 == 0o600
+    token = token_path.read_text().strip()
+    assert str(token_path) in fleet.screen
+    assert token not in fleet.screen
+    url = fleet.state()["admin_url"]
+    told = run_pandal("policy", "explain", "demo", "--admin", url, data_dir=fleet.data_dir)
+    assert "TPM because tier standard" in told.stdout, told.stderr
+    other = run_pandal("policy", "get", "--admin", fleet.url, data_dir=fleet.data_dir)
+    assert (other.returncode, "PANDAL_ADMIN_TOKEN" in other.stderr) == (2, True)
+    logs = (fleet.data_dir / "logs").glob("*.log")
+    assert not any(token in path.read_text("utf-8", "replace") for path in logs)
+
+
+def test_a_model_that_nobody_serves_is_told(fleet: FleetProcess) -> None:
+    create_key(fleet.data_dir, "speller")
+    terms = ("speller", "weight=2", "--model")
+    wrong = run_pandal("policy", "set", *terms, "default", data_dir=fleet.data_dir)
+    assert (wrong.returncode, "no replica serves 'default'" in wrong.stderr) == (0, True)
+    served = str(fleet.state()["model"])
+    right = run_pandal("policy", "set", *terms, served, data_dir=fleet.data_dir)
+    assert (right.returncode, right.stderr) == (0, "")
+    missing = run_pandal("usage", "nosuch", data_dir=fleet.data_dir)
+    assert (missing.returncode, "unknown tenant 'nosuch'" in missing.stderr) == (1, True)
 
 
 def test_what_is_printed_works_as_pasted(fleet: FleetProcess) -> None:

@@ -6,8 +6,8 @@ local BUCKET, BUDGET, RESERVATIONS, HOLDS, SWEPT, SETTLED, TURNS, LINE, RECORD =
   unpack(KEYS)
 local BUCKET_TTL_MS = 3600000 -- longer than any lease; a missing bucket is full and has nobody running
 local RECORD_TTL_MS = 86400000 -- how late a settlement may come: longer than any lease
-local MAX_RECORDED = 20000 -- entries of a tenant: the last hour's, if it asks no more often
-local RECORDED_MS = 3600000
+local MAX_RECORDED = 20000 -- entries of a tenant: fewer than an hour's, if it asks more often
+local RECORDED_MS = 3600000 -- older ones go, by and by
 local MAX_SWEPT = 100 -- of what has lapsed, a call
 
 local time = redis.call('TIME')
@@ -19,6 +19,7 @@ local function keep()
   redis.call('PEXPIRE', HOLDS, RECORD_TTL_MS)
   redis.call('PEXPIRE', RESERVATIONS, RECORD_TTL_MS)
   redis.call('PEXPIRE', RECORD, RECORDED_MS)
+  redis.call('XTRIM', RECORD, 'MINID', '~', NOW_MS - RECORDED_MS)
 end
 
 -- What was asked and used, and when, for replaying it under another policy: no word of any prompt.

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 from gateway.resp_address import RespAddress
 from pandal.cli import app
 from pandal.datadir import DataDir
+from pandal.doctor.command import lines
 from pandal.doctor.disk import disk_findings
-from pandal.doctor.finding import Level
+from pandal.doctor.finding import Level, failure
 from pandal.doctor.kafka import findings_of, kafka_findings
 from pandal.doctor.replicas import Examined, examine, replica_findings
 from pandal.doctor.valkey import valkey_findings
@@ -108,6 +109,15 @@ def test_a_full_disk_is_a_failure_and_a_folder_that_is_not_there(tmp_path: Path)
     assert [f.about for f in disk_findings(tmp_path)] == ["disk"]
     (missing,) = disk_findings(tmp_path / "none")
     assert missing.level is Level.FAILURE
+
+
+def test_what_is_told_fits_a_terminal_and_keeps_paths_whole() -> None:
+    path = "/a/folder/whose/name/is/longer/than/anybody/would/like/it/to/be/but/here/it/is"
+    told = list(lines(failure("disk", f"only 3 more files fit into {path}", "remove some " * 9)))
+    assert told[0] == "FAIL  disk      only 3 more files fit into"
+    assert told[1].strip() == path
+    assert told[2].startswith(f"{'':16}-> remove some")
+    assert all(len(line) <= 80 for line in told if path not in line)
 
 
 def test_the_command_fails_where_something_does(data_dir: DataDir) -> None:

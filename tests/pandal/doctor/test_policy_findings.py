@@ -40,7 +40,7 @@ def test_a_sound_policy_is_fine(rule: QuotaRule) -> None:
 @pytest.mark.parametrize(
     ("tenant", "level", "words"),
     [
-        pytest.param({"keys": ()}, Level.WARNING, "no key that is good", id="no-key"),
+        pytest.param({"keys": ()}, Level.WARNING, "no valid key", id="no-key"),
         pytest.param(
             {"keys": (msgspec.structs.replace(KEY, expires_at=NOW + DAY),)},
             Level.WARNING,

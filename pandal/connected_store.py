@@ -1,0 +1,34 @@
+"""A store of quotas and policies, for as long as a command looks into it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from gateway.admission.quota_store import QuotaStore
+from gateway.resp_address import RespAddress
+
+_LOOK_S = 0.01
+
+
+@asynccontextmanager
+async def running_store(address: RespAddress, call_deadline_s: float) -> AsyncIterator[QuotaStore]:
+    """It connects, and connects again, by itself."""
+    store = QuotaStore(address, call_deadline_s)
+    running = asyncio.create_task(store.run())
+    try:
+        yield store
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+@asynccontextmanager
+async def connected_store(
+    address: RespAddress, *, call_deadline_s: float, connect_s: float
+) -> AsyncIterator[QuotaStore]:
+    """Raises TimeoutError where it does not answer by then."""
+    async with running_store(address, call_deadline_s) as store:
+        async with asyncio.timeout(connect_s):
+            while not store.is_reachable:  # noqa: ASYNC110  # it tells by no event
+                await asyncio.sleep(_LOOK_S)
+        yield store
