@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, fi
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from contracts import environment
-from gateway.resp_address import RespAddress
+from gateway.secret_settings import KeyPepper, StoreUrl
 
 PREFIX = "GATEWAY_"
 
@@ -64,12 +64,12 @@ class Settings(BaseSettings):
     routing_least_prefix_tokens: int = Field(default=64, ge=0)  # shorter prompts are soon computed
     routing_explained: bool = False  # to clients that ask: it names replicas and their load
     routing_slow_start_s: float = Field(default=30.0, gt=0)  # a cache is warm after some requests
-    policy_url: SecretStr | None = None  # as quota_url; None: the policy is in policy_file
+    policy_url: StoreUrl | None = None  # as quota_url; None: the policy is in policy_file
     # Nobody may call a gateway without a policy.  With a policy_url it is a copy to start from.
     policy_file: Path | None = Field(default=None, validate_default=True)
     policy_poll_interval_s: float = Field(default=0.25, gt=0)  # a revoked key dies within 1 s
-    key_pepper: SecretStr  # 16 to 64 bytes; keys the hashes of API keys and the tenants' salts
-    quota_url: SecretStr  # unix:///path/quota.sock or redis://[user:password@]host:port[/db]
+    key_pepper: KeyPepper  # 16 to 64 bytes; keys the hashes of API keys and the tenants' salts
+    quota_url: StoreUrl  # unix:///path/quota.sock or redis://[user:password@]host:port[/db]
     quota_call_deadline_s: float = Field(default=0.05, gt=0)  # 20x a healthy call's time
     quota_share_lease_s: float = Field(default=60.0, ge=0)  # an outage's length without refusals
     quota_lease_s: float = Field(default=120.0, gt=0, le=600)  # then a dead gateway's holds end
@@ -104,7 +104,7 @@ class Settings(BaseSettings):
     idle_timeout_s: float = Field(default=60.0, gt=0)  # the longest gap between two chunks
     upstream_keep_alive_s: float = Field(default=60.0, gt=0)  # a replica closes after 75 s
     abort_timeout_s: float = Field(default=4.0, gt=0)  # the count comes after a step of the engine
-    cache_url: SecretStr | None = None  # as quota_url, of a store of its own; None: none is kept
+    cache_url: StoreUrl | None = None  # as quota_url, of a store of its own; None: none is kept
     cache_call_deadline_s: float = Field(default=0.02, gt=0)  # later is as good as a miss
     idempotency_kept_s: float = Field(default=600.0, ge=0)  # clients try again within minutes
     idempotency_max_bytes: int = Field(default=64 * 1024 * 1024, ge=0)  # of answers kept for them
@@ -114,21 +114,6 @@ class Settings(BaseSettings):
     resume_patience_s: float = Field(default=10.0, ge=0)  # a replica's restart, on warm disks
     poll_interval_s: float = Field(default=1.0, gt=0)  # a dead replica is noticed within two
     poll_timeout_s: float = Field(default=2.0, gt=0)  # a busy replica may answer late
-
-    @field_validator("key_pepper")
-    @classmethod
-    def _pepper_is_strong(cls, value: SecretStr) -> SecretStr:
-        num_bytes = len(value.get_secret_value().encode())
-        if not 16 <= num_bytes <= 64:
-            raise ValueError(f"key pepper must hold 16 to 64 bytes, got {num_bytes}")
-        return value
-
-    @field_validator("quota_url", "cache_url", "policy_url")
-    @classmethod
-    def _store_url_is_an_address(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None:
-            RespAddress.parse(value.get_secret_value())
-        return value
 
     @field_validator("policy_file")
     @classmethod

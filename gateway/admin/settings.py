@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, fi
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from contracts import environment
-from gateway.resp_address import RespAddress
+from gateway.secret_settings import KeyPepper, StoreUrl
 
 PREFIX = "ADMIN_"
 
@@ -31,9 +31,9 @@ class Settings(BaseSettings):
 
     host: str = "127.0.0.1"  # reachable from this machine only, unless someone says otherwise
     port: int = Field(default=8090, ge=0, le=65_535)  # 0: any free port, told in the log
-    policy_url: SecretStr | None = None  # as the gateways'; None: the policy is in policy_file
+    policy_url: StoreUrl | None = None  # as the gateways'; None: the policy is in policy_file
     policy_file: Path | None = Field(default=None, validate_default=True)
-    key_pepper: SecretStr  # as the gateways': keys are made with it
+    key_pepper: KeyPepper  # as the gateways': keys are made with it
     static_tokens: tuple[StaticToken, ...] = ()  # JSON; none: only tokens of the provider count
     oidc_issuer: str | None = None  # https://..., as in its tokens; None: no provider
     oidc_audience: str = "pandal"  # tokens for others are refused
@@ -41,21 +41,6 @@ class Settings(BaseSettings):
     oidc_roles_claim: str = "roles"  # a path, as realm_access.roles
     oidc_role_prefix: str = "pandal-"  # pandal-viewer, pandal-operator, pandal-owner
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-
-    @field_validator("key_pepper")
-    @classmethod
-    def _pepper_is_strong(cls, value: SecretStr) -> SecretStr:
-        num_bytes = len(value.get_secret_value().encode())
-        if not 16 <= num_bytes <= 64:
-            raise ValueError(f"key pepper must hold 16 to 64 bytes, got {num_bytes}")
-        return value
-
-    @field_validator("policy_url")
-    @classmethod
-    def _policy_url_is_an_address(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None:
-            RespAddress.parse(value.get_secret_value())
-        return value
 
     @field_validator("policy_file")
     @classmethod

@@ -1,0 +1,26 @@
+"""Secrets that both processes of the gateway are given."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, SecretStr
+
+from gateway.resp_address import RespAddress
+
+
+def _strong(pepper: SecretStr) -> SecretStr:
+    num_bytes = len(pepper.get_secret_value().encode())
+    if not 16 <= num_bytes <= 64:
+        raise ValueError(f"key pepper must hold 16 to 64 bytes, got {num_bytes}")
+    return pepper
+
+
+def _address(url: SecretStr) -> SecretStr:
+    RespAddress.parse(url.get_secret_value())
+    return url
+
+
+# 16 to 64 bytes; keys the hashes of API keys and the tenants' salts.
+KeyPepper = Annotated[SecretStr, AfterValidator(_strong)]
+
+# unix:///path/store.sock or redis://[user:password@]host:port[/db]; any part may be secret.
+StoreUrl = Annotated[SecretStr, AfterValidator(_address)]
