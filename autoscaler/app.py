@@ -9,9 +9,10 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from urllib.parse import urlsplit
 
 from autoscaler.cluster import Address
-from autoscaler.engine_metrics import EngineSample
+from autoscaler.engine_metrics import ENGINE_READING, EngineSample
 from autoscaler.errors import ClusterRefused
 from autoscaler.kubernetes import paths
 from autoscaler.kubernetes.api import KubernetesApi, connected
@@ -25,9 +26,11 @@ from autoscaler.kubernetes.pool_loop import PoolLoop
 from autoscaler.kubernetes.pool_loops import PoolLoops
 from autoscaler.kubernetes.reflector import Collection, Reflector, WatchTimings
 from autoscaler.kubernetes.resource import PoolSpec
+from autoscaler.pages import Pages
+from autoscaler.prometheus import Prometheus
 from autoscaler.reconciler import Sources
 from autoscaler.replica_line import HttpReplicaLine
-from autoscaler.scrape import scrape
+from autoscaler.scrape import PodPages
 from autoscaler.settings import Settings
 from autoscaler.telemetry import Telemetry, Told
 
@@ -97,16 +100,31 @@ async def _work(settings: Settings, api: KubernetesApi, elector: Elector, told: 
 
 
 def _pool_loop(settings: Settings, home: Home, api: KubernetesApi, name: str) -> PoolLoop:
-    async def scrape_all(found: Mapping[str, Address]) -> Mapping[str, EngineSample | None]:
-        return await scrape(found, timeout_s=settings.scrape_timeout_s)
+    pages = _pages(settings)
+
+    async def scrape(found: Mapping[str, Address]) -> Mapping[str, EngineSample | None]:
+        return await pages.read(found, ENGINE_READING)
 
     def sources(spec: PoolSpec) -> Sources:
         if spec.gateway is None:
-            return Sources(scrape_all)
-        gateway = GatewayPods(home.pods, spec.gateway, settings.scrape_timeout_s)
-        return Sources(scrape_all, gateway.ask)
+            return Sources(scrape)
+        return Sources(scrape, GatewayPods(home.pods, spec.gateway, pages).ask)
 
     return PoolLoop(home, name, events=api, sources=sources, is_dry_run=settings.dry_run)
+
+
+def _pages(settings: Settings) -> Pages:
+    if settings.prometheus_url is None:
+        return PodPages(settings.scrape_timeout_s)
+    url = urlsplit(settings.prometheus_url)
+    assert url.hostname is not None, "the setting's pattern has one"
+    assert url.port is not None, "as of the port"
+    return Prometheus(
+        Address(url.hostname, url.port),
+        url.path.rstrip("/"),
+        settings.namespace,
+        settings.scrape_timeout_s,
+    )
 
 
 def _elector(settings: Settings, timings: LeaseTimings, api: KubernetesApi) -> Elector:

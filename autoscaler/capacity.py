@@ -6,7 +6,7 @@ a hundred replicas, or none.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Final
 
@@ -29,6 +29,15 @@ def next_tokens_per_s(
     shown = median(full) if full else max([known, *_proven(loads)])
     weight = 1.0 - math.exp(-interval_s / LEARN_TIME_S)
     return within_bounds(known + weight * (shown - known), variant)
+
+
+def remembered(told: Mapping[str, float], variants: Iterable[Variant]) -> Mapping[str, float]:
+    """Of what was once learned, by variant, that which can be believed."""
+    return {
+        variant.name: within_bounds(told[variant.name], variant)
+        for variant in variants
+        if variant.name in told and math.isfinite(told[variant.name]) and told[variant.name] > 0
+    }
 
 
 def within_bounds(tokens_per_s: float, variant: Variant) -> float:

@@ -1,11 +1,12 @@
 """What engines tell of themselves, whatever they call it: vLLM and Pandal, or SGLang."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 from autoscaler.errors import SourceFailed
 from autoscaler.exposition import Families, finite_count, normal_name
 from autoscaler.latency import Buckets, buckets_of
+from autoscaler.pages import Reading
 from contracts import metrics as names
 
 
@@ -18,6 +19,12 @@ class Dialect:
     generation_tokens: str
     num_finished: str
     ttft: str
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """As a server of metrics names them."""
+        *plain, histogram = (getattr(self, field.name) for field in fields(self))
+        return (*plain, f"{histogram}_bucket")
 
 
 _VLLM: Final = Dialect(
@@ -39,6 +46,7 @@ _SGLANG: Final = Dialect(
     num_finished="sglang:num_requests_total",
     ttft="sglang:time_to_first_token_seconds",
 )
+_DIALECTS: Final = (_VLLM, _SGLANG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +60,23 @@ class EngineSample:
     generation_tokens: float
     num_finished: float
     ttft: Buckets
+    taken_at_s: float | None = None  # by the clock of who took it; None: it was asked now
 
 
-def engine_sample(families: Families) -> EngineSample:
+def engine_sample(families: Families, taken_at_s: float | None = None) -> EngineSample:
     """Raises SourceFailed: a gauge that is missing is unknown, and unknown is not zero."""
-    for dialect in (_VLLM, _SGLANG):
+    for dialect in _DIALECTS:
         if normal_name(dialect.num_running) in families:
-            return _sample(families, dialect)
+            return _sample(families, dialect, taken_at_s)
     raise SourceFailed("no engine's metrics: neither vLLM's names nor SGLang's")
 
 
-def _sample(families: Families, dialect: Dialect) -> EngineSample:
+ENGINE_READING: Final = Reading(
+    tuple(name for d in _DIALECTS for name in d.families), engine_sample
+)
+
+
+def _sample(families: Families, dialect: Dialect, taken_at_s: float | None) -> EngineSample:
     return EngineSample(
         num_running=int(_gauge(families, dialect.num_running)),
         num_waiting=int(_gauge(families, dialect.num_waiting)),
@@ -71,6 +85,7 @@ def _sample(families: Families, dialect: Dialect) -> EngineSample:
         generation_tokens=_counter(families, dialect.generation_tokens),
         num_finished=_counter(families, dialect.num_finished),
         ttft=buckets_of(families, dialect.ttft),
+        taken_at_s=taken_at_s,
     )
 
 

@@ -9,20 +9,33 @@ from typing import Final
 
 from autoscaler.errors import SourceFailed
 from autoscaler.exposition import Families, finite_count, normal_name
+from autoscaler.latency import buckets_of
 from autoscaler.observe import GatewaySample
+from autoscaler.pages import Reading
 from contracts import metrics as names
 
 _UNAVAILABLE: Final = 503
 _FOUND_NO_REPLICA: Final = "server_is_overloaded"  # the gateway's word, by 503 or by 429
 
 
-def gateway_sample(families: Families) -> GatewaySample:
+def gateway_sample(families: Families, taken_at_s: float | None = None) -> GatewaySample:
     """Of one gateway.  Raises SourceFailed for a page without a gateway's names."""
     return GatewaySample(
         _num_ended(families),
         int(_gauge(families, names.GATEWAY_WAITING_REQUESTS)),
         int(_gauge(families, names.GATEWAY_ACTIVE_REQUESTS)),
+        buckets_of(families, names.GATEWAY_TTFT),
+        taken_at_s,
     )
+
+
+GATEWAY_READING: Final = Reading(
+    (
+        names.GATEWAY_REQUESTS, names.GATEWAY_REFUSALS, names.GATEWAY_WAITING_REQUESTS,
+        names.GATEWAY_ACTIVE_REQUESTS, f"{names.GATEWAY_TTFT}_bucket",
+    ),
+    gateway_sample,
+)  # fmt: skip
 
 
 def _num_ended(families: Families) -> float:

@@ -65,11 +65,18 @@ def slot_usage(state: PoolState, policy: PoolPolicy) -> float:
 
 
 def _is_late(state: PoolState, policy: PoolPolicy) -> bool | None:
-    if state.ttft is None:
-        # A window that was observed and is empty: where nothing is in flight nobody waits.
-        return False if state.num_in_flight == 0 else None
-    has_evidence = state.ttft.num_samples >= policy.min_ttft_samples
-    return has_evidence and state.ttft.p95_s > policy.ttft_slo_s
+    """The gateway's word counts; where it has none, engines can tell of lateness, not of its end.
+
+    Engines know nothing of a request's wait before they have it.
+    """
+    told = state.ttft if state.gateway_ttft is None else state.gateway_ttft
+    is_whole = state.gateway_ttft is not None or not policy.is_told_by_gateway
+    if told is not None and told.num_samples >= policy.min_ttft_samples:
+        if told.p95_s > policy.ttft_slo_s:
+            return True
+    elif state.num_in_flight == 0:
+        return False  # a window that was observed and is empty: nobody waits
+    return False if told is not None and is_whole else None
 
 
 def _is_full(state: PoolState, policy: PoolPolicy) -> bool | None:

@@ -1,8 +1,7 @@
 """From the cluster's view, the engines' counters and the gateway's to a PoolState.
 
-Remembers each one's last sample and when it told it, because a rate needs two: who missed a look
-has a rate over the time that it missed.  Engines that restarted have none until they told twice,
-and what is gone from the cluster, or does not serve, is not looked at.
+A rate needs two samples (``sample_pairs``).  Engines that restarted have none until they told
+twice, and what is gone from the cluster, or does not serve, is not looked at.
 
 Without the gateway, arrivals are what finished plus what is more in flight: a stream of an hour
 counts when it begins.  Engines know nothing of requests that wait for a replica to exist.
@@ -10,8 +9,8 @@ counts when it begins.  Engines know nothing of requests that wait for a replica
 
 import math
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from autoscaler.cluster import ClusterView
@@ -24,9 +23,11 @@ from autoscaler.pool import (
     Phase,
     PoolState,
     Replica,
+    TimeToFirstToken,
     VariantState,
     work_tokens,
 )
+from autoscaler.sample_pairs import Pair, SamplePairs
 
 TTFT_WINDOW_S: Final = 60.0
 GATEWAY_KEPT_S: Final = 900.0  # one that has not told for so long is a new one
@@ -39,6 +40,8 @@ class GatewaySample:
     num_arrived: float  # since its start, with those refused for want of a replica
     num_queued: int  # on no replica yet
     num_open: int = 0  # of those that count as arrived only when they end, how many have not
+    ttft: Buckets = field(default_factory=dict)  # as clients see it
+    taken_at_s: float | None = None  # by the clock of who took it; None: it was asked now
 
 
 GatewaySamples = Mapping[str, GatewaySample]  # by gateway: a name that no later one has
@@ -50,30 +53,7 @@ class _Asked:
 
     arrived_per_s: float | None
     num_queued: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """What one engine told last, and now."""
-
-    before: EngineSample
-    after: EngineSample
-    elapsed_s: float
-
-    @property
-    def num_finished(self) -> float:
-        return self.after.num_finished - self.before.num_finished
-
-    @property
-    def work_tokens(self) -> float:
-        prompt = self.after.prompt_tokens - self.before.prompt_tokens
-        generated = self.after.generation_tokens - self.before.generation_tokens
-        return work_tokens(generated=generated, prompt=prompt)
-
-    @property
-    def arrived_per_s(self) -> float:
-        more = _in_flight(self.after) - _in_flight(self.before)
-        return (self.num_finished + more) / self.elapsed_s
+    first_tokens: Buckets  # since each told last
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +62,29 @@ class _Serving:
 
     phases: Mapping[str, Phase]
     told: Mapping[str, EngineSample]
-    pairs: Mapping[str, _Pair]
+    pairs: Mapping[str, Pair[EngineSample]]
+
+
+class _TtftWindow:
+    """First tokens of the last looks."""
+
+    def __init__(self) -> None:
+        self._looks: deque[tuple[float, Buckets]] = deque()
+
+    def note(self, buckets: Buckets, now_s: float) -> TimeToFirstToken | None:
+        self._looks.append((now_s, buckets))
+        while self._looks[0][0] < now_s - TTFT_WINDOW_S:
+            self._looks.popleft()
+        return p95(summed(buckets for _, buckets in self._looks))
 
 
 class Observer:
     def __init__(self) -> None:
-        self._before: Mapping[str, tuple[EngineSample, float]] = {}
-        self._gateways_before: Mapping[str, tuple[GatewaySample, float]] = {}
+        self._engines = SamplePairs(_is_later)
+        self._gateways = SamplePairs(_is_later_at_gateway)
         self._before_s: float | None = None
-        self._ttft: deque[tuple[float, Buckets]] = deque()
+        self._ttft = _TtftWindow()
+        self._gateway_ttft = _TtftWindow()
 
     def look(
         self,
@@ -100,19 +94,21 @@ class Observer:
         gateways: GatewaySamples | None = None,
     ) -> PoolState:
         """``None``: did not tell, or there is none to be asked."""
+        live = {r.name for variant in view.variants for r in variant.replicas if r.is_live}
+        self._engines.forget(lambda name, _: name not in live)
+        self._gateways.forget(lambda _, told_at_s: now_s - told_at_s >= GATEWAY_KEPT_S)
         serving = self._serving(view, samples, now_s)
         asked = self._asked({} if gateways is None else gateways, now_s)
         interval_s = None if self._before_s is None else now_s - self._before_s
-        self._note_ttft(serving, now_s)
-        state = PoolState(
+        self._before_s = now_s
+        return PoolState(
             now_s,
             tuple(_with_loads(variant, serving) for variant in view.variants),
             _demand(serving, interval_s, asked),
             asked.num_queued,
-            p95(summed(buckets for _, buckets in self._ttft)),
+            self._ttft.note(_first_tokens(serving.pairs.values()), now_s),
+            self._gateway_ttft.note(asked.first_tokens, now_s),
         )
-        self._remember(view, serving, {} if gateways is None else gateways, now_s)
-        return state
 
     def _serving(
         self, view: ClusterView, samples: Mapping[str, EngineSample | None], now_s: float
@@ -120,44 +116,28 @@ class Observer:
         found = [replica for variant in view.variants for replica in variant.replicas]
         phases = {r.name: r.phase for r in found if r.phase in SERVING_PHASES}
         told = {name: s for name, s in samples.items() if s is not None and name in phases}
-        pairs = {}
-        for name, sample in told.items():
-            before, told_at_s = self._before.get(name, (None, now_s))
-            if before is not None and now_s > told_at_s and _is_later(before, sample):
-                pairs[name] = _Pair(before, sample, now_s - told_at_s)
-        return _Serving(phases, told, pairs)
+        return _Serving(phases, told, self._engines.note(told, now_s))
 
     def _asked(self, gateways: GatewaySamples, now_s: float) -> _Asked:
         """Of each gateway what came since it told last; one that is new says nothing of that."""
-        rates = []
-        for name, gateway in gateways.items():
-            before, told_at_s = self._gateways_before.get(name, (None, now_s))
-            if before is None or now_s <= told_at_s or gateway.num_arrived < before.num_arrived:
-                continue  # it told only once, or began anew
-            num_ended = gateway.num_arrived - before.num_arrived
-            num_more = gateway.num_open - before.num_open  # fewer, when those open are turned away
-            rates.append((num_ended + num_more) / (now_s - told_at_s))
+        pairs = self._gateways.note(gateways, now_s).values()
         num_queued = sum(gateway.num_queued for gateway in gateways.values())
-        return _Asked(max(0.0, sum(rates)) if rates else None, num_queued)
+        arrived_per_s = max(0.0, sum(map(_asked_per_s, pairs))) if pairs else None
+        return _Asked(arrived_per_s, num_queued, _first_tokens(pairs))
 
-    def _note_ttft(self, serving: _Serving, now_s: float) -> None:
-        pairs = serving.pairs.values()
-        self._ttft.append((now_s, summed(grown(p.before.ttft, p.after.ttft) for p in pairs)))
-        while self._ttft[0][0] < now_s - TTFT_WINDOW_S:
-            self._ttft.popleft()
 
-    def _remember(
-        self, view: ClusterView, serving: _Serving, gateways: GatewaySamples, now_s: float
-    ) -> None:
-        """One that did not tell this time is not forgotten: it may tell the next."""
-        live = {r.name for variant in view.variants for r in variant.replicas if r.is_live}
-        kept = {name: known for name, known in self._before.items() if name in live}
-        self._before = {**kept, **{name: (s, now_s) for name, s in serving.told.items()}}
-        self._gateways_before = {
-            **{n: k for n, k in self._gateways_before.items() if now_s - k[1] < GATEWAY_KEPT_S},
-            **{name: (gateway, now_s) for name, gateway in gateways.items()},
-        }
-        self._before_s = now_s
+def _first_tokens(pairs: Iterable[Pair[EngineSample] | Pair[GatewaySample]]) -> Buckets:
+    return summed(grown(pair.before.ttft, pair.after.ttft) for pair in pairs if pair.is_news)
+
+
+def _asked_per_s(pair: Pair[GatewaySample]) -> float:
+    num_ended = pair.after.num_arrived - pair.before.num_arrived
+    num_more = pair.after.num_open - pair.before.num_open  # fewer, when those open are turned away
+    return (num_ended + num_more) / pair.elapsed_s
+
+
+def _is_later_at_gateway(before: GatewaySample, after: GatewaySample) -> bool:
+    return after.num_arrived >= before.num_arrived
 
 
 def _is_later(before: EngineSample, after: EngineSample) -> bool:
@@ -174,7 +154,7 @@ def _with_loads(variant: VariantState, serving: _Serving) -> VariantState:
         sample, pair = serving.told.get(found.name), serving.pairs.get(found.name)
         if sample is None:
             return found
-        rate = None if pair is None else pair.work_tokens / pair.elapsed_s
+        rate = None if pair is None else _work_tokens(pair) / pair.elapsed_s
         load = EngineLoad(sample.num_running, sample.num_waiting, sample.kv_cache_usage, rate)
         return replace(found, load=load)
 
@@ -193,8 +173,8 @@ def _demand(
         return None
     if serving.phases and not serving.told:
         return None
-    finished = sum(pair.num_finished for pair in serving.pairs.values())
-    work = sum(pair.work_tokens for pair in serving.pairs.values())
+    finished = sum(map(_num_finished, serving.pairs.values()))
+    work = sum(map(_work_tokens, serving.pairs.values()))
     return Demand(
         interval_s=interval_s,
         num_arrived=arrived_per_s * interval_s,
@@ -213,7 +193,7 @@ def _arrived_per_s(serving: _Serving) -> float | None:
     total = 0.0
     for phase in (Phase.READY, Phase.DRAINING):
         names = [name for name, found in serving.phases.items() if found is phase]
-        rates = [serving.pairs[name].arrived_per_s for name in names if name in serving.pairs]
+        rates = [_took_per_s(serving.pairs[name]) for name in names if name in serving.pairs]
         if rates:
             total += sum(rates) * len(names) / len(rates)
         elif names and phase is Phase.READY:
@@ -231,3 +211,19 @@ def _num_at_engines(serving: _Serving) -> int:
 
 def _in_flight(sample: EngineSample) -> int:
     return sample.num_running + sample.num_waiting
+
+
+def _num_finished(pair: Pair[EngineSample]) -> float:
+    return pair.after.num_finished - pair.before.num_finished
+
+
+def _work_tokens(pair: Pair[EngineSample]) -> float:
+    prompt = pair.after.prompt_tokens - pair.before.prompt_tokens
+    generated = pair.after.generation_tokens - pair.before.generation_tokens
+    return work_tokens(generated=generated, prompt=prompt)
+
+
+def _took_per_s(pair: Pair[EngineSample]) -> float:
+    """Requests that it took, a second."""
+    more = _in_flight(pair.after) - _in_flight(pair.before)
+    return (_num_finished(pair) + more) / pair.elapsed_s

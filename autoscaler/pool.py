@@ -119,7 +119,8 @@ class PoolState:
     variants: tuple[VariantState, ...]
     demand: Demand | None
     num_queued: int = 0  # at the gateway, on no replica yet
-    ttft: TimeToFirstToken | None = None
+    ttft: TimeToFirstToken | None = None  # of the engines, from when they have the request
+    gateway_ttft: TimeToFirstToken | None = None  # of clients: with the wait before an engine
 
     @property
     def replicas(self) -> Iterator[Replica]:

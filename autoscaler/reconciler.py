@@ -1,7 +1,7 @@
 """The loop: observe, decide, plan, act, report.  Level-triggered, and safe to kill anywhere.
 
-Nothing is remembered between ticks that could not be observed again, but the demand's history:
-without it the next decisions only hold.
+Nothing is remembered between ticks that could not be observed again, but the demand's history and
+what replicas can do: without them the next decisions hold, and go by the plan.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn, Protocol
 
 from autoscaler.actuate import actuate, counts_written
+from autoscaler.capacity import remembered
 from autoscaler.cluster import Address, Cluster, ClusterView
 from autoscaler.decide import decide
 from autoscaler.decision import Decision, Memory
@@ -88,6 +89,11 @@ class Reconciler:
             raise BadPolicy(f"{rules.policy.name}: is_told_by_gateway, and no gateway is asked")
         self._rules = rules
         self._sources = sources
+
+    def recall(self, tokens_per_s: Mapping[str, float]) -> None:
+        """What replicas of each variant were once seen to do: they begin from it, not the plan."""
+        known = remembered(tokens_per_s, self._rules.policy.variants)
+        self._memory = replace(self._memory, tokens_per_s=known)
 
     async def run(self, period_s: float, sleep: Callable[[float], Awaitable[None]]) -> NoReturn:
         """Until cancelled.  A tick that fails is logged, and the next one looks again."""

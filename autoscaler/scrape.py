@@ -1,13 +1,16 @@
-"""Plain HTTP to replicas: everyone's metrics at once, each with its own fate."""
+"""Plain HTTP to pods: everyone's metrics at once, each with its own fate."""
 
 import asyncio
 from collections.abc import Mapping
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
 from autoscaler.cluster import Address
-from autoscaler.engine_metrics import EngineSample, engine_sample
 from autoscaler.errors import SourceFailed, SourceRefused
 from autoscaler.exposition import parse
+from autoscaler.pages import Reading
+
+T = TypeVar("T")
 
 MAX_PAGE_BYTES: Final = 4 * 1024 * 1024  # vLLM's page is 50 kB
 MAX_AT_ONCE: Final = 64
@@ -18,21 +21,25 @@ _REQUEST: Final = (
 )
 
 
-async def scrape(
-    addresses: Mapping[str, Address], *, timeout_s: float
-) -> Mapping[str, EngineSample | None]:
-    """By replica; ``None``: it did not tell, however it failed to."""
-    limit = asyncio.Semaphore(MAX_AT_ONCE)
+@dataclass(frozen=True, slots=True)
+class PodPages:
+    timeout_s: float
 
-    async def one(address: Address) -> EngineSample | None:
-        async with limit:
-            try:
-                return engine_sample(parse(await get(address, "/metrics", timeout_s=timeout_s)))
-            except SourceFailed:
-                return None
+    async def read(
+        self, addresses: Mapping[str, Address], reading: Reading[T]
+    ) -> Mapping[str, T | None]:
+        limit = asyncio.Semaphore(MAX_AT_ONCE)
 
-    samples = await asyncio.gather(*(one(address) for address in addresses.values()))
-    return dict(zip(addresses, samples, strict=True))
+        async def one(address: Address) -> T | None:
+            async with limit:
+                try:
+                    page = await get(address, "/metrics", timeout_s=self.timeout_s)
+                    return reading.sample(parse(page), None)
+                except SourceFailed:
+                    return None
+
+        samples = await asyncio.gather(*(one(address) for address in addresses.values()))
+        return dict(zip(addresses, samples, strict=True))
 
 
 async def get(address: Address, path: str, *, timeout_s: float) -> str:

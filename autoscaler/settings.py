@@ -29,6 +29,9 @@ class Settings(BaseSettings):
     period_s: float = Field(default=10.0, gt=0, le=300)
     # Replicas and gateways answer from memory: one that takes longer does not tell this time.
     scrape_timeout_s: float = Field(default=2.0, gt=0)
+    # A Prometheus that scrapes replicas and gateways, by http://host:port/prefix; None: they are
+    # asked themselves, which is fresher.  Pods are known by the labels namespace and pod there.
+    prometheus_url: str | None = Field(default=None, pattern=r"^http://[^/:]+:\d+(/[^\s?#]*)?$")
     # Says what it would do, of every pool, and does nothing.
     dry_run: bool = False
 

@@ -16,6 +16,7 @@ from billing.consumer import Consumer, EventSource
 from billing.current_prices import CurrentPrices
 from billing.errors import BillingError, PriceBookInvalid, RequestInvalid
 from billing.kafka_source import KafkaSource
+from billing.kafka_wiring import client_arguments
 from billing.ledger import Ledger, utc_now
 from billing.settings import PREFIX, Settings, unread_variables
 from billing.spool_source import SpoolSource
@@ -97,7 +98,7 @@ def _steps(
 def _source(settings: Settings, ledger: Ledger) -> EventSource:
     if settings.kafka_bootstrap is not None:
         return KafkaSource(
-            bootstrap=settings.kafka_bootstrap,
+            brokers={"bootstrap_servers": settings.kafka_bootstrap, **client_arguments(settings)},
             topic=settings.kafka_topic,
             group=settings.kafka_group,
             session_timeout_s=settings.kafka_session_timeout_s,

@@ -39,14 +39,15 @@ class KafkaSource:
     def __init__(
         self,
         *,
-        bootstrap: str,
+        brokers: Mapping[str, Any],
         topic: str,
         group: str,
         session_timeout_s: float,
         stall_timeout_s: float,
         next_offset: NextOffset,
     ) -> None:
-        self._bootstrap = bootstrap
+        """``brokers``: where they are and how they are spoken to, as aiokafka's arguments."""
+        self._brokers = brokers
         self._topic = topic
         self._group = group
         self._session_timeout_s = session_timeout_s
@@ -88,7 +89,7 @@ class KafkaSource:
 
     async def _connect(self) -> "_Session":
         consumer = AIOKafkaConsumer(
-            bootstrap_servers=self._bootstrap,
+            **self._brokers,
             group_id=self._group,
             enable_auto_commit=False,
             auto_offset_reset="none",  # never jump: an offset that is gone is for a person to see

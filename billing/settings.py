@@ -28,6 +28,14 @@ class Settings(BaseSettings):
     spool_keep_s: float = Field(default=7 * 86_400.0, ge=0)
     # None: events come from the spool.  Set, it wins over the spool: gateways then ship to Kafka.
     kafka_bootstrap: str | None = None
+    # How brokers are spoken to, by Kafka's own names.
+    kafka_security: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = "plaintext"
+    kafka_ca_file: Path | None = None  # PEM; None: whom this machine trusts
+    kafka_certificate_file: Path | None = None  # PEM, with its chain; None: brokers ask for none
+    kafka_certificate_key_file: Path | None = None
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    kafka_username: SecretStr | None = None
+    kafka_password: SecretStr | None = None
     kafka_topic: str = USAGE_TOPIC
     # Only spreads partitions over consumers; where to read on is in the ledger.
     kafka_group: str = "pandal-billing"
@@ -51,6 +59,15 @@ class Settings(BaseSettings):
     def _counters_have_both(self) -> Self:
         if (self.quota_url is None) != (self.policy_file is None):
             raise ValueError("set BILLING_QUOTA_URL and BILLING_POLICY_FILE, or neither")
+        return self
+
+    @model_validator(mode="after")
+    def _kafka_is_told_who_we_are(self) -> Self:
+        if self.kafka_security.startswith("sasl") and None in (
+            self.kafka_username,
+            self.kafka_password,
+        ):
+            raise ValueError("kafka_security with SASL needs kafka_username and kafka_password")
         return self
 
     @model_validator(mode="after")

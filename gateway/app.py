@@ -25,6 +25,7 @@ from gateway.event_encoder import EventEncoder
 from gateway.exact_counting import ExactCounting
 from gateway.experience import Experience
 from gateway.fleet import Fleet, RelayLimits
+from gateway.kafka_wiring import client_arguments
 from gateway.metering import EventSource
 from gateway.metrics import Metrics, QuotaStanding
 from gateway.outbox.kafka import KafkaShipper
@@ -274,7 +275,8 @@ def _shipping(settings: Settings, boot_id: str, metrics: Metrics, clock: Clock) 
     if settings.kafka_bootstrap is None:
         return []
     open_pass = partial(unshipped, settings.spool_dir, boot_id, clock.wall_s)
-    return [KafkaShipper(settings.kafka_bootstrap, open_pass, metrics.count_shipped).run]
+    brokers = {"bootstrap_servers": settings.kafka_bootstrap, **client_arguments(settings)}
+    return [KafkaShipper(brokers, open_pass, metrics.count_shipped).run]
 
 
 @asynccontextmanager

@@ -5,12 +5,14 @@ from dataclasses import dataclass, field
 from urllib.parse import SplitResult, unquote, urlsplit
 
 _EXPECTED = (
-    "expected unix:///path[?db=1] or redis://[user:password@]host[:port][/db], "
+    "expected unix:///path[?db=1], redis://[user:password@]host[:port][/db] or "
+    "redis+sentinel://[user:password@]host[:port],host[:port]/service[/db], "
     "with '/', '?', '#' and '@' in a password written as %2F, %3F, %23 and %40"
 )
 _DATABASE_IN_PATH = re.compile(r"/?(\d*)", re.ASCII)
 _DATABASE_IN_QUERY = re.compile(r"(?:db=(\d+))?", re.ASCII)
-_DEFAULT_PORT = 6379
+_SERVICE_IN_PATH = re.compile(r"/([\w.-]+)(?:/(\d+))?", re.ASCII)
+_DEFAULT_PORT, _SENTINELS_PORT = 6379, 26379
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,18 +23,20 @@ class RespAddress:
     database: int
     username: str | None
     password: str | None = field(repr=False)
+    sentinels: tuple[tuple[str, int], ...] = ()  # who know where ``service`` is; none: it is there
+    service: str = ""
 
     @property
     def words(self) -> str:
         """For people; holds no password."""
-        return self.path or f"{self.host}:{self.port}"
+        return self.path or self.service or f"{self.host}:{self.port}"
 
     @classmethod
     def parse(cls, url: str) -> "RespAddress":
         """Raises ValueError, which quotes nothing: any part of a bad URL may be the password's."""
         try:
             parts = urlsplit(url)
-            address = _unix(parts) if parts.scheme == "unix" else _tcp(parts)
+            address = _READERS.get(parts.scheme, _tcp)(parts)
         except ValueError:
             address = None
         if address is None:
@@ -61,3 +65,28 @@ def _tcp(parts: SplitResult) -> RespAddress | None:
         username=None if parts.username is None else unquote(parts.username),
         password=None if parts.password is None else unquote(parts.password),
     )
+
+
+def _behind_sentinels(parts: SplitResult) -> RespAddress | None:
+    path = _SERVICE_IN_PATH.fullmatch(parts.path)
+    credentials, _, hosts = parts.netloc.rpartition("@")
+    if parts.query or parts.fragment or path is None:
+        return None
+    each = [urlsplit(f"//{host}") for host in hosts.split(",")]
+    sentinels = tuple((e.hostname or "", e.port or _SENTINELS_PORT) for e in each)
+    if not all(host for host, _ in sentinels):
+        return None
+    who = urlsplit(f"//{credentials}@")
+    return RespAddress(
+        path=None,
+        host="",
+        port=0,
+        database=int(path[2] or 0),
+        username=None if not who.username else unquote(who.username),
+        password=None if who.password is None else unquote(who.password),
+        sentinels=sentinels,
+        service=path[1],
+    )
+
+
+_READERS = {"unix": _unix, "redis+sentinel": _behind_sentinels}

@@ -3,9 +3,17 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from contracts import environment
@@ -83,6 +91,14 @@ class Settings(BaseSettings):
     durability: Literal["commit", "relaxed"] = "commit"  # relaxed: an answer ends without waiting
     gateway_id: str = Field(default="gateway-0", min_length=1)  # stable over restarts
     kafka_bootstrap: str | None = None  # None: billing reads the spool itself
+    # How brokers are spoken to, by Kafka's own names.
+    kafka_security: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = "plaintext"
+    kafka_ca_file: Path | None = None  # PEM; None: whom this machine trusts
+    kafka_certificate_file: Path | None = None  # PEM, with its chain; None: brokers ask for none
+    kafka_certificate_key_file: Path | None = None
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    kafka_username: SecretStr | None = None
+    kafka_password: SecretStr | None = None
     # With metrics of their own.  None: who is a customer is not everybody's to read, and each is
     # some series more.
     metrics_tenants: tuple[str, ...] = Field(default=(), max_length=100)
@@ -121,6 +137,15 @@ class Settings(BaseSettings):
         if value is None and others.data.get("policy_url") is None:
             raise ValueError("expected a policy_file or a policy_url")
         return value
+
+    @model_validator(mode="after")
+    def _kafka_is_told_who_we_are(self) -> Self:
+        if self.kafka_security.startswith("sasl") and None in (
+            self.kafka_username,
+            self.kafka_password,
+        ):
+            raise ValueError("kafka_security with SASL needs kafka_username and kafka_password")
+        return self
 
     @field_validator("model_aliases")
     @classmethod

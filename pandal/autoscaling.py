@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
 
 from autoscaler.cluster import Address
-from autoscaler.engine_metrics import EngineSample
+from autoscaler.engine_metrics import ENGINE_READING, EngineSample
 from autoscaler.errors import SourceFailed, SourceRefused
 from autoscaler.policy import PoolPolicy, Variant
 from autoscaler.reconciler import Reconciler, Report, Rules, Sources
-from autoscaler.scrape import get, scrape
+from autoscaler.scrape import PodPages, get
 from pandal.local_cluster import VARIANT, LocalCluster
 from pandal.plan import FleetPlan, OwnReplica
 from pandal.scaling_news import ScalingNews
@@ -100,4 +100,4 @@ async def is_ready(address: Address) -> bool | None:
 
 
 async def _scrape(found: Mapping[str, Address]) -> Mapping[str, EngineSample | None]:
-    return await scrape(found, timeout_s=_ANSWER_TIMEOUT_S)
+    return await PodPages(_ANSWER_TIMEOUT_S).read(found, ENGINE_READING)

@@ -25,6 +25,7 @@ from autoscaler.kubernetes.wire import Json
 _REFUSALS: Final = {404: Absent, 409: StaleWrite, 410: Expired}
 _MERGE_PATCH: Final = "application/merge-patch+json"
 _JSON: Final = "application/json"
+_USER_AGENT: Final = "pandal-autoscaler"  # by which the API server tells who wrote a field
 
 
 @asynccontextmanager
@@ -45,6 +46,7 @@ async def connected(
     unbounded = copy(configuration)
     unbounded.connection_pool_maxsize = 0  # a watch keeps its connection: it shall take no call's
     async with ApiClient(configuration) as calls, ApiClient(unbounded) as watches:
+        calls.user_agent = watches.user_agent = _USER_AGENT
         yield KubernetesApi(calls, watches, request_timeout_s)
 
 

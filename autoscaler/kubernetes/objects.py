@@ -111,9 +111,15 @@ class Order(Struct, frozen=True, kw_only=True):
     writing: int | None = None
 
 
+class KnownVariant(Struct, frozen=True, kw_only=True):
+    name: str
+    tokens_per_second: float | None = None
+
+
 class KnownStatus(Struct, frozen=True, kw_only=True):
     """What the autoscaler reads of its own notes."""
 
+    variants: tuple[KnownVariant, ...] = ()
     decided_by: str = ""
     orders: Mapping[str, Order] = {}
     conditions: tuple[PodCondition, ...] = ()

@@ -13,7 +13,7 @@ from autoscaler.kubernetes import paths
 from autoscaler.kubernetes.cluster import Home, KubernetesCluster
 from autoscaler.kubernetes.events import events_of
 from autoscaler.kubernetes.notebook import Notebook
-from autoscaler.kubernetes.objects import Pool
+from autoscaler.kubernetes.objects import KnownStatus, Pool
 from autoscaler.kubernetes.resource import PoolSpec, pool_spec
 from autoscaler.kubernetes.status import Seen, invalid_status, is_news, status_of
 from autoscaler.kubernetes.wire import Json
@@ -55,7 +55,9 @@ class PoolLoop:
     async def tick(self, pool: Pool) -> Report | None:
         """``None``: the resource makes no sense.  Raises ClusterRefused."""
         try:
-            reconciler, cluster = self._follow(pool_spec(pool.metadata.name, pool.spec))
+            reconciler, cluster = self._follow(
+                pool_spec(pool.metadata.name, pool.spec), pool.status
+            )
         except BadPolicy as exc:
             await self._tell_invalid(pool, str(exc))
             return None
@@ -64,8 +66,8 @@ class PoolLoop:
             await self._tell(report, pool, cluster)
         return report
 
-    def _follow(self, spec: PoolSpec) -> tuple[Reconciler, KubernetesCluster]:
-        """A changed spec keeps what was learned.  Raises BadPolicy."""
+    def _follow(self, spec: PoolSpec, status: KnownStatus) -> tuple[Reconciler, KubernetesCluster]:
+        """A changed spec keeps what was learned, as a restart does.  Raises BadPolicy."""
         if self._cluster is None or self._reconciler is None:
             self._cluster = KubernetesCluster(self._home, spec, self._notebook)
             self._reconciler = Reconciler(
@@ -76,6 +78,7 @@ class PoolLoop:
                 fence=self._home.leadership,
                 report=lambda _: None,  # told with the resource's own facts, below
             )
+            self._reconciler.recall(_learned(status))
         elif spec != self._spec:
             self._reconciler.follow(self._rules(spec), self._sources(spec))
             self._cluster.follow(spec)
@@ -119,3 +122,8 @@ class PoolLoop:
         known = self._notebook.pool or pool
         conditions = known.status.conditions
         return Seen(pool.metadata.generation, is_dry_run, conditions, unschedulable)
+
+
+def _learned(status: KnownStatus) -> dict[str, float]:
+    told = {variant.name: variant.tokens_per_second for variant in status.variants}
+    return {name: rate for name, rate in told.items() if rate is not None}

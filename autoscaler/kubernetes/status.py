@@ -81,7 +81,10 @@ def _gist(status: Json) -> object:
     return {
         **{k: v for k, v in status.items() if k not in ("decidedAt", "reasons")},
         "reasons": [reason["code"] for reason in status.get("reasons", ())],
-        "conditions": [(c["type"], c["status"], c["reason"]) for c in status.get("conditions", ())],
+        "conditions": [
+            (c["type"], c["status"], c["reason"], c["message"] if c["type"] == "Conflict" else "")
+            for c in status.get("conditions", ())
+        ],
         "variants": [
             {k: v for k, v in variant.items() if k != "tokensPerSecond"}
             for variant in status.get("variants", ())

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import hiredis
 
@@ -184,6 +185,7 @@ class RespClient:
         self._preload = preload
         self._call_deadline_s = call_deadline_s
         self._connection: _Connection | None = None
+        self._sentinels = deque(address.sentinels)  # whoever answered last is asked first
         self._fault: str | None = None
         self.connected = asyncio.Event()
 
@@ -250,25 +252,48 @@ class RespClient:
 
     async def _connect(self) -> _Connection:
         """Raises OSError, QuotaUnavailable; QuotaRefused if the store answers, but not to us."""
+        place = (self._address.host, self._address.port)
+        if self._sentinels:
+            place = await self._primary()
         async with asyncio.timeout(self._call_deadline_s * 4):
-            connection = await self._open()
+            connection = await self._open(*place)
             try:
                 for command in self._greeting():
                     _check_greeting(await connection.call(command))
+                if self._sentinels:
+                    _check_role(await connection.call(pack("ROLE")))
             except BaseException:
                 connection.abort()
                 raise
         return connection
 
-    async def _open(self) -> _Connection:
+    async def _open(self, host: str, port: int) -> _Connection:
         loop = asyncio.get_running_loop()
         if self._address.path is not None:
             _, connection = await loop.create_unix_connection(self._make, self._address.path)
         else:
-            _, connection = await loop.create_connection(
-                self._make, self._address.host, self._address.port
-            )
+            _, connection = await loop.create_connection(self._make, host, port)
         return connection
+
+    async def _primary(self) -> tuple[str, int]:
+        """By the first Sentinel that knows it.  Raises QuotaUnavailable.
+
+        https://redis.io/docs/latest/develop/reference/sentinel-clients/
+        """
+        question = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._address.service)
+        for _ in range(len(self._sentinels)):
+            with suppress(OSError, QuotaUnavailable):  # a deadline's, too: the next one is asked
+                async with asyncio.timeout(self._call_deadline_s * 4):
+                    sentinel = await self._open(*self._sentinels[0])
+                    try:
+                        found = await sentinel.call(question)
+                    finally:
+                        sentinel.abort()
+                if isinstance(found, list):
+                    host, port = found
+                    return host.decode(), int(port)
+            self._sentinels.rotate(-1)
+        raise QuotaUnavailable("No Sentinel knows where the quota store is.")
 
     def _make(self) -> _Connection:
         return _Connection(self._call_deadline_s)
@@ -282,6 +307,12 @@ class RespClient:
             user = () if address.username is None else (address.username,)
             commands.insert(0, pack("AUTH", *user, address.password))
         return commands
+
+
+def _check_role(reply: object) -> None:
+    """Sentinels may be behind what has happened."""
+    if not isinstance(reply, list) or reply[0] != b"master":
+        raise QuotaRefused("READONLY")
 
 
 def _check_greeting(reply: object) -> None:

@@ -8,7 +8,7 @@ every call has a deadline, and a producer that failed is thrown away.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from typing import Any
 
@@ -36,9 +36,13 @@ class KafkaShipper:
     """``open_pass`` starts a pass over the spool; it is used from one thread of the shipper's."""
 
     def __init__(
-        self, bootstrap: str, open_pass: Callable[[], Pass], on_shipped: Callable[[int], None]
+        self,
+        brokers: Mapping[str, Any],
+        open_pass: Callable[[], Pass],
+        on_shipped: Callable[[int], None],
     ) -> None:
-        self._bootstrap = bootstrap
+        """``brokers``: where they are and how they are spoken to, as aiokafka's arguments."""
+        self._brokers = brokers
         self._open_pass = open_pass
         self._on_shipped = on_shipped
         self._disk = WorkerThread("spool-reader")
@@ -105,7 +109,7 @@ class KafkaShipper:
     async def _connected(self) -> Any:  # aiokafka has no types
         if self._producer is None:
             producer = AIOKafkaProducer(
-                bootstrap_servers=self._bootstrap,
+                **self._brokers,
                 acks="all",
                 enable_idempotence=True,
                 request_timeout_ms=_REQUEST_MS,

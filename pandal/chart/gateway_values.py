@@ -39,6 +39,13 @@ MANAGED: Final = {
     "spool_dir": "usage.spool",
     "gateway_id": "the pod's name",
     "kafka_bootstrap": "usage.kafka.bootstrap",
+    "kafka_security": "usage.kafka.security",
+    "kafka_ca_file": "usage.kafka.tls.ca",
+    "kafka_certificate_file": "usage.kafka.tls.certificateSecret",
+    "kafka_certificate_key_file": "usage.kafka.tls.certificateSecret",
+    "kafka_sasl_mechanism": "usage.kafka.sasl.mechanism",
+    "kafka_username": "usage.kafka.sasl.username",
+    "kafka_password": "usage.kafka.sasl.password",
     "drain_timeout_s": "gateway.drain.timeoutS",
 }
 
@@ -157,7 +164,8 @@ class Gateway(Placement):
     )
     quota_url: SecretKey = Field(
         SecretKey(existing_secret="pandal", key="quota-url"),
-        description="redis://user:password@host:port of a Redis, a Valkey or any node of a cluster",
+        description="redis://user:password@host:port of a Redis, a Valkey or a cluster's node, "
+        "or redis+sentinel://user:password@host:port,host:port/service",
     )
     cache_url: SecretKey = Field(
         SecretKey(key="cache-url"),
@@ -178,8 +186,28 @@ class Gateway(Placement):
     )
 
 
+class KafkaSasl(Group):
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    username: SecretKey = SecretKey(key="kafka-username")
+    password: SecretKey = SecretKey(key="kafka-password")
+
+
+class KafkaTls(Group):
+    ca: SecretKey = Field(
+        SecretKey(key="ca.crt"), description="Whom brokers are known by; empty: public authorities"
+    )
+    certificate_secret: OptionalName = Field(
+        "", description="Of kubernetes.io/tls, for brokers that ask for one; empty: there is none"
+    )
+
+
 class Kafka(Group):
     bootstrap: str = Field("", description="host:port,host:port of the brokers")
+    security: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = Field(
+        "plaintext", description="Kafka's security.protocol"
+    )
+    sasl: KafkaSasl = KafkaSasl()
+    tls: KafkaTls = KafkaTls()
 
 
 class Usage(Group):

@@ -10,6 +10,7 @@ from typing import Final
 
 from autoscaler.cluster import ClusterView
 from autoscaler.engine_metrics import EngineSample
+from autoscaler.latency import Buckets
 from autoscaler.observe import GatewaySample, Observer
 from autoscaler.pool import Phase, PoolState, Replica, VariantState
 from contracts.metrics import LATENCY_BUCKETS_S
@@ -26,14 +27,21 @@ class Counters:
         self.num_arrived = 0
         self._num_finished: dict[str, int] = {}
         self._first_tokens: dict[str, list[int]] = {}  # per bucket, not cumulative
+        self._clients_first_tokens = [0] * len(_BOUNDS_S)
 
-    def first_token(self, pod: Pod, ttft_s: float) -> None:
-        """As the engine measures it: what waited at the gateway is not in it."""
+    def first_token(self, pod: Pod, ttft_s: float, *, waited_s: float) -> None:
+        """The engine knows nothing of what waited at the gateway."""
         counts = self._first_tokens.setdefault(pod.name, [0] * len(_BOUNDS_S))
         counts[bisect_left(_BOUNDS_S, ttft_s)] += 1
+        self._clients_first_tokens[bisect_left(_BOUNDS_S, waited_s + ttft_s)] += 1
 
     def finished(self, pod: Pod) -> None:
         self._num_finished[pod.name] = self._num_finished.get(pod.name, 0) + 1
+
+    def gateway(self, num_queued: int) -> GatewaySample:
+        return GatewaySample(
+            self.num_arrived, num_queued, ttft=_buckets(self._clients_first_tokens)
+        )
 
     def sample(self, pod: Pod, now_s: float) -> EngineSample:
         generated, prompt = pod.engine.tokens_done(now_s)
@@ -45,8 +53,12 @@ class Counters:
             prompt_tokens=prompt,
             generation_tokens=generated,
             num_finished=self._num_finished.get(pod.name, 0),
-            ttft=dict(zip(_BOUNDS_S, accumulate(counts), strict=True)),
+            ttft=_buckets(counts),
         )
+
+
+def _buckets(counts: list[int]) -> Buckets:
+    return dict(zip(_BOUNDS_S, accumulate(counts), strict=True))
 
 
 class Looks:
@@ -68,8 +80,7 @@ class Looks:
         )
         asked = () if is_blind else [pod for pod in cluster.live if pod.is_ready]
         samples = {pod.name: self._counters.sample(pod, now_s) for pod in asked}
-        told = GatewaySample(self._counters.num_arrived, num_queued)
-        gateways = None if is_blind else {"gateway": told}
+        gateways = None if is_blind else {"gateway": self._counters.gateway(num_queued)}
         return self._observer.look(ClusterView((found,)), samples, now_s, gateways)
 
 

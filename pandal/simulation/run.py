@@ -151,8 +151,9 @@ class Simulation:
         if not pod.engine.has_room(arrival):
             return False
         ttft_s = pod.engine.start(arrival, now_s)
-        self._counters.first_token(pod, ttft_s)
-        self._tally.first_token(now_s - arrival.at_s + ttft_s)
+        waited_s = now_s - arrival.at_s
+        self._counters.first_token(pod, ttft_s, waited_s=waited_s)
+        self._tally.first_token(waited_s + ttft_s)
         self._expect_end(pod)
         return True
 

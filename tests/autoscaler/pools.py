@@ -57,6 +57,7 @@ class Scene:
         self.now_s = 1_800_000_000.0
         self.ordered = ordered
         self.ttft: TimeToFirstToken | None = None
+        self.gateway_ttft: TimeToFirstToken | None = None
         self.last: Decision | None = None
 
     def look(
@@ -78,7 +79,7 @@ class Scene:
         if rate_per_s is not None:
             demand = Demand(TICK_S, round(rate_per_s * TICK_S), in_flight, TOKENS_PER_REQUEST)
         variant = VariantState("h200", self.ordered, found, num_written)
-        state = PoolState(self.now_s, (variant,), demand, num_queued, self.ttft)
+        state = PoolState(self.now_s, (variant,), demand, num_queued, self.ttft, self.gateway_ttft)
         self.last = decide(state, self.policy, self.memory)
         self.memory = self.last.memory
         return self.last

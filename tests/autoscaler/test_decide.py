@@ -16,7 +16,6 @@ from autoscaler.pool import (
     Phase,
     PoolState,
     Replica,
-    TimeToFirstToken,
     VariantState,
 )
 from tests.autoscaler.pools import POLICY, VARIANT, Scene, policy, replicas
@@ -159,48 +158,6 @@ def test_silent_replicas_stop_the_way_down_and_not_the_way_up() -> None:
     for _ in range(3):
         decision = scene.look(25.0, replicas(count, num_running=10, num_unknown=count // 2))
     assert decision.num_wanted > count
-
-
-def test_slow_first_tokens_ask_for_one_more_on_enough_evidence() -> None:
-    scene = Scene(ordered=4)
-    scene.obey(3.0, num_looks=30)
-    count = scene.ordered
-    busy = replicas(count, num_running=8)
-    scene.ttft = TimeToFirstToken(p95_s=19.5, num_samples=3)
-    assert all(scene.look(3.0, busy).num_wanted == count for _ in range(10))
-    scene.ttft = TimeToFirstToken(p95_s=19.5, num_samples=200)
-    wanted = [scene.look(3.0, busy).num_wanted for _ in range(5)]
-    assert wanted == [count] * 4 + [count + 1]
-    assert Code.TTFT_GUARD in scene.last.codes  # type: ignore[union-attr]
-
-
-def test_slow_first_tokens_of_an_idle_fleet_order_nothing() -> None:
-    scene = Scene(ordered=6)
-    scene.obey(0.5, num_looks=20)
-    scene.ttft = TimeToFirstToken(p95_s=19.5, num_samples=200)
-    count = scene.ordered
-    assert all(scene.look(0.5).num_wanted == count for _ in range(40))
-
-
-def test_lateness_that_nobody_saw_again_does_not_hold_an_idle_fleet_for_ever() -> None:
-    scene = Scene(ordered=6)
-    scene.obey(5.0, num_looks=60)
-    high = scene.ordered
-    scene.ttft = TimeToFirstToken(p95_s=19.5, num_samples=200)
-    scene.look(5.0)
-    scene.ttft = None  # an empty window: nobody has asked
-    assert scene.look(0.2).num_wanted == high  # some are in flight: it may still be so
-    assert scene.memory.late_since_s is not None
-    assert scene.obey(0.0, num_looks=100).num_wanted == 1
-    assert scene.memory.late_since_s is None
-
-
-def test_full_caches_ask_for_one_more() -> None:
-    scene = Scene(ordered=4)
-    scene.obey(3.0, num_looks=30)
-    count = scene.ordered
-    full = replicas(count, num_running=8, kv_cache_usage=0.97)
-    assert [scene.look(3.0, full).num_wanted for _ in range(5)][-1] == count + 1
 
 
 def test_pending_for_want_of_gpus_is_said_and_not_ordered_twice() -> None:

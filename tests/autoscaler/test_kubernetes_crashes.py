@@ -108,6 +108,22 @@ async def test_a_crash_at_any_write_ends_where_no_crash_ends(write: int, when: s
     assert not kubernetes.cordoned & set(live(kubernetes)), "nobody is left out of work"
 
 
+@pytest.mark.parametrize(
+    ("told", "begins_with"), [(250, 250), (1e300, 300), (0.001, 100 / 3), (0, 100), (-7, 100)]
+)
+async def test_what_was_learned_outlives_a_restart_within_bounds(
+    told: float, begins_with: float
+) -> None:
+    kubernetes = FakeKubernetes(SPEC, 2)
+    kubernetes.status = {"variants": [{"name": "h200", "tokensPerSecond": told}, {"name": "gone"}]}
+    world = World(kubernetes)
+    for _ in range(2):
+        await world.ticks(1.0, 3)
+        (found,) = kubernetes.status["variants"]
+        assert found.get("tokensPerSecond", 100) == pytest.approx(begins_with, rel=0.1)
+        world.loop = world.started()
+
+
 async def test_an_order_that_was_not_written_is_no_persons() -> None:
     kubernetes = FakeKubernetes(SPEC, 2)
     world = World(kubernetes)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from autoscaler.cluster import Address, ClusterView
-from autoscaler.engine_metrics import EngineSample, engine_sample
+from autoscaler.engine_metrics import ENGINE_READING, EngineSample, engine_sample
 from autoscaler.errors import SourceFailed
 from autoscaler.exposition import Families, parse
 from autoscaler.gateway_metrics import gateway_sample
@@ -19,7 +19,7 @@ from autoscaler.latency import grown, p95
 from autoscaler.observe import GatewaySample, Observer
 from autoscaler.pool import Phase, PoolState, Replica, VariantState
 from autoscaler.reconciler import Report
-from autoscaler.scrape import get, scrape
+from autoscaler.scrape import PodPages, get
 from autoscaler.telemetry import Telemetry, Told
 from tests.autoscaler.pools import Scene, replicas
 
@@ -77,7 +77,7 @@ def ok(text: str) -> bytes:
 )
 async def test_every_dialect_says_the_same(page: str) -> None:
     async with engine(ok(page)) as address:
-        assert await scrape({"r": address}, timeout_s=5.0) == {"r": SAMPLE}
+        assert await PodPages(5.0).read({"r": address}, ENGINE_READING) == {"r": SAMPLE}
 
 
 async def test_a_failure_of_one_is_unknown_for_that_one_only() -> None:
@@ -98,13 +98,13 @@ async def test_a_failure_of_one_is_unknown_for_that_one_only() -> None:
     ):
         async with engine(b"") as gone:
             pass
-        found = await scrape(
+        found = await PodPages(0.5).read(
             {
                 "good": good, "silent": silent, "busy": busy, "wrong": wrong, "broken": broken,
                 "partial": partial, "empty": empty, "gone": gone,
                 "unbounded": unbounded, "uncounted": uncounted,
             },
-            timeout_s=0.5,
+            ENGINE_READING,
         )  # fmt: skip
     assert found.pop("good") == SAMPLE
     assert len(found) == 9
@@ -265,6 +265,24 @@ def test_a_gateway_that_began_anew_does_not_hide_the_others() -> None:
     assert (state.demand.num_arrived, state.num_queued) == (40, 2)
 
 
+def first_tokens(early: int, late: int) -> dict[str, GatewaySample]:
+    buckets = {1.0: float(early), 10.0: float(early + late), float("inf"): float(early + late)}
+    return {"g": GatewaySample(early + late, 0, ttft=buckets)}
+
+
+def test_what_clients_wait_is_counted_from_look_to_look_and_for_a_minute() -> None:
+    asleep, observer = ClusterView((VariantState("v", 0, ()),)), Observer()
+    assert observer.look(asleep, {}, 0.0, first_tokens(9_999, 0)).gateway_ttft is None
+    late = observer.look(asleep, {}, 10.0, first_tokens(9_999, 40)).gateway_ttft
+    assert late is not None
+    assert late.num_samples == 40
+    assert late.p95_s == pytest.approx(1.0 + 0.95 * 9.0)
+    assert observer.look(asleep, {}, 20.0, None).gateway_ttft == late, "of the minute"
+    assert observer.look(asleep, {}, 71.0, first_tokens(9_999, 40)).gateway_ttft is None
+    restarted = observer.look(asleep, {}, 81.0, first_tokens(5, 0))
+    assert restarted.gateway_ttft is None
+
+
 def gateway_page(served: int, refused: int, limited: int, active: int) -> Families:
     return parse(
         f'pandal_gateway_requests_total{{endpoint="chat",status="200"}} {served}\n'
@@ -274,11 +292,14 @@ def gateway_page(served: int, refused: int, limited: int, active: int) -> Famili
         f'pandal_gateway_refusals_total{{reason="rate_limit_exceeded"}} {limited}\n'
         f"pandal_gateway_active_requests {active}\n"
         f"pandal_gateway_waiting_requests {active // 2}\n"
+        f'pandal_gateway_time_to_first_token_seconds_bucket{{le="0.5"}} {served}\n'
+        f'pandal_gateway_time_to_first_token_seconds_bucket{{le="+Inf"}} {served}\n'
     )
 
 
 def test_the_gateways_own_page_says_who_asks() -> None:
-    assert gateway_sample(gateway_page(10, 3, 99, 2)) == GatewaySample(13, 1, 2)
+    buckets = {0.5: 10.0, float("inf"): 10.0}
+    assert gateway_sample(gateway_page(10, 3, 99, 2)) == GatewaySample(13, 1, 2, buckets)
     with pytest.raises(SourceFailed, match="missing"):
         gateway_sample(parse("node_load1 0.2\n"))
     with pytest.raises(SourceFailed, match="no number"):
@@ -317,7 +338,7 @@ async def test_every_gateway_pod_is_asked_and_a_silent_one_makes_it_unknown() ->
         asked = []
         for address, ready in ((well, "True"), (silent, "True"), (well, "False")):
             source = GatewaySource("app=gateway", address.port)
-            asked.append(await GatewayPods(OnePod(address, ready), source, 0.5).ask())
+            asked.append(await GatewayPods(OnePod(address, ready), source, PodPages(0.5)).ask())
     assert asked == [{"u": GatewaySample(7, 1, 2)}, None, None]
 
 

@@ -7,7 +7,15 @@ import pytest
 
 from billing.ledger import Ledger
 from tests.billing.usage_events import BOOK
-from tests.support.kafka_brokers import Broker, apache_kafka, kafka_home, running, tansu
+from tests.support.kafka_brokers import (
+    Broker,
+    SecuredListener,
+    apache_kafka,
+    kafka_home,
+    running,
+    secured_listener,
+    tansu,
+)
 from tests.support.postgres import Postgres, running_postgres
 
 
@@ -56,9 +64,18 @@ def shared_tansu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield broker
 
 
+@pytest.fixture(scope="session")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> SecuredListener:
+    """Of the shared Apache Kafka."""
+    return secured_listener(tmp_path_factory.mktemp("secured"))
+
+
 @pytest.fixture(scope="session", name="apache")
-def shared_apache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with running(apache_kafka(kafka_home(), tmp_path_factory.mktemp("kafka"))) as broker:
+def shared_apache(
+    tmp_path_factory: pytest.TempPathFactory, secured: SecuredListener
+) -> Iterator[Broker]:
+    folder = tmp_path_factory.mktemp("kafka")
+    with running(apache_kafka(kafka_home(), folder, secured=secured)) as broker:
         yield broker
 
 

@@ -1,19 +1,23 @@
 """Events come out of Kafka once each, from where the ledger stands; a lost broker is noticed."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import RecordsToDelete
+from pydantic import SecretStr
 
 from billing.errors import SourceLost, SourceUnavailable
 from billing.kafka_source import KafkaSource
+from billing.kafka_wiring import client_arguments
 from billing.ledger import Ledger
 from billing.lookup import totals
 from billing.posting import rate_batch
 from billing.records import Batch
+from billing.settings import Settings
 from contracts.usage import encode_usage_event
 from tests.billing.kafka_topic import (
     administration,
@@ -25,7 +29,7 @@ from tests.billing.kafka_topic import (
     send_raw,
 )
 from tests.billing.usage_events import BOOK, usage
-from tests.support.kafka_brokers import Broker
+from tests.support.kafka_brokers import Broker, SecuredListener
 from tests.support.ports import free_port
 
 PATIENCE_S = 60.0
@@ -39,9 +43,10 @@ async def reading(
     *,
     session_timeout_s: float | None = None,
     stall_timeout_s: float = 60,
+    brokers: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[KafkaSource]:
     source = KafkaSource(
-        bootstrap=broker.bootstrap,
+        brokers={"bootstrap_servers": broker.bootstrap} if brokers is None else brokers,
         topic=topic,
         group=f"group-{topic}",
         session_timeout_s=(
@@ -87,6 +92,24 @@ async def test_duplicates_on_several_partitions_are_posted_once(
         await poll_until(source, 1_000, posting(ledger))
     assert totals(ledger_url, "acme").num_requests == 950
     assert [ledger.next_offset(f"kafka/{topic}/{n}") for n in range(4)] == [250] * 4
+
+
+async def test_a_broker_that_asks_who_we_are_is_read_over_tls(
+    apache: Broker, secured: SecuredListener, ledger: Ledger
+) -> None:
+    topic = await new_topic(apache.bootstrap, num_partitions=1)
+    await send_events(apache.bootstrap, topic, [usage(n) for n in range(3)], num_partitions=1)
+    told: dict[str, Any] = {k.lower(): v for k, v in secured.variables("").items()}
+    settings = Settings(ledger_url=SecretStr("sqlite://"), **told)
+    brokers = {"bootstrap_servers": secured.bootstrap, **client_arguments(settings)}
+    async with reading(apache, topic, from_the_beginning, brokers=brokers) as source:
+        batches = await poll_until(source, 3, posting(ledger))
+    assert sum(len(batch.records) for batch in batches) == 3
+    wrong = {**brokers, "sasl_plain_password": "hunter2"}
+    async with reading(apache, topic, from_the_beginning, brokers=wrong) as source:
+        with pytest.raises(SourceUnavailable, match="Unable to bootstrap") as refused:
+            await source.poll()
+    assert "hunter2" not in str(refused.value)
 
 
 async def test_reading_goes_on_where_the_ledger_stands_not_where_kafka_says(
@@ -214,7 +237,7 @@ async def test_a_topic_may_be_created_later(broker: Broker, ledger: Ledger) -> N
 
 async def test_no_broker_at_all_is_an_error_that_may_pass() -> None:
     source = KafkaSource(
-        bootstrap=f"127.0.0.1:{free_port()}",
+        brokers={"bootstrap_servers": f"127.0.0.1:{free_port()}"},
         topic="usage",
         group="group",
         session_timeout_s=6,

@@ -27,6 +27,7 @@ OLDEST = "1.30"
 GOLDEN = sorted(Path(__file__).with_name("golden").glob("*.yaml"))
 
 KAFKA = {"transport": "kafka", "kafka": {"bootstrap": "k:9092"}, "spool": {"kind": "emptyDir"}}
+TLS = {"bootstrap": "k:9093", "security": "ssl", "tls": {"certificateSecret": "c"}}
 SHARED = {"transport": "spool", "spool": {"accessMode": "ReadWriteMany"}}
 CPU = {"name": "cpu", "model": "m"}
 GPU = {"modelPath": "org/m", "gpu": {"type": "H100", "count": 2}, "precision": "fp8"}
@@ -35,7 +36,7 @@ SGLANG = {**VLLM, "name": "sg", "engine": "sglang", "kvPrecision": "fp8"}
 FILE = {"url": "https://h/m.gguf", "path": "m.gguf", "sizeBytes": 1}
 SCALED = {"enabled": True, "maxReplicas": 3}
 OPTIONS: dict[str, list[Any]] = {
-    "usage": [{}, SHARED, KAFKA],
+    "usage": [{}, SHARED, KAFKA, {**KAFKA, "kafka": TLS}],
     "pools": [[], [CPU], [CPU, VLLM], [SGLANG]],
     "pool.replicas": [1, 4],
     "pool.autoscaling": [{}, SCALED, {**SCALED, "spec": {"urgency": 1, "dryRun": True}}],

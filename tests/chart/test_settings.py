@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import BaseSettings
 
@@ -24,6 +25,10 @@ SECRETS = {
     "ADMIN_POLICY_URL": "redis://quota:6379",
     "GATEWAY_KEY_PEPPER": "0123456789abcdef",
     "GATEWAY_QUOTA_URL": "redis://quota:6379",
+    "GATEWAY_KAFKA_USERNAME": "name",
+    "GATEWAY_KAFKA_PASSWORD": "word",
+    "BILLING_KAFKA_USERNAME": "name",
+    "BILLING_KAFKA_PASSWORD": "word",
     "BILLING_QUOTA_URL": "redis://quota:6379",
     "BILLING_LEDGER_URL": "postgresql://ledger",
 }
@@ -62,6 +67,16 @@ def plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else getattr(value, "value", value)
 
 
+KAFKA = {
+    "bootstrap": "k:9092",
+    "security": "sasl_ssl",
+    "sasl": {
+        "mechanism": "PLAIN",
+        "username": {"existingSecret": "kafka"},
+        "password": {"existingSecret": "kafka"},
+    },
+    "tls": {"ca": {"existingSecret": "authority", "key": "ca.pem"}, "certificateSecret": "client"},
+}
 ALL_PARTS: dict[str, Any] = {
     "poolDefaults": {"autoscaling": {"enabled": True}},
     "gateway": {"policies": {"url": {"existingSecret": "store"}}},
@@ -79,10 +94,23 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def set_and_unset(helm4: Helm, tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
+    """What is rendered with every setting changed, and with none."""
+    values = copy.deepcopy(ALL_PARTS)
+    for place, _, _, _, group in CASES:
+        values.setdefault(place, {})["settings"] = changed(group)
+    found = []
+    for told in (values, ALL_PARTS):
+        path = tmp_path_factory.mktemp("values") / "values.yaml"
+        path.write_text(yaml.safe_dump(told))
+        found.append(helm4.template([path]))
+    return found
+
+
 @pytest.mark.parametrize(("place", "name", "prefix", "settings", "group"), CASES)
 def test_every_setting_arrives_as_it_was_set(
-    helm4: Helm,
-    written: Written,
+    set_and_unset: list[list[Any]],
     monkeypatch: pytest.MonkeyPatch,
     place: str,
     name: str,
@@ -91,17 +119,14 @@ def test_every_setting_arrives_as_it_was_set(
     group: type[BaseModel],
 ) -> None:
     wanted = changed(group)
-    values = copy.deepcopy(ALL_PARTS)
-    values.setdefault(place, {})["settings"] = wanted
-    found = _read(helm4.template(written(values)), name, prefix, settings, monkeypatch)
+    found = _read(set_and_unset[0], name, prefix, settings, monkeypatch)
     for field, info in group.model_fields.items():
         assert plain(getattr(found, field)) == wanted[info.alias or field], field
 
 
 @pytest.mark.parametrize(("place", "name", "prefix", "settings", "group"), CASES)
 def test_a_default_stays_the_services_own(
-    helm4: Helm,
-    written: Written,
+    set_and_unset: list[list[Any]],
     monkeypatch: pytest.MonkeyPatch,
     place: str,
     name: str,
@@ -109,7 +134,7 @@ def test_a_default_stays_the_services_own(
     settings: type[BaseSettings],
     group: type[BaseModel],
 ) -> None:
-    found = _read(helm4.template(written(ALL_PARTS)), name, prefix, settings, monkeypatch)
+    found = _read(set_and_unset[1], name, prefix, settings, monkeypatch)
     for field in group.model_fields:
         assert getattr(found, field) == settings.model_fields[field].default, field
 
@@ -158,7 +183,7 @@ def test_what_the_chart_decides_arrives(
             "drain": {"timeoutS": 90},
             "upstreams": [{"name": "lab", "url": "http://10.0.0.1:8000"}],
         },
-        "usage": {"transport": "kafka", "kafka": {"bootstrap": "k:9092"}},
+        "usage": {"transport": "kafka", "kafka": KAFKA},
         "autoscaler": {"port": 9200},
         "billing": {"prices": {"document": "x = 1"}, "terms": {"existingConfigMap": "terms"}},
         "pools": [
@@ -174,6 +199,7 @@ def test_what_the_chart_decides_arrives(
     assert isinstance(gateway, GatewaySettings)
     assert (gateway.host, gateway.port, gateway.drain_timeout_s) == ("0.0.0.0", 9000, 90)
     assert gateway.kafka_bootstrap == "k:9092"
+    _assert_kafka_is_told(objects, gateway)
     assert [(r.name, r.url) for r in gateway.replicas] == [("lab", "http://10.0.0.1:8000")]
     assert gateway.replica_services == ("r-pandal-a",)
     assert (gateway.kubernetes_namespace, gateway.replica_port_name) == ("ns", "http")
@@ -194,6 +220,25 @@ def test_what_the_chart_decides_arrives(
     billing = _read(objects, "r-pandal-billing", "BILLING_", BillingSettings, monkeypatch)
     assert isinstance(billing, BillingSettings)
     assert (billing.spool_dir, billing.kafka_bootstrap) == (None, "k:9092")
+    _assert_kafka_is_told(objects, billing)
     assert str(billing.terms) == "/etc/pandal/terms/terms.yaml"
     assert str(billing.policy_file) == "/etc/pandal/policies/policies.json"
     assert str(billing.price_book) == "/etc/pandal/prices/prices.toml"
+
+
+def _assert_kafka_is_told(objects: list[Any], found: GatewaySettings | BillingSettings) -> None:
+    assert (found.kafka_security, found.kafka_sasl_mechanism) == ("sasl_ssl", "PLAIN")
+    assert found.kafka_username is not None
+    assert found.kafka_username.get_secret_value() == "name"
+    component = "gateway" if isinstance(found, GatewaySettings) else "billing"
+    spec = manifests.one(objects, "Deployment", f"r-pandal-{component}")["spec"]["template"]["spec"]
+    (volume,) = (v["projected"] for v in spec["volumes"] if v["name"] == "kafka")
+    files = {
+        f"/etc/pandal/kafka/{item['path']}": (source["secret"]["name"], item["key"])
+        for source in volume["sources"]
+        for item in source["secret"]["items"]
+    }
+    told = (found.kafka_ca_file, found.kafka_certificate_file, found.kafka_certificate_key_file)
+    assert [files[str(path)] for path in told] == [
+        ("authority", "ca.pem"), ("client", "tls.crt"), ("client", "tls.key"),
+    ]  # fmt: skip

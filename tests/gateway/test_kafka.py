@@ -25,7 +25,14 @@ from tests.gateway.processes import Gateway, Policies, Valkey
 from tests.gateway.spooled import usage_event
 from tests.gateway.upstream_server import Upstream
 from tests.gateway.usage_topic import consume, create_topic, speak_init_producer_id_v3
-from tests.support.kafka_brokers import Broker, apache_kafka, kafka_home, tansu
+from tests.support.kafka_brokers import (
+    Broker,
+    SecuredListener,
+    apache_kafka,
+    kafka_home,
+    secured_listener,
+    tansu,
+)
 from tests.support.waiting import eventually
 
 OWN_BOOT = "0000000000bb"
@@ -63,7 +70,7 @@ async def shipping(broker: Broker, folder: Path) -> AsyncIterator[list[int]]:
     shipped: list[int] = []
     later_s = time.time() + LOCKED_WITHIN_S  # what is not locked now will not be
     open_pass = partial(unshipped, folder, OWN_BOOT, lambda: later_s)
-    shipper = KafkaShipper(broker.bootstrap, open_pass, shipped.append)
+    shipper = KafkaShipper({"bootstrap_servers": broker.bootstrap}, open_pass, shipped.append)
     task = asyncio.create_task(shipper.run())
     try:
         yield shipped
@@ -205,7 +212,8 @@ async def test_a_fault_of_our_own_disk_is_not_the_brokers(
 async def test_a_disk_that_hangs_holds_nothing_else_up(folder: Path) -> None:
     pipe = folder / segment_name("0000000000aa", 0)
     replace_by_pipe(pipe)
-    shipper = KafkaShipper("127.0.0.1:1", partial(unshipped, folder, OWN_BOOT, time.time), print)
+    nobody = {"bootstrap_servers": "127.0.0.1:1"}
+    shipper = KafkaShipper(nobody, partial(unshipped, folder, OWN_BOOT, time.time), print)
     task = asyncio.create_task(shipper.run())
     os.close(await wait_for_reader(pipe))
     task.cancel()
@@ -223,26 +231,35 @@ def test_a_line_longer_than_a_batch_is_read_whole(folder: Path) -> None:
 
 
 @pytest.fixture
-def kafka(tmp_path: Path) -> Iterator[Broker]:
-    broker = apache_kafka(kafka_home(), tmp_path)
+def secured(tmp_path: Path) -> SecuredListener:
+    return secured_listener(tmp_path)
+
+
+@pytest.fixture
+def kafka(tmp_path: Path, secured: SecuredListener) -> Iterator[Broker]:
+    broker = apache_kafka(kafka_home(), tmp_path, secured=secured)
     yield broker
     broker.stop()
 
 
 async def test_a_gateway_and_apache_kafka(
     kafka: Broker,
+    secured: SecuredListener,
     tmp_path: Path,
     valkey: Valkey,
     policies: Policies,
     upstream: Upstream,
 ) -> None:
-    """Down at the start, up later: requests never wait, and every event arrives once."""
+    """Down at the start, up later: requests never wait, and every event arrives once.
+
+    Over TLS, to a broker that asks who we are.
+    """
     gateway = Gateway(
         tmp_path,
         quota_url=valkey.url,
         policy_file=policies.path,
         upstreams={"replica-0": upstream},
-        GATEWAY_KAFKA_BOOTSTRAP=kafka.bootstrap,
+        **secured.variables("GATEWAY_"),
     )
     gateway.start()
     policies.add("kafka-tenant", "sk-kafka")

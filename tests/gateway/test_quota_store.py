@@ -27,6 +27,7 @@ from tests.support.waiting import eventually
         ("redis://user:pa%40s%2Fs@host:7000/3", (None, "host", 7000, 3, "pa@s/s")),
         ("redis://[::1]", (None, "::1", 6379, 0, None)),
         ("redis://:6380/", (None, "127.0.0.1", 6380, 0, None)),
+        ("redis+sentinel://user:pa%40s@a:1,b/quota/3", (None, "", 0, 3, "pa@s")),
     ],
 )
 def test_addresses_are_read(url: str, expected: tuple[object, ...]) -> None:
@@ -34,6 +35,13 @@ def test_addresses_are_read(url: str, expected: tuple[object, ...]) -> None:
     found = (address.path, address.host, address.port, address.database, address.password)
     assert found == expected
     assert "pa@s" not in repr(address)
+
+
+def test_sentinels_are_read_with_the_service_they_are_asked_for() -> None:
+    address = RespAddress.parse("redis+sentinel://:secret@a:1,[::1],b/quota")
+    assert address.sentinels == (("a", 1), ("::1", 26379), ("b", 26379))
+    assert (address.service, address.words, address.username) == ("quota", "quota", None)
+    assert address.password == "secret"
 
 
 @pytest.mark.parametrize(
@@ -55,6 +63,11 @@ def test_addresses_are_read(url: str, expected: tuple[object, ...]) -> None:
         "redis://[user:hunter2@host",
         "redis://user:hunter2@a..b",
         "redis://user:hunter2@host/-1",
+        "redis+sentinel://user:hunter2@host",
+        "redis+sentinel://user:hunter2@host/",
+        "redis+sentinel://user:hunter2@host,/quota",
+        "redis+sentinel://user:hunter2@host:port/quota",
+        "redis+sentinel://user:hunter2/x@host/quota",
     ],
 )
 def test_a_bad_address_is_refused_without_a_word_of_it(url: str) -> None:

@@ -24,6 +24,7 @@ from autoscaler.kubernetes.wire import Json
 from tests.kubernetes import objects
 from tests.kubernetes.pod_fleet import PodFleet
 from tests.support.control_plane import ControlPlane, kubebuilder_assets
+from tests.support.helm import Helm, helm
 
 PATIENCE_S = 60.0  # only a test that fails waits so long
 _numbers = itertools.count(1)
@@ -64,6 +65,11 @@ async def admin(control_plane: ControlPlane) -> AsyncIterator[KubernetesApi]:
         yield api
 
 
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    return helm(4, tmp_path_factory.mktemp("helm"))
+
+
 async def eventually(is_true: Callable[[], Awaitable[bool]], what: str) -> None:
     give_up_monotonic_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < give_up_monotonic_s:
@@ -71,6 +77,22 @@ async def eventually(is_true: Callable[[], Awaitable[bool]], what: str) -> None:
             return
         await asyncio.sleep(0.05)
     pytest.fail(f"waited in vain: {what}")
+
+
+async def install_definition(
+    api: KubernetesApi, group: str, version: str, kind: str, plural: str
+) -> None:
+    """Of a kind that an operator brings."""
+    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    await api.create(definitions, objects.loose_definition(group, version, kind, plural))
+
+    async def is_served() -> bool:
+        with suppress(ClusterRefused):
+            await api.get(f"/apis/{group}/{version}/{plural}")
+            return True
+        return False
+
+    await eventually(is_served, f"{plural} to be served")
 
 
 @dataclass

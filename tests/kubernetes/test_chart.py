@@ -20,8 +20,9 @@ import yaml
 from autoscaler.kubernetes import paths
 from autoscaler.kubernetes.api import KubernetesApi
 from tests.kubernetes import objects
-from tests.kubernetes.conftest import Scene, eventually
+from tests.kubernetes.conftest import Scene, eventually, install_definition
 from tests.kubernetes.pod_fleet import PodFleet
+from tests.kubernetes.release import Release
 from tests.support.control_plane import ControlPlane
 from tests.support.helm import CHART, Helm, helm
 
@@ -52,38 +53,6 @@ def values(fleet: PodFleet) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class Release:
-    def __init__(self, helm: Helm, config: Path, folder: Path, namespace: str = NAMESPACE) -> None:
-        self._helm = helm
-        self._config = config
-        self._folder = folder
-        self._namespace = namespace
-
-    async def run(self, command: str, *arguments: str, values: Any = None) -> str:
-        files = []
-        if values is not None:
-            path = self._folder / "values.yaml"
-            path.write_text(yaml.safe_dump(values))
-            files = [str(CHART), "-f", str(path)]
-        done = await asyncio.to_thread(
-            self._helm.run, command, "r", *files, "-n", self._namespace, *arguments,
-            "--kubeconfig", str(self._config),
-        )  # fmt: skip
-        assert "would violate PodSecurity" not in done.stderr + done.stdout
-        return done.stdout
-
-    def kubectl(self, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(self._helm.kubectl), "--kubeconfig", str(self._config), *arguments],
-            input=text, capture_output=True, text=True,
-        )  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Helm:
-    return helm(4, tmp_path_factory.mktemp("helm"))
-
-
 @pytest.fixture
 async def release(
     program: Helm, control_plane: ControlPlane, admin: KubernetesApi, tmp_path: Path
@@ -100,7 +69,7 @@ async def release(
     )
     for number in range(2):
         await admin.create("/api/v1/persistentvolumes", volume(f"chart-{number}"))
-    yield Release(program, control_plane.kubeconfig("admin"), tmp_path)
+    yield Release(program, control_plane.kubeconfig("admin"), tmp_path, NAMESPACE)
     await admin.delete("/api/v1/nodes/chart")
 
 
@@ -348,19 +317,9 @@ async def test_the_api_server_takes_every_scenario_strictly(
 ) -> None:
     """Server-side, and nothing is stored: a field that it does not know is refused."""
     await admin.create("/api/v1/namespaces", {"metadata": {"name": "strict", "labels": RESTRICTED}})
-    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     for operator in OPERATORS:
-        await admin.create(definitions, objects.loose_definition(*operator))
-        group, version, _, plural = operator
-
-        async def is_served(path: str = f"/apis/{group}/{version}/{plural}") -> bool:
-            with suppress(Exception):
-                await admin.get(path)
-                return True
-            return False
-
-        await eventually(is_served, f"{plural} to be served")
-    release = Release(program, control_plane.kubeconfig("admin"), tmp_path)
+        await install_definition(admin, *operator)
+    release = Release(program, control_plane.kubeconfig("admin"), tmp_path, "strict")
     for path in CI:
         rendered = yaml.safe_dump_all(program.template([path], "--namespace", "strict"))
         done = await asyncio.to_thread(

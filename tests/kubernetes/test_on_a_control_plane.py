@@ -1,7 +1,4 @@
-"""The autoscaler over a real control plane: its resource, its scaling, who leads, and what breaks.
-
-One module, so that one worker starts one control plane.
-"""
+"""The autoscaler over a real control plane: its resource, scaling, who leads, what breaks."""
 
 import asyncio
 import json
@@ -114,6 +111,9 @@ async def _assert_resigned_and_told(scene: Scene) -> None:
     events = (await scene.get(paths.events(scene.namespace)))["items"]
     told = {e["reason"] for e in events if e["regarding"]["kind"] == "ReplicaPool"}
     assert {"ScaledUp", "ScaledDown"} <= told
+    deployment = await scene.get(scene.deployment_path)
+    writers = {f["manager"]: f.get("subresource") for f in deployment["metadata"]["managedFields"]}
+    assert writers["pandal-autoscaler"] == "scale", "whoever else writes it is told of whom"
 
 
 def _assert_rules_are_what_is_used(scene: Scene) -> None:
@@ -180,27 +180,6 @@ async def test_when_the_leader_dies_in_a_drain_the_next_one_finishes_it(scene_of
     assert scene.fleet.cut == []
     codes = [reason["code"] for reason in (await scene.pool())["status"]["reasons"]]
     assert "manual" not in codes, "the predecessor's counts are no person's"
-
-
-async def test_with_a_horizontal_pod_autoscaler_beside_it_nothing_is_written(
-    scene_of: SceneOf,
-) -> None:
-    scene = await scene_of()
-    scalers = paths.collection("autoscaling/v2", scene.namespace, "horizontalpodautoscalers")
-    await scene.api.create(scalers, objects.horizontal_pod_autoscaler(scene.name))
-    scene.fleet.rate_per_s = 40.0
-    scene.start_autoscaler()
-    await scene.until_condition("Conflict", ("True", "ScaledByAnother"))
-
-    def would_order(status: Json) -> bool:
-        return any("count 1 ->" in action for action in status.get("planned", ()))
-
-    await scene.until(would_order, "the order that is only said")
-    assert await scene.count() == 1
-    assert await scene.condition("Acting") == ("False", "Conflict")
-    await scene.api.delete(f"{scalers}/{scene.name}")
-    await scene.until_condition("Conflict", ("False", "Alone"))
-    await scene.until_count(lambda count: count > 1, "the order, once alone")
 
 
 async def test_a_person_is_respected_within_the_bounds_and_corrected_outside(

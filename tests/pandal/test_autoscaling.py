@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from autoscaler.cluster import Address
-from autoscaler.engine_metrics import EngineSample
+from autoscaler.engine_metrics import ENGINE_READING, EngineSample
 from autoscaler.errors import ClusterRefused
 from autoscaler.reconciler import Reconciler, Report, Rules, Sources
-from autoscaler.scrape import scrape
+from autoscaler.scrape import PodPages
 from pandal.autoscaling import Alone, is_ready, local_policy
 from pandal.child import ChildSpec
 from pandal.errors import BadOption
@@ -110,7 +110,7 @@ class Fleet:
         )
 
     async def scrape(self, found: Mapping[str, Address]) -> Mapping[str, EngineSample | None]:
-        return await scrape(found, timeout_s=PATIENCE_S)
+        return await PodPages(PATIENCE_S).read(found, ENGINE_READING)
 
     async def tick(self) -> None:
         self.now_s += 10.0

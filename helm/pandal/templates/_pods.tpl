@@ -124,3 +124,29 @@ spec:
     matchLabels:
       {{- index . 3 | nindent 6 }}
 {{- end -}}
+
+{{/*
+(list $ "Deployment" apiVersion "kind" "name"): the count to write though the named object scales the
+Deployment; empty: none. A count that was written once cannot be left out again, or Kubernetes puts 1 in
+its place. So the upgrade that turns scaling on, and those after it, write what is there, until the API
+server knows somebody else for who wrote it: with server-side apply what is left out is then his. Where
+Helm itself compares manifests it never is.
+*/}}
+{{- define "pandal.keptCount" -}}
+{{- $namespace := (index . 0).Release.Namespace -}}
+{{- $live := lookup "apps/v1" "Deployment" $namespace (index . 1) -}}
+{{- if $live -}}
+{{- $isKept := hasKey ($live.metadata.annotations | default dict) "pandal.dev/kept-count" -}}
+{{- if or $isKept (not (lookup (index . 2) (index . 3) $namespace (index . 4))) -}}
+{{- $isApplied := false -}}
+{{- $isAnothers := false -}}
+{{- range $live.metadata.managedFields -}}
+{{- $owned := dig "fieldsV1" "f:spec" dict . -}}
+{{- $isOfManifest := hasKey $owned "f:template" -}}
+{{- if and $isOfManifest (eq .operation "Apply") }}{{ $isApplied = true }}{{ end -}}
+{{- if and (hasKey $owned "f:replicas") (not $isOfManifest) }}{{ $isAnothers = true }}{{ end -}}
+{{- end -}}
+{{- if not (and $isApplied $isAnothers) }}{{ $live.spec.replicas | int64 }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -9,7 +9,7 @@
 BILLING_LEDGER_URL: sqlite:////var/lib/pandal/ledger/ledger.db
 {{- end }}
 {{- if eq .Values.usage.transport "kafka" }}
-BILLING_KAFKA_BOOTSTRAP: {{ .Values.usage.kafka.bootstrap | quote }}
+{{ include "pandal.kafka.variables" (list . "BILLING_") }}
 {{- else }}
 BILLING_SPOOL_DIR: /var/lib/pandal/spool
 {{- end }}

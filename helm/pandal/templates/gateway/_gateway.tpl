@@ -42,7 +42,7 @@ GATEWAY_POLICY_FILE: {{ ternary "/tmp/last-good-policies.json" "/etc/pandal/poli
 GATEWAY_SPOOL_DIR: /var/lib/pandal/spool
 GATEWAY_DRAIN_TIMEOUT_S: {{ $gateway.drain.timeoutS | int64 | quote }}
 {{- if eq .Values.usage.transport "kafka" }}
-GATEWAY_KAFKA_BOOTSTRAP: {{ required "usage.kafka.bootstrap: where are the brokers?" .Values.usage.kafka.bootstrap | quote }}
+{{ include "pandal.kafka.variables" (list . "GATEWAY_") }}
 {{- end }}
 {{- include "pandal.settings" (list "GATEWAY_" $gateway.settings) }}
 {{- end -}}

@@ -11,7 +11,7 @@
     release: {{ $.Release.Name }}
   annotations:
     summary: {{ index . 5 | quote }}
-    runbook_url: {{ required "monitoring.alerts.runbooks: where can docs/runbooks be read?" $.Values.monitoring.alerts.runbooks | trimSuffix "/" }}/{{ index . 1 | trimSuffix "Fast" | trimSuffix "Slowly" }}.md
+    runbook_url: {{ $.Values.monitoring.alerts.runbooks | trimSuffix "/" }}/{{ index . 1 | trimSuffix "Fast" | trimSuffix "Slowly" }}.md
 {{- end -}}
 
 {{/*

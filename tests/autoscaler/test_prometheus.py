@@ -1,0 +1,178 @@
+"""A Prometheus in place of scraping: its API over real HTTP, and what is made of old news."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from autoscaler.cluster import Address, ClusterView
+from autoscaler.engine_metrics import ENGINE_READING, EngineSample
+from autoscaler.exposition import parse
+from autoscaler.gateway_metrics import GATEWAY_READING
+from autoscaler.observe import GatewaySample, Observer
+from autoscaler.pool import Phase, Replica, VariantState
+from autoscaler.prometheus import Prometheus
+from tests.autoscaler.test_sources import SAMPLE, SGLANG, VLLM
+
+promql = pytest.importorskip("promql_parser", reason="a package of the dev extra")
+
+Series = dict[str, Any]
+NOWHERE = Address("127.0.0.1", 9)
+
+
+class Server:
+    """Answers instant queries of one range selector by name and pod, as Prometheus does."""
+
+    def __init__(self) -> None:
+        self.series: list[Series] = []
+        self.queries: list[str] = []
+        self.answer: bytes | None = None  # in place of a right one
+
+    def scraped(self, pod: str, page: str, at_s: float, **labels: str) -> None:
+        for line in page.splitlines():
+            if line.startswith("#"):
+                continue
+            (name, (sample,)), *_ = ((n, s) for n, s in parse_exact(line).items())
+            told = {"__name__": name, "namespace": "ns", "pod": pod, **sample.labels, **labels}
+            self._append(told, at_s, str(sample.value))
+
+    def _append(self, labels: dict[str, str], at_s: float, value: str) -> None:
+        for known in self.series:
+            if known["metric"] == labels:
+                known["values"].append([at_s, value])
+                return
+        self.series.append({"metric": labels, "values": [[at_s, value]]})
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[Address]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        async with server:
+            yield Address(host, port)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        target = urlsplit(head.split()[1])
+        assert target.path == "/prefix/api/v1/query"
+        (query,) = parse_qs(target.query)["query"]
+        self.queries.append(query)
+        writer.write(self._answered(query) if self.answer is None else self.answer)
+        await writer.drain()
+        writer.close()
+
+    def _answered(self, query: str) -> bytes:
+        selector = promql.parse(query)  # a range selector, or this raises
+        wanted = {m.name: m.value for m in selector.vector_selector.matchers.matchers}
+        found = [
+            series
+            for series in self.series
+            if all(re.fullmatch(regex, series["metric"][k]) for k, regex in wanted.items())
+        ]
+        body = {"status": "success", "data": {"resultType": "matrix", "result": found}}
+        return b"HTTP/1.0 200 OK\r\n\r\n" + json.dumps(body).encode()
+
+
+def parse_exact(line: str) -> dict[str, Any]:
+    """The line's sample by the name that it has, colon and all."""
+    name = re.split(r"[{ ]", line)[0]
+    return {name: next(iter(parse(line).values()))}
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+def asking(address: Address) -> Prometheus:
+    return Prometheus(address, "/prefix", "ns", 5.0)
+
+
+@pytest.mark.parametrize(
+    "page", [VLLM, VLLM.replace("vllm:", "vllm_"), SGLANG], ids=["vllm:", "vllm_", "sglang"]
+)
+async def test_a_pods_last_scrape_is_its_sample(server: Server, page: str) -> None:
+    server.scraped("a.b-0", page.replace(" 7.0", " 9.0"), 100.0)
+    server.scraped("a.b-0", page, 115.0)
+    server.scraped("axb-0", page, 115.0)
+    async with server.served() as address:
+        pods = {"a.b-0": NOWHERE, "gone": NOWHERE}
+        found = await asking(address).read(pods, ENGINE_READING)
+    assert found == {"a.b-0": EngineSample(*_fields(SAMPLE), 115.0), "gone": None}
+
+
+def _fields(sample: EngineSample) -> tuple[Any, ...]:
+    return tuple(getattr(sample, name) for name in sample.__slots__)[:-1]
+
+
+async def test_a_series_that_ended_and_a_second_job_are_not_counted_in(server: Server) -> None:
+    server.scraped("p", 'vllm:request_success_total{finished_reason="abort"} 70', 85.0)
+    server.scraped("p", VLLM, 100.0, job="one", instance="x")
+    server.scraped("p", VLLM, 99.0, job="two", instance="y")
+    async with server.served() as address:
+        found = await asking(address).read({"p": NOWHERE}, ENGINE_READING)
+    assert found["p"] == EngineSample(*_fields(SAMPLE), 100.0)
+
+
+async def test_a_gateways_page_is_told_too(server: Server) -> None:
+    text = (
+        'pandal_gateway_requests_total{endpoint="chat",status="200"} 7\n'
+        'pandal_gateway_time_to_first_token_seconds_bucket{le="+Inf"} 6\n'
+        "pandal_gateway_active_requests 2\npandal_gateway_waiting_requests 1\n"
+    )
+    server.scraped("g", text, 50.0)
+    async with server.served() as address:
+        found = await asking(address).read({"g": NOWHERE}, GATEWAY_READING)
+    assert found == {"g": GatewaySample(7, 1, 2, {float("inf"): 6.0}, 50.0)}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.0 503 Busy\r\n\r\n",
+        b"HTTP/1.0 200 OK\r\n\r\n<html>",
+        b'HTTP/1.0 200 OK\r\n\r\n{"status":"error","error":"query timed out"}',
+        b'HTTP/1.0 200 OK\r\n\r\n{"data":{"result":[{"metric":{"pod":"p"},"values":[]}]}}',
+        b'HTTP/1.0 200 OK\r\n\r\n{"data":{"result":[{"metric":{"pod":"p"},"values":[[1,"x"]]}]}}',
+        b"HTTP/1.0 200 OK\r\n\r\n" + b" " * (5 * 1024 * 1024),
+    ],
+    ids=["busy", "page", "error", "empty", "no number", "endless"],
+)
+async def test_what_is_no_answer_is_unknown(server: Server, answer: bytes) -> None:
+    server.answer = answer
+    async with server.served() as address:
+        assert await asking(address).read({"p": NOWHERE}, ENGINE_READING) == {"p": None}
+    assert await asking(address).read({"p": NOWHERE}, ENGINE_READING) == {"p": None}, "it is gone"
+
+
+async def test_many_pods_are_asked_of_in_parts(server: Server) -> None:
+    pods = {f"pod-{number}": NOWHERE for number in range(250)}
+    for pod in pods:
+        server.scraped(pod, VLLM, 10.0)
+    async with server.served() as address:
+        found = await asking(address).read(pods, ENGINE_READING)
+    assert len(server.queries) == 3
+    assert None not in found.values()
+    assert set(found) == set(pods)
+
+
+def test_the_same_sample_again_is_no_news_and_its_rate_stays() -> None:
+    """Looks every ten seconds at what is scraped every fifteen."""
+    view = ClusterView((VariantState("v", 1, (Replica("p", Phase.READY),)),))
+    observer, rates, finished = Observer(), [], []
+    for look in range(8):
+        taken_at_s = 15.0 * (10 * look // 15)
+        done = 2.0 * taken_at_s  # two requests a second, of a hundred tokens
+        engine = EngineSample(4, 0, 0.1, 0.0, 100 * done, done, {1.0: done}, taken_at_s)
+        gateway = GatewaySample(done, 0, 0, {1.0: done}, taken_at_s)
+        state = observer.look(view, {"p": engine}, 10.0 * look, {"g": gateway})
+        rates.append([load.tokens_per_s for load in state.loads])
+        finished.append(state.ttft and state.ttft.num_samples)
+        if state.demand is not None:
+            assert state.demand.num_arrived == pytest.approx(20.0)
+    assert rates == [[None]] * 2 + [[200.0]] * 6
+    assert finished[-1] == 120, "four scrapes of thirty, each once"

