@@ -299,7 +299,7 @@ def settings_for(folder: Path, *, is_refused: bool = False) -> Settings:
 async def measure(folder: Path, load: Load, options: argparse.Namespace) -> None:
     log = LineWriter(os.open(os.devnull, os.O_WRONLY))
     async with create_app(settings_for(folder, is_refused=options.refused), log.write) as gateway:
-        listener = Listener("127.0.0.1", 0, 75, 20.0)
+        listener = Listener("127.0.0.1", 0, 75, 20.0, 0.0)
         server = GatewayServer(gateway, listener, ConnectionLimits(8 << 20, 60.0, 60.0, 60.0))
         server.config.load()
         while gateway.readiness.reasons_not_ready():  # noqa: ASYNC110

@@ -28,6 +28,7 @@ from gateway.workers.supervisor import Supervisor
 logger = logging.getLogger("gateway")
 
 _STDIN, _STDERR = 0, 2
+_READY_PATIENCE_S = 2.0  # of a worker; most are ready within a poll of their replicas
 _GC_THRESHOLDS = 20_000, 20, 20  # requests leave few cycles behind, and objects by the thousand
 
 
@@ -73,7 +74,7 @@ async def _serve(settings: Settings, log: LineWriter, place: Place | None) -> in
         gc.collect()
         gc.freeze()  # what exists now stays: no collection need look at it again
         gc.set_threshold(*_GC_THRESHOLDS)
-        server = GatewayServer(gateway, _listener(settings), _limits(settings))
+        server = GatewayServer(gateway, _listener(settings, place), _limits(settings))
         if place is None:
             await server.serve()
         else:
@@ -93,12 +94,14 @@ def _end_with_parent(server: GatewayServer) -> None:
     loop.add_reader(_STDIN, stop)
 
 
-def _listener(settings: Settings) -> Listener:
+def _listener(settings: Settings, place: Place | None) -> Listener:
     return Listener(
         host=settings.host,
         port=settings.port,
         keep_alive_timeout_s=settings.keep_alive_timeout_s,
         drain_timeout_s=settings.drain_timeout_s,
+        # A worker that joins others must not answer for them before it can.
+        ready_patience_s=0.0 if place is None else _READY_PATIENCE_S,
     )
 
 

@@ -1,13 +1,13 @@
 """The composition root: opens every client, wires every part, and closes them in reverse."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
 from gateway.admission.cost import CostModel
 from gateway.admission.local_shares import LocalShares
@@ -24,7 +24,7 @@ from gateway.clock import SYSTEM_CLOCK, Clock, IdMaker, RandomDigits
 from gateway.event_encoder import EventEncoder
 from gateway.exact_counting import ExactCounting
 from gateway.experience import Experience
-from gateway.fleet import Fleet, RelayLimits
+from gateway.fleet import Fleet, Forecasting, RelayLimits
 from gateway.kafka_wiring import client_arguments
 from gateway.metering import EventSource
 from gateway.metrics import Metrics, QuotaStanding
@@ -51,7 +51,6 @@ _GATHER_S = 0.01  # of events nobody waits for: fewer, larger writes
 _CLOSE_S = 5.0  # for the last settlements and events, after the last request
 
 
-RenderMetrics = Callable[[], Awaitable[str]]
 Loop = Callable[[], Coroutine[Any, Any, None]]  # runs until cancelled
 
 
@@ -126,8 +125,9 @@ async def create_app(
             )
         )
         try:
-            async with _metrics(parts, place) as render:
-                app = _control_plane(parts, readiness, render, ids.request_id)
+            async with _health(parts, readiness, place) as health:
+                models = models_router(parts.policies.authenticator, parts.replicas.pool)
+                app = control_plane([models, health], ids.request_id)
                 yield Gateway(app, pipeline, readiness, ids.request_id)
         finally:
             await pipeline.stop(_CLOSE_S)
@@ -140,14 +140,15 @@ def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
     quota = QuotaStore(address, settings.quota_call_deadline_s, greeting(name))
     metrics, replicas = Metrics(settings.metrics_tenants), wire_replicas(settings, clock)
     turnstile: Turnstile  # which looks who may go whenever the fleet before it gets on
-    limits = _limits(settings)
+    limits, costs = _limits(settings), CostModel(settings.prompt_estimate_quantile)
     fleet = Fleet(
         replicas.pool,
         replicas.router,
         limits,
         clock,
-        metrics.observe_predicted_ttft,
-        lambda: turnstile.look(),
+        Forecasting(
+            costs.likely_prompt_tokens, metrics.observe_predicted_ttft, lambda: turnstile.look()
+        ),
     )
     turnstile = Turnstile(
         fleet, clock, max_waiting=settings.max_waiting, ageing_s=settings.batch_ageing_s
@@ -159,7 +160,7 @@ def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
     return _Parts(
         policies=policies,
         quota=quota,
-        costs=CostModel(settings.prompt_estimate_quantile),
+        costs=costs,
         exact=ExactCounting(replicas.pool),
         limiter=RedisLimiter(
             quota,
@@ -188,8 +189,10 @@ def _spool(settings: Settings, boot_id: str) -> Spool:
 
 
 @asynccontextmanager
-async def _metrics(parts: _Parts, place: Place | None) -> AsyncGenerator[RenderMetrics]:
-    """What ``/metrics`` says: of all workers, where there are several."""
+async def _health(
+    parts: _Parts, readiness: Readiness, place: Place | None
+) -> AsyncGenerator[APIRouter]:
+    """What probes and scrapers are told: of all workers, where there are several."""
 
     def render() -> str:
         parts.metrics.shadows.keep_only(parts.policies.live.current)
@@ -209,25 +212,15 @@ async def _metrics(parts: _Parts, place: Place | None) -> AsyncGenerator[RenderM
     async def render_alone() -> str:
         return render()
 
+    async def reasons_alone() -> Sequence[str]:
+        return readiness.reasons_not_ready()
+
     if place is None:
-        yield render_alone
+        yield health_router(reasons_alone, render_alone)
         return
-    siblings = Siblings(place, render)
+    siblings = Siblings(place, render, readiness.reasons_not_ready)
     async with siblings.answering():
-        yield siblings.render_all
-
-
-def _control_plane(
-    parts: _Parts,
-    readiness: Readiness,
-    render_metrics: RenderMetrics,
-    make_request_id: Callable[[], str],
-) -> FastAPI:
-    routers = [
-        models_router(parts.policies.authenticator, parts.replicas.pool),
-        health_router(readiness.reasons_not_ready, render_metrics),
-    ]
-    return control_plane(routers, make_request_id)
+        yield health_router(siblings.reasons_not_ready, siblings.render_all)
 
 
 def _watching(settings: Settings, parts: _Parts, place: Place | None) -> list[Loop]:

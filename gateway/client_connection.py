@@ -19,6 +19,7 @@ from contracts.usage import Outcome
 from gateway.errors import AnswerTimeout, GatewayError, RequestTimeout
 from gateway.exchange import Exchange
 
+_TCP_CLIENT_LEFT = 7, 8  # CLOSE and CLOSE_WAIT of Linux' include/net/tcp_states.h
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # struct linger: on, zero seconds
 
 
@@ -80,6 +81,17 @@ class ClientConnection(HttpToolsProtocol, ABC):
         self._check_request(now_s)
         self._check_answer(now_s)
         self._check_client(now_s)
+
+    def check_unread(self) -> None:
+        """With more requests in its pipeline a client is not read, so its end is not noticed.
+
+        Called ten times a second.
+        """
+        if self.flow.read_paused and self._started():
+            connection = self.transport.get_extra_info("socket")
+            state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+            if state in _TCP_CLIENT_LEFT:
+                self.transport.abort()
 
     def _check_request(self, now_s: float) -> None:
         since_s = self._reading_since_s

@@ -8,6 +8,7 @@ from gateway.api.context import InferenceRequest
 from gateway.clock import Clock
 from gateway.errors import NoReplicaAvailable
 from gateway.metering import Usage
+from gateway.prompt import Prompt
 from gateway.routing.decision import Decision, Reason
 from gateway.routing.endpoint import Endpoint, RoutingRequest
 from gateway.routing.pool import ReplicaPool
@@ -30,6 +31,15 @@ class RelayLimits:
 ObserveTtft = Callable[[float, float], None]  # predicted and actual, in seconds
 
 
+@dataclass(frozen=True, slots=True)
+class Forecasting:
+    """Whom it asks and whom it tells."""
+
+    likely_tokens: Callable[[str, Prompt], float]  # of the model: as likely too many as too few
+    observe_ttft: ObserveTtft
+    on_progress: Callable[[], None]  # a replica has more room than before
+
+
 class Fleet:
     """Where a relay finds replicas."""
 
@@ -39,17 +49,14 @@ class Fleet:
         router: Router,
         limits: RelayLimits,
         clock: Clock,
-        observe_ttft: ObserveTtft,
-        on_progress: Callable[[], None],
+        forecasting: Forecasting,
     ) -> None:
-        """``on_progress``: a replica has more room than before."""
         self.pool = pool
         self.limits = limits
         self.clock = clock
-        self._on_progress = on_progress
+        self._forecasting = forecasting
         self._router = router
         self._is_forecasting = False  # until somebody asks: it costs some microseconds a request
-        self._observe_ttft = observe_ttft
         self._prefixes = PrefixMemory()
 
     def require_candidate(self, request: InferenceRequest) -> None:
@@ -129,15 +136,15 @@ class Fleet:
             return
         outcome = stay.replica.forecast.first_token(stay.visit, now_s)
         if outcome is not None:
-            self._observe_ttft(outcome.predicted_s, outcome.actual_s)
-        self._on_progress()
+            self._forecasting.observe_ttft(outcome.predicted_s, outcome.actual_s)
+        self._forecasting.on_progress()
 
     def end(self, stay: Stay) -> None:
         stay.end()
         if stay.visit is None:
             return
         stay.replica.forecast.end(stay.visit)
-        self._on_progress()
+        self._forecasting.on_progress()
 
     def ended(self, replica: str, outcome: Outcome) -> None:
         """Whether it did its part is remembered against it, or for it."""
@@ -163,7 +170,11 @@ class Fleet:
         )
 
     def _num_tokens(self, replica: Replica, request: InferenceRequest) -> float:
-        num_tokens = request.estimated_prompt_tokens
+        num_tokens = (
+            self._forecasting.likely_tokens(request.model, request.prompt)
+            if request.counted is None
+            else request.estimated_prompt_tokens
+        )
         cached = self._prefixes.cached_tokens(
             request.affinity.conversation, replica.name, num_tokens
         )

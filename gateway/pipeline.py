@@ -31,7 +31,7 @@ from gateway.errors import (
 )
 from gateway.exchange import Exchange
 from gateway.known_answers import KnownAnswers
-from gateway.metering import Usage
+from gateway.metering import Meter, Usage
 from gateway.policies import Grant
 from gateway.relay import Relay
 from gateway.resilience.retries import Retries
@@ -173,7 +173,7 @@ class Pipeline:
         failure: GatewayError | Interrupted | None = None
         end = b""
         try:
-            await self._take_turn(context, relay, trace)
+            await self._take_turn(context, relay, trace.meter, settlement.turn)
             end = await relay.answer()
             settlement.close(relay.usage(), Outcome.COMPLETED)
         except Interrupted as interruption:
@@ -202,12 +202,14 @@ class Pipeline:
                 failure = None  # whose traceback leads here
         return end
 
-    async def _take_turn(self, context: RequestContext, relay: Relay, trace: Trace) -> None:
+    async def _take_turn(
+        self, context: RequestContext, relay: Relay, meter: Meter, turn: int
+    ) -> None:
         """Raises Overloaded where nobody else may serve it either, Interrupted."""
         try:
-            turn = self._stages.turnstile.enter(context, trace.meter)
-            if turn is not None:
-                await self._stages.turnstile.wait(relay.exchange, turn)
+            waiting = self._stages.turnstile.enter(context, meter, turn)
+            if waiting is not None:
+                await self._stages.turnstile.wait(relay.exchange, waiting)
         except Overloaded:
             if not await relay.fall_back():
                 raise

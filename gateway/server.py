@@ -17,6 +17,7 @@ from gateway.protocol import DataPlaneProtocol
 
 logger = logging.getLogger(__name__)
 
+_READY_LOOK_S = 0.02
 _SETTLE_S = 5.0  # from the interruption of the last requests to their settled end
 
 
@@ -26,6 +27,7 @@ class Listener:
     port: int  # 0: any free one
     keep_alive_timeout_s: int
     drain_timeout_s: float
+    ready_patience_s: float  # so long it does not listen before it is ready
 
 
 class GatewayServer(uvicorn.Server):
@@ -56,6 +58,7 @@ class GatewayServer(uvicorn.Server):
         )
         self._gateway = gateway
         self._drain_timeout_s = listener.drain_timeout_s
+        self._ready_patience_s = listener.ready_patience_s
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -71,17 +74,28 @@ class GatewayServer(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._ready_or_out_of_patience()
         await super().startup(sockets)
         for server in self.servers:
             for listener in server.sockets:
                 logger.info("listening", extra={"port": listener.getsockname()[1]})
 
+    async def _ready_or_out_of_patience(self) -> None:
+        """Then it listens all the same, so that probes are told why it is not."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + self._ready_patience_s
+        while not self.should_exit and loop.time() < end_s:
+            if not self._gateway.readiness.reasons_not_ready():
+                return
+            await asyncio.sleep(_READY_LOOK_S)
+
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second."""
-        if counter % 10 == 0:
-            now_s = asyncio.get_running_loop().time()
-            for connection in list(self.server_state.connections):
-                if isinstance(connection, DataPlaneProtocol):
+        now_s = asyncio.get_running_loop().time()
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, DataPlaneProtocol):
+                connection.check_unread()
+                if counter % 10 == 0:
                     connection.check_deadlines(now_s)
         return await super().on_tick(counter)
 

@@ -72,6 +72,11 @@ class Settlement:
         self._reservation = reservation
         self._meter = meter
 
+    @property
+    def turn(self) -> int:
+        """See ``verdict.turn_of``."""
+        return self._reservation.turn
+
     def close(self, usage: Usage, outcome: Outcome) -> Closing:
         if self.closing is None:
             context, desk, meter = self._context, self._desk, self._meter

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from contracts.names import TenantId, fair_served_key
-from gateway.admission.fair_queue import FairQueue, Service, Share
+from gateway.admission.fair_queue import FairQueue, Service
 from gateway.admission.quota_store import QuotaStore, slot_of
 from gateway.admission.resp import pack
+from gateway.admission.share import Share
 from gateway.completion import Completion
 from gateway.errors import QuotaUnanswered, QuotaUnavailable
 

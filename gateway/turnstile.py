@@ -15,7 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from contracts.admission import ServiceClass
-from gateway.admission.fair_queue import FairQueue, Share, Turn
+from gateway.admission.fair_queue import FairQueue, Turn
+from gateway.admission.promised_turns import GRACE_S, PromiseBook, PromisedTurns
+from gateway.admission.share import Share
 from gateway.api.context import RequestContext
 from gateway.clock import Clock
 from gateway.completion import Completion
@@ -25,18 +27,19 @@ from gateway.fleet import Fleet
 from gateway.metering import Meter
 
 _LOOK_S = 0.02  # between two looks at who waits, beside those at every first token
-_SLACK_RATIO = 0.25  # of the target: what batch leaves free for whoever may come
+_SLACK_RATIO = 0.25  # of the target, for whom others may come: batch, and who had its share
 _LEAST_RETRY_S = 0.5
 
 
 class _Ticket:
     """Who waits, and until when its wait is over."""
 
-    __slots__ = ("called", "context", "meter")
+    __slots__ = ("called", "context", "meter", "turn")
 
-    def __init__(self, context: RequestContext, meter: Meter) -> None:
+    def __init__(self, context: RequestContext, meter: Meter, turn: int) -> None:
         self.context = context
         self.meter = meter
+        self.turn = turn
         self.called: Completion[None] = Completion()
 
 
@@ -51,6 +54,7 @@ class Turnstile:
         self._max_waiting = max_waiting
         self._ageing_s = ageing_s
         self._queues: dict[str, Queue] = {}  # by model
+        self._promises = PromiseBook()
         self._is_looking = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -63,33 +67,32 @@ class Turnstile:
     def num_waiting(self) -> int:
         return sum(map(len, self._queues.values()))
 
-    def enter(self, context: RequestContext, meter: Meter) -> Waiting | None:
-        """A turn to wait for, or ``None``: it goes at once.  Raises Overloaded."""
-        policy = context.grant.admission
-        if policy.ttft_target_ms is None:
+    def enter(self, context: RequestContext, meter: Meter, turn: int) -> Waiting | None:
+        """Its wait in the queue, or ``None``: it goes at once.  Raises Overloaded.
+
+        ``turn``: the same number when the same is asked again, see ``verdict.turn_of``.
+        """
+        if context.grant.admission.ttft_target_ms is None:
             return None
-        queue = self._queue(context.request.model)
-        share = _share_of(context)
-        num_tokens = context.request.estimated_tokens
-        now_s = self._clock.monotonic_s()
-        if not queue and self._has_room(context, is_in_slack=_is_batch(share)):
-            queue.charge(share, num_tokens)
-            meter.charged_tokens = num_tokens
+        queue, ticket = self._queue(context.request.model), _Ticket(context, meter, turn)
+        share, now_s = _share_of(context), self._clock.monotonic_s()
+        queue.recent.asks(share, now_s)
+        is_in_slack = queue.gets_slack(share, now_s)
+        if queue.is_next(share) and self._has_room(context, is_in_slack=is_in_slack):
+            queue.charge(share, context.request.estimated_tokens)
+            self._let_in(queue, share, ticket)
             return None
-        wait_s = self._expected_wait_s(queue, share, context)
-        if wait_s * 1e3 > policy.max_queue_ms or policy.max_queue_ms == 0:
-            raise _overloaded(wait_s)
-        deadline_s = now_s + policy.max_queue_ms / 1e3
-        prompt_tokens = context.request.estimated_prompt_tokens
-        ticket = _Ticket(context, meter)
-        turn = Turn(share, num_tokens, prompt_tokens, now_s, deadline_s, ticket)
-        loser = queue.push(turn)
-        if loser is turn:
-            raise _overloaded(wait_s)
+        patience_s = self._patience_s(ticket, is_in_slack=is_in_slack)
+        if self._expected_wait_s(queue, share, context) > patience_s or patience_s == 0.0:
+            raise self._overloaded(queue, ticket)
+        waiting = _waiting(share, ticket, now_s, now_s + patience_s)
+        loser = queue.push(waiting)
+        if loser is waiting:
+            raise self._overloaded(queue, ticket)
         if loser is not None:
-            self._refuse(queue, loser)
+            loser.holder.called.fail(self._overloaded(queue, loser.holder))
         self._look_later()
-        return turn
+        return waiting
 
     async def wait(self, exchange: Exchange, turn: Waiting) -> None:
         """Until its turn.  Raises Overloaded, Interrupted; then it has left the queue."""
@@ -104,7 +107,9 @@ class Turnstile:
         """What it had in truth, in place of what it was charged: nothing, if it never went."""
         correction = num_tokens - meter.charged_tokens
         if correction and context.grant.admission.ttft_target_ms is not None:
-            self._queue(context.request.model).charge(_share_of(context), correction)
+            queue, share = self._queue(context.request.model), _share_of(context)
+            queue.charge(share, correction)
+            queue.recent.charge(share, correction, self._clock.monotonic_s())
             meter.charged_tokens = num_tokens
 
     def look(self) -> None:
@@ -126,7 +131,7 @@ class Turnstile:
             if not self._has_room(ticket.context, is_in_slack=is_in_slack):
                 return
             queue.take(next_turn)
-            ticket.meter.charged_tokens = next_turn.num_tokens
+            self._let_in(queue, next_turn.share, ticket)
             ticket.called.resolve(None)  # it is on its way to a replica when this returns
 
     def _end_overdue(self) -> None:
@@ -134,20 +139,46 @@ class Turnstile:
         for queue in list(self._queues.values()):
             for turn in queue.overdue(now_s):
                 queue.remove(turn)
-                self._refuse(queue, turn)
+                turn.holder.called.fail(self._overloaded(queue, turn.holder))
 
-    def _refuse(self, queue: Queue, turn: Waiting) -> None:
-        """One that has left the queue, with the time that it would have to wait again."""
-        ticket = turn.holder
-        wait_s = self._expected_wait_s(queue, turn.share, ticket.context)
-        ticket.called.fail(_overloaded(wait_s))
+    def _let_in(self, queue: Queue, share: Share, ticket: _Ticket) -> None:
+        """One that has been charged all that it may need."""
+        now_s, num_tokens = self._clock.monotonic_s(), ticket.context.request.estimated_tokens
+        queue.recent.charge(share, num_tokens, now_s)
+        self._line_of(ticket.context).let_in(now_s)
+        ticket.meter.charged_tokens = num_tokens
+
+    def _overloaded(self, queue: Queue, ticket: _Ticket) -> Overloaded:
+        """For one that is not in the queue, with the time when its turn will be."""
+        share, now_s = _share_of(ticket.context), self._clock.monotonic_s()
+        least_s = max(_LEAST_RETRY_S, self._expected_wait_s(queue, share, ticket.context))
+        wait_s = self._line_of(ticket.context).promise_s(ticket.turn, least_s, now_s)
+        return Overloaded(retry_after_ms=math.ceil(wait_s * 1e3))
+
+    def _patience_s(self, ticket: _Ticket, *, is_in_slack: bool) -> float:
+        """How long it may wait here.
+
+        Who has waited as it was told may be a little early.  And who has had more than its share
+        waits here for what it would else wait for at a replica, where others would be behind it.
+        """
+        policy = ticket.context.grant.admission
+        patience_s = policy.max_queue_ms / 1e3
+        if self._line_of(ticket.context).claim(ticket.turn, self._clock.monotonic_s()):
+            patience_s = max(patience_s, GRACE_S)
+        if not is_in_slack or policy.service_class is ServiceClass.BATCH:
+            return patience_s
+        return max(patience_s, _target_s(ticket.context, is_in_slack=False) * (1.0 - _SLACK_RATIO))
+
+    def _line_of(self, context: RequestContext) -> PromisedTurns:
+        return self._promises.line_of(context.request.model, context.grant.tenant.tenant_id)
 
     def _has_room(self, context: RequestContext, *, is_in_slack: bool) -> bool:
         target_s = _target_s(context, is_in_slack=is_in_slack)
         return self._fleet.has_room(context.request, target_s)
 
     def _expected_wait_s(self, queue: Queue, share: Share, context: RequestContext) -> float:
-        target_s = _target_s(context, is_in_slack=_is_batch(share))
+        is_in_slack = queue.gets_slack(share, self._clock.monotonic_s())
+        target_s = _target_s(context, is_in_slack=is_in_slack)
         tokens_before = queue.tokens_before(share.tenant)
         return self._fleet.drain_s(context.request, target_s, tokens_before)
 
@@ -177,15 +208,13 @@ def _share_of(context: RequestContext) -> Share:
     return Share(context.grant.tenant.tenant_id, policy.service_class, policy.weight)
 
 
-def _is_batch(share: Share) -> bool:
-    return share.service_class is ServiceClass.BATCH
+def _waiting(share: Share, ticket: _Ticket, now_s: float, deadline_s: float) -> Waiting:
+    request = ticket.context.request
+    tokens, prompt_tokens = request.estimated_tokens, request.estimated_prompt_tokens
+    return Turn(share, tokens, prompt_tokens, now_s, deadline_s, ticket)
 
 
 def _target_s(context: RequestContext, *, is_in_slack: bool) -> float:
     target_ms = context.grant.admission.ttft_target_ms
     assert target_ms is not None, "without a target nobody waits"
     return target_ms / 1e3 * (_SLACK_RATIO if is_in_slack else 1.0)
-
-
-def _overloaded(wait_s: float) -> Overloaded:
-    return Overloaded(retry_after_ms=math.ceil(max(_LEAST_RETRY_S, wait_s) * 1e3))

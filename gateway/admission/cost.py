@@ -17,6 +17,10 @@ class CostModel:
     def prompt_tokens(self, model: str, prompt: Prompt) -> int:
         return self._estimator.estimate(model, prompt)
 
+    def likely_prompt_tokens(self, model: str, prompt: Prompt) -> float:
+        """Not to be reserved: as likely too many as too few."""
+        return self._estimator.likely(model, prompt)
+
     def answer_tokens(
         self, tenant: TenantId, policy: AdmissionPolicy, model: str, at_most: int
     ) -> int:

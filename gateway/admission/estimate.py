@@ -4,13 +4,14 @@ Tokenising takes from 95 to 456 microseconds a kilobyte (tiktoken, Hugging Face 
 the event loop everybody would wait for it.  So tokens are bytes times a ratio, which is learned for
 each model, mix of scripts (``prompt_mix``) and size from what settled requests had in truth.  It is
 a high quantile, not the mean: as many prompts as that says are no larger than their estimate.  The
-difference comes back at settlement.
+difference comes back at settlement.  Forecasts take the mean.
 
 Nothing is kept over a restart: a new process begins at ratios that are safe for any byte-level
 tokenizer we met, and has learned the traffic's own after some dozens of requests of a kind.
 """
 
 import math
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -67,7 +68,14 @@ class TokenEstimator:
         ratios = self._models.get(model)
         if ratios is None:
             return math.ceil(_safe_ratio(prompt.mix, prompt.size) * prompt.size)
-        return math.ceil(_ratio(ratios, prompt.mix, prompt.size) * prompt.size)
+        return math.ceil(_ratio(ratios.high, prompt.mix, prompt.size) * prompt.size)
+
+    def likely(self, model: str, prompt: Prompt) -> float:
+        """As likely too many as too few."""
+        ratios = self._models.get(model)
+        if prompt.mix is None or ratios is None:
+            return self.estimate(model, prompt)
+        return _ratio(ratios.typical, prompt.mix, prompt.size) * prompt.size
 
     def learn(self, model: str, prompt: Prompt, num_tokens: int) -> None:
         """``num_tokens``: what the engine counted."""
@@ -79,21 +87,21 @@ class TokenEstimator:
             if len(self._models) >= _MAX_MODELS:
                 self._models.clear()
             ratios = self._models[model] = Ratios(NUM_MIXES * _KINDS_PER_MIX, self._quantile)
-        estimated = _ratio(ratios, mix, num_bytes)
+        estimated = _ratio(ratios.high, mix, num_bytes)
         ratio = min(_MAX_RATIO, max(_MIN_RATIO, num_tokens / num_bytes))
         ratios.learn(mix * _KINDS_PER_MIX + _size_class(num_bytes), ratio, estimated)
         if num_bytes >= _LARGE_BYTES:
             ratios.learn(mix * _KINDS_PER_MIX + _ANY_SIZE, ratio, estimated)
 
 
-def _ratio(ratios: Ratios, mix: int, num_bytes: int) -> float:
+def _ratio(learned: Callable[[int], float | None], mix: int, num_bytes: int) -> float:
     """Of its own size; if that was hardly seen, of larger ones and a template; or a safe one."""
     first = mix * _KINDS_PER_MIX
-    high = ratios.high(first + _size_class(num_bytes))
-    if high is not None:
-        return high
+    ratio = learned(first + _size_class(num_bytes))
+    if ratio is not None:
+        return ratio
     safe = _safe_ratio(mix, num_bytes)
-    of_mix = ratios.high(first + _ANY_SIZE)
+    of_mix = learned(first + _ANY_SIZE)
     return safe if of_mix is None else min(safe, of_mix + _TEMPLATE_TOKENS / num_bytes)
 
 

@@ -1,8 +1,9 @@
 """Who goes next where not everybody can go at once: by weighted fair shares of tokens.
 
 Interactive and standard tenants take turns by how little they have had (``VirtualCounters``).
-Batch goes only when none of them waits, except that who has waited long enough takes turns like
-everybody: it never starves.  The queue is short and bounded.  When it is full, whoever has most in
+Who has lately had more than its share goes after the others, and only where there is room to spare.
+So does batch, except that who has waited long enough takes turns like everybody: it never starves.
+The queue is short and bounded.  When it is full, whoever has most in
 it loses the newest, so a flood crowds out nobody but itself.
 
 Pure: it knows neither clock nor event loop.
@@ -16,29 +17,13 @@ from typing import Generic, TypeVar
 
 from contracts.admission import ServiceClass
 from contracts.names import TenantId
+from gateway.admission.recent_shares import RecentShares
+from gateway.admission.share import Share
 from gateway.admission.virtual_counters import VirtualCounters
 
 T = TypeVar("T")
 
 _MAX_UNSHARED = 10_000  # tenants served within a tenth of a second
-
-_CLASS_WEIGHTS = {
-    ServiceClass.INTERACTIVE: 4.0,
-    ServiceClass.STANDARD: 1.0,
-    ServiceClass.BATCH: 1.0,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """By which weight a tenant's tokens count."""
-
-    tenant: TenantId
-    service_class: ServiceClass
-    weight: int
-
-    def weighted(self, num_tokens: float) -> float:
-        return num_tokens / (self.weight * _CLASS_WEIGHTS[self.service_class])
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +64,7 @@ class FairQueue(Generic[T]):
         self._max_waiting = max_waiting
         self._ageing_s = ageing_s
         self._counters = VirtualCounters()
+        self.recent = RecentShares()
         self._by_tenant: dict[TenantId, deque[Turn[T]]] = {}
         self._unshared: dict[Share, Service] = {}
         self._num_waiting = 0
@@ -142,7 +128,17 @@ class FairQueue(Generic[T]):
     def is_in_slack(self, turn: Turn[T], now_s: float) -> bool:
         """It may go only where there is room to spare."""
         is_aged = now_s - turn.entered_s >= self._ageing_s
-        return turn.share.service_class is ServiceClass.BATCH and not is_aged
+        return not is_aged and self.gets_slack(turn.share, now_s)
+
+    def gets_slack(self, share: Share, now_s: float) -> bool:
+        """And no more, at first."""
+        return share.service_class is ServiceClass.BATCH or self.recent.is_over(share, now_s)
+
+    def is_next(self, share: Share) -> bool:
+        """One that enters now would go before all that wait."""
+        heads = [turns[0] for turns in self._by_tenant.values()]
+        entering = self._counters.entering(share.tenant)
+        return all(entering < self._counters.of(turn.share.tenant) for turn in heads)
 
     def take(self, turn: Turn[T]) -> None:
         """It goes, and is charged."""

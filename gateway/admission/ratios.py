@@ -35,6 +35,10 @@ class Ratios:
             return None
         return math.exp(self._means[kind] + self._num_deviations * self._deviations[kind])
 
+    def typical(self, kind: int) -> float | None:
+        """What they have in the middle; ``None``: too few have been seen."""
+        return math.exp(self._means[kind]) if self._counts[kind] >= _ENOUGH else None
+
     def learn(self, kind: int, ratio: float, estimated: float) -> None:
         """``ratio`` is positive; ``estimated``: what stood for it."""
         logarithm, count = math.log(ratio), self._counts[kind]

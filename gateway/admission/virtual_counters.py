@@ -32,10 +32,15 @@ class VirtualCounters:
         Who had none begins near the virtual time: a little before, enough for a burst, but idleness
         is not saved up; or behind, for what it had while others waited, but not for ever.
         """
-        if not self._num_waiting[tenant]:
-            least, most = self._time - MAX_CREDIT_TOKENS, self._time + MAX_DEBT_TOKENS
-            self._set(tenant, min(most, max(least, self.of(tenant))))
+        self._set(tenant, self.entering(tenant))
         self._num_waiting[tenant] += 1
+
+    def entering(self, tenant: TenantId) -> float:
+        """Where it would begin."""
+        if self._num_waiting.get(tenant):
+            return self.of(tenant)
+        least, most = self._time - MAX_CREDIT_TOKENS, self._time + MAX_DEBT_TOKENS
+        return min(most, max(least, self.of(tenant)))
 
     def take_turn(self, tenant: TenantId) -> None:
         """Its turn has come, before it is charged for it."""

@@ -10,7 +10,8 @@ _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def health_router(
-    reasons_not_ready: Callable[[], Sequence[str]], render_metrics: Callable[[], Awaitable[str]]
+    reasons_not_ready: Callable[[], Awaitable[Sequence[str]]],
+    render_metrics: Callable[[], Awaitable[str]],
 ) -> APIRouter:
     router = APIRouter()
 
@@ -21,7 +22,7 @@ def health_router(
 
     @router.get("/ready")
     async def ready(response: Response) -> ReadinessBody:
-        reasons = reasons_not_ready()
+        reasons = await reasons_not_ready()
         response.status_code = 503 if reasons else 200
         return ReadinessBody(is_ready=not reasons, reasons=reasons)
 

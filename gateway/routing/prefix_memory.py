@@ -17,7 +17,7 @@ class PrefixMemory:
         self._last: OrderedDict[int, tuple[str, int]] = OrderedDict()  # replica, tokens
         self._kept_ratio = _FIRST_RATIO  # of what should be cached, what was
 
-    def cached_tokens(self, affinity_key: bytes, replica: str, num_prompt_tokens: int) -> float:
+    def cached_tokens(self, affinity_key: bytes, replica: str, num_prompt_tokens: float) -> float:
         return self._kept_ratio * self._known(affinity_key, replica, num_prompt_tokens)
 
     def processed(
@@ -33,7 +33,7 @@ class PrefixMemory:
         if len(self._last) > _MAX_KEYS:
             self._last.popitem(last=False)
 
-    def _known(self, affinity_key: bytes, replica: str, num_prompt_tokens: int) -> int:
+    def _known(self, affinity_key: bytes, replica: str, num_prompt_tokens: float) -> float:
         last = self._last.get(hash(affinity_key))
         if last is None or last[0] != replica:
             return 0

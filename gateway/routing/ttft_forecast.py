@@ -22,6 +22,10 @@ _TOKENS: Final = 1_000.0  # of features, to keep them of the order of one
 _ANSWERS: Final = 10.0
 _FADE: Final = 0.9  # of what is known of the work, at each prompt
 _LEAST_SLOPE_S: Final = 1e-7  # a token: no prompt is free
+# Of the time that a token took lately.  What grows together a regression cannot tell apart: one of
+# its weights may be below zero, and where more is going on than ever everything would seem to be
+# through at once.  So much would then be sent there that it learned nothing more for minutes.
+_LEAST_PACE: Final = 0.5
 
 
 class Forecast(msgspec.Struct, frozen=True):
@@ -132,7 +136,8 @@ class TtftForecast:
             return None
         step_s, per_token, per_both, per_answer = regression.weights
         num_answers = self._num_answers(now_s) / _ANSWERS
-        slope_s = max(_LEAST_SLOPE_S, (per_token + per_both * num_answers) / _TOKENS)
+        learned_s = (per_token + per_both * num_answers) / _TOKENS
+        slope_s = max(_LEAST_SLOPE_S, learned_s, _LEAST_PACE * self._pace_s())
         own_s = max(0.0, step_s + per_answer * num_answers) + slope_s * num_tokens
         return Forecast(slope_s * self._tokens_ahead(now_s), own_s, slope_s)
 
@@ -156,11 +161,14 @@ class TtftForecast:
 
     def _done(self, now_s: float) -> float:
         """Of the prompt that is probably being prefilled."""
-        first = next(iter(self._pending), None)
-        if first is None or self._worked_s == 0.0:
+        first, pace_s = next(iter(self._pending), None), self._pace_s()
+        if first is None or pace_s == 0.0:
             return 0.0
-        tokens_per_s = self._worked_tokens / self._worked_s
-        return min(first.num_tokens, (now_s - self._working_since_s) * tokens_per_s)
+        return min(first.num_tokens, (now_s - self._working_since_s) / pace_s)
+
+    def _pace_s(self) -> float:
+        """Seconds a token lately; 0: nothing is known."""
+        return self._worked_s / self._worked_tokens if self._worked_tokens else 0.0
 
     def _note_work(self, num_tokens: float, now_s: float) -> None:
         """A prompt is through.  This rate is not the regression's, since that is fed by it."""

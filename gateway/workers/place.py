@@ -11,9 +11,9 @@ class Place(msgspec.Struct, frozen=True):
     port: int  # of all workers
     folder: Path  # private to the workers of one gateway
 
-    def metrics_sockets(self) -> list[Path]:
-        """One of each worker."""
-        return [self.folder / f"metrics-{index}.sock" for index in range(self.num_workers)]
+    def sockets(self) -> list[Path]:
+        """One of each worker, at which it answers the others."""
+        return [self.folder / f"worker-{index}.sock" for index in range(self.num_workers)]
 
 
 def encode_place(place: Place) -> str:

@@ -8,12 +8,11 @@ from contracts.admission import AdmissionPolicy
 from contracts.load import ReplicaLoad
 from contracts.names import tenant_id
 from contracts.policy import TIERS, ApiKeyRecord, TenantPolicy
-from gateway.admission.estimate import text_prompt
 from gateway.api.context import InferenceRequest, Operation, RequestContext
 from gateway.clock import SYSTEM_CLOCK, Clock
-from gateway.fleet import Fleet, RelayLimits
+from gateway.fleet import Fleet, Forecasting, ObserveTtft, RelayLimits
 from gateway.policies import Grant
-from gateway.prompt import Affinity
+from gateway.prompt import Affinity, Prompt
 from gateway.routing.aliases import Target
 from gateway.routing.hot_prefixes import HotPrefixes
 from gateway.routing.pool import PoolTimings, ReplicaPool
@@ -56,6 +55,7 @@ def fleet_of(
     clock: Clock = SYSTEM_CLOCK,
     on_progress: Callable[[], None] = lambda: None,
     aliases: Mapping[str, Target] | None = None,
+    observe_ttft: ObserveTtft = lambda predicted, actual: None,
 ) -> Fleet:
     """Its replicas are ready and serve ``m``, as if they had told so; nobody asks them."""
     timeouts = Timeouts(connect_s=1.0, head_s=1.0, idle_s=1.0, keep_alive_s=1.0)
@@ -67,24 +67,30 @@ def fleet_of(
     limits = RelayLimits(1, 1, 1.0, 1.0)
     profile, hot = profile_of(Random(1).random)
     router = Router(pool, profile, hot, PrefixReuse(lambda: 1.0))
-    return Fleet(pool, router, limits, clock, lambda predicted, actual: None, on_progress)
+    forecasting = Forecasting(lambda model, prompt: prompt.size, observe_ttft, on_progress)
+    return Fleet(pool, router, limits, clock, forecasting)
 
 
 def inference_request(
-    model: str, *, prompt_tokens: int = 1, reserved_tokens: int = 1
+    model: str,
+    *,
+    prompt_tokens: int = 1,
+    reserved_tokens: int = 1,
+    is_stream: bool = False,
+    key: bytes = b"k",
 ) -> InferenceRequest:
     return InferenceRequest(
         operation=Operation.COMPLETIONS,
         model_requested=model,
         model=model,
-        is_stream=False,
+        is_stream=is_stream,
         wants_usage_chunk=False,
-        prompt=text_prompt(b'"text"'),
+        prompt=Prompt(prompt_tokens, None),
         num_choices=1,
         estimated_prompt_tokens=prompt_tokens,
         max_completion_tokens=reserved_tokens,
         reserved_completion_tokens=reserved_tokens,
-        affinity=Affinity(b"k", b"k"),
+        affinity=Affinity(key, key),
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -192,6 +193,25 @@ async def test_a_request_that_would_be_late_is_refused_at_once_and_costs_nothing
     assert (await first).status == 200
     assert (await tenant.chat(chat(stream=True))).status == 200, "its second of two a minute"
     assert len(replica.upstream.generations) == 2
+
+
+async def test_of_three_times_what_can_begin_in_time_two_thirds_are_refused_and_reach_nobody(
+    make_tenant: Callable[..., Tenant], replica: Replica
+) -> None:
+    """A tenth of a second each, and little more than one the target: ten, before the first ends."""
+    tenant = await asking(replica, make_tenant, AdmissionPolicy(ttft_target_ms=1_050))
+    ask = {"model": "model-a", "prompt": [7] * 99, "max_tokens": 3, "stream": True}
+    asked = [asyncio.create_task(tenant.complete(ask)) for _ in range(30)]
+    await replica.has_begun(10)
+    first, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+    assert {task.result().status for task in first} == {429}
+    assert (await get(replica.gateway.port, "/health")).status == 200
+    replica.release()
+    replies = await asyncio.gather(*asked)
+    assert Counter(reply.status for reply in replies) == {200: 10, 429: 20}
+    waits_s = [int(reply.headers["retry-after"]) for reply in replies if reply.status == 429]
+    assert min(waits_s) >= 1
+    assert len(replica.upstream.generations) == len(tenant.events()) == 10
 
 
 async def test_a_request_may_wait_for_its_turn(

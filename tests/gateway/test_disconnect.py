@@ -131,11 +131,12 @@ async def test_the_count_of_a_busy_engine_is_waited_for(
     assert event.output_text_tokens == upstream.generations[0].completion_tokens
 
 
+@pytest.mark.parametrize("is_stream", [True, False], ids=["streamed", "whole"])
 async def test_a_client_that_leaves_with_requests_in_its_pipeline_gets_only_the_first(
-    tenant: Tenant, upstream: Upstream
+    tenant: Tenant, upstream: Upstream, is_stream: bool
 ) -> None:
     upstream.behaviour = words(500, pause_s=0.02)
-    request = request_bytes(chat(stream=True), tenant.key)
+    request = request_bytes(chat(stream=is_stream), tenant.key)
     await leave_after(tenant, request * 3, lambda: bool(upstream.generations))
     assert tenant.only_event().outcome is Outcome.CLIENT_DISCONNECTED
     assert len(upstream.generations) == 1

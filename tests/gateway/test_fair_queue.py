@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from contracts.admission import ServiceClass
 from contracts.names import TenantId, tenant_id
-from gateway.admission.fair_queue import FairQueue, Share, Turn
+from gateway.admission.fair_queue import FairQueue, Turn
+from gateway.admission.share import Share
 from gateway.admission.virtual_counters import MAX_CREDIT_TOKENS
 
 STANDARD, INTERACTIVE, BATCH = (

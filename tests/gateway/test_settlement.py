@@ -160,7 +160,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[SettlementDesk]:
 def settlement_at(desk: SettlementDesk, meter: Meter) -> Settlement:
     policy = AdmissionPolicy(ttft_target_ms=1_000)
     context = context_of("acme", policy, inference_request("m", reserved_tokens=99))
-    assert desk.turnstile.enter(context, meter) is None, "there is room: it goes at once"
+    assert desk.turnstile.enter(context, meter, 1) is None, "there is room: it goes at once"
     plan = quota_plan(context.grant, "m")
     reservation = Reservation(
         reservation_id="r",

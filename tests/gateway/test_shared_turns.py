@@ -8,8 +8,9 @@ import pytest
 
 from contracts.admission import ServiceClass
 from contracts.names import fair_served_key, tenant_id
-from gateway.admission.fair_queue import FairQueue, Service, Share, Turn
+from gateway.admission.fair_queue import FairQueue, Service, Turn
 from gateway.admission.quota_store import QuotaStore
+from gateway.admission.share import Share
 from gateway.resp_address import RespAddress
 from gateway.shared_turns import SharedTurns
 from tests.gateway.processes import Valkey

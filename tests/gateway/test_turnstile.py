@@ -56,7 +56,7 @@ async def test_who_leaves_while_waiting_has_had_nothing_and_owes_nothing() -> No
     gate.is_busy_with(100)
     for _ in range(50):
         context, meter = ask("leaver"), Meter()
-        turn = gate.turnstile.enter(context, meter)
+        turn = gate.turnstile.enter(context, meter, 1)
         assert turn is not None
         gate.turnstile.queues["m"].remove(turn)
         gate.turnstile.settle(context, meter, 0)
@@ -66,7 +66,7 @@ async def test_who_leaves_while_waiting_has_had_nothing_and_owes_nothing() -> No
 async def test_who_went_is_charged_what_it_used() -> None:
     gate = Gate()
     context, meter = ask("direct"), Meter()
-    assert gate.turnstile.enter(context, meter) is None
+    assert gate.turnstile.enter(context, meter, 1) is None
     assert gate.counter("direct") == 1_000
     gate.turnstile.settle(context, meter, 130)
     gate.turnstile.settle(context, meter, 130)
@@ -77,7 +77,7 @@ async def test_whose_turn_came_is_charged_what_it_used() -> None:
     gate = Gate()
     stay = gate.is_busy_with(100)
     context, meter = ask("waiter"), Meter()
-    assert gate.turnstile.enter(context, meter) is not None
+    assert gate.turnstile.enter(context, meter, 1) is not None
     assert (meter.charged_tokens, gate.counter("waiter")) == (0, 0)
     gate.is_done_with(stay)
     assert (meter.charged_tokens, gate.counter("waiter")) == (1_000, 1_000)
@@ -89,7 +89,7 @@ async def test_how_long_it_waited_is_on_its_meter() -> None:
     gate = Gate()
     stay = gate.is_busy_with(100)
     context, meter = ask("waiter"), Meter()
-    turn = gate.turnstile.enter(context, meter)
+    turn = gate.turnstile.enter(context, meter, 1)
     assert turn is not None
     head = request_head(Operation.CHAT_COMPLETIONS, [])
     exchange = Exchange(asyncio.Transport(), head, lambda: None)
@@ -105,11 +105,11 @@ async def test_the_wait_is_for_prompts_not_for_what_answers_may_take() -> None:
     gate = Gate()
     gate.is_busy_with(100)
     for _ in range(4):
-        assert gate.turnstile.enter(ask("a", reserved_tokens=4_000), Meter()) is not None
+        assert gate.turnstile.enter(ask("a", reserved_tokens=4_000), Meter(), 1) is not None
     hurried = AdmissionPolicy(ttft_target_ms=1, max_queue_ms=100)
     late = context_of("a", hurried, ask("a", reserved_tokens=4_000).request)
     with pytest.raises(Overloaded) as refusal:
-        gate.turnstile.enter(late, Meter())
+        gate.turnstile.enter(late, Meter(), 1)
     assert refusal.value.retry_after_ms is not None
     assert refusal.value.retry_after_ms <= 600
 
@@ -118,10 +118,11 @@ async def test_whoever_a_full_queue_drops_is_told_its_own_wait() -> None:
     """Four thousand tokens of its own are before it; before the newcomer there is nothing."""
     gate = Gate(max_waiting=2)
     gate.is_busy_with(100)
-    dropped = [gate.turnstile.enter(ask("flood", prompt_tokens=4_000), Meter()) for _ in range(2)]
+    flood = ask("flood", prompt_tokens=4_000)
+    dropped = [gate.turnstile.enter(flood, Meter(), number) for number in range(2)]
     newest = dropped[1]
     assert newest is not None
-    assert gate.turnstile.enter(ask("quiet"), Meter()) is not None
+    assert gate.turnstile.enter(ask("quiet"), Meter(), 1) is not None
     failure = newest.holder.called.exception()
     assert isinstance(failure, Overloaded)
     assert failure.retry_after_ms is not None
@@ -132,7 +133,7 @@ async def test_progress_looks_at_who_is_next_and_not_at_everybody() -> None:
     """The deadline has passed, but a replica is free: it goes."""
     gate = Gate()
     stay = gate.is_busy_with(100)
-    turn = gate.turnstile.enter(ask("late"), Meter())
+    turn = gate.turnstile.enter(ask("late"), Meter(), 1)
     assert turn is not None
     gate.now_s += 20.0
     gate.is_done_with(stay)

@@ -1,5 +1,6 @@
 """Several processes behind one port are one gateway: one quota, one spool, one set of metrics."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -73,6 +74,29 @@ async def test_two_workers_keep_one_quota_and_fill_one_spool(
     assert tenant.valkey.settled(tenant.name)["tokens"] == sum(e.total_tokens for e in events)
     for _ in range(6):  # whichever worker is asked
         assert await num_served(pair) - before == num_admitted
+
+
+async def has_become(gateway: Gateway, status: int) -> None:
+    for _ in range(5_000):
+        if (await get(gateway.port, "/ready")).status == status:
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError(f"it never said {status}")
+
+
+async def test_ready_says_that_whichever_worker_is_asked_can_answer(
+    pair: Gateway, make_tenant: Callable[..., Tenant], upstream: Upstream
+) -> None:
+    """They look at their replicas at times of their own."""
+    tenant = make_tenant(on=pair)
+    await accepted_by_both(tenant)
+    for _ in range(3):
+        upstream.is_ready = False
+        await has_become(pair, 503)
+        upstream.is_ready = True
+        await has_become(pair, 200)
+        replies = [await tenant.chat(chat()) for _ in range(12)]
+        assert {reply.status for reply in replies} == {200}
 
 
 async def test_a_worker_that_dies_is_replaced(

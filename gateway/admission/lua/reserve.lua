@@ -52,9 +52,9 @@ bucket_of(ARGV[FIRST], tonumber(ARGV[FIRST + 1]), tonumber(ARGV[FIRST + 2]))
 if NOW_MS >= sweep_at_ms then
   redis.call('HSET', BUCKET, 'sweep_at_ms', sweep())
 end
-local my_turn, drop_turn, drop_lapsed_turns, turn_of, take_turn, ahead, jittered
+local my_turn, drop_turn, drop_lapsed_turns, turn_of, take_turn, place, jittered
 if NOW_MS < turns_until_ms then
-  drop_turn, drop_lapsed_turns, turn_of, take_turn, ahead, jittered = line()
+  drop_turn, drop_lapsed_turns, turn_of, take_turn, place, jittered = line()
   drop_lapsed_turns()
   my_turn = turn_of(turn)
 end
@@ -106,6 +106,14 @@ local function whole(level)
   return math.floor(math.max(0, level) / UNIT)
 end
 
+-- What is free of a level, and when the ask would get what it costs.
+local function standing(name, limit, level, cost, rate, unit)
+  if place then
+    return place(my_turn, name, limit, level, cost, rate, unit)
+  end
+  return level, (cost - level) / rate
+end
+
 local record = {tokens, nano, NOW_MS, TODAY, 0, is_forced and 1 or 0, 0}
 local taken = {} -- the buckets to take from, once everything allows it
 for rule = 1, num_rules do
@@ -124,22 +132,23 @@ for rule = 1, num_rules do
     bucket.is_new = true
   end
   if tpm > 0 then
-    local free = bucket.tokens - (ahead and ahead(my_turn, name, TOKENS_A_MINUTE) or 0) * UNIT
+    local free, needs_ms = standing(name, TOKENS_A_MINUTE, bucket.tokens, tokens * UNIT, tpm, UNIT)
     if free < tokens * UNIT then
-      refuse(TOKENS_A_MINUTE, rule, math.ceil((tokens * UNIT - free) / tpm), tpm, whole(free))
+      refuse(TOKENS_A_MINUTE, rule, math.ceil(needs_ms), tpm, whole(free))
     end
   end
   if rpm > 0 then
-    local free = bucket.requests - (ahead and ahead(my_turn, name, REQUESTS_A_MINUTE) or 0) * UNIT
+    local free, needs_ms = standing(name, REQUESTS_A_MINUTE, bucket.requests, UNIT, rpm, UNIT)
     if free < UNIT then
-      refuse(REQUESTS_A_MINUTE, rule, math.ceil((UNIT - free) / rpm), rpm, whole(free))
+      refuse(REQUESTS_A_MINUTE, rule, math.ceil(needs_ms), rpm, whole(free))
     end
   end
   if max_running > 0 then
-    local free = max_running - bucket.running - (ahead and ahead(my_turn, name, CONCURRENT) or 0)
+    local rate = max_running / math.max(1, bucket.held_ms)
+    local free, needs_ms = standing(name, CONCURRENT, max_running - bucket.running, 1, rate, 1)
     if free < 1 then
-      local needs_ms = math.max(1, math.ceil(bucket.held_ms * (1 - free) / max_running))
-      refuse(CONCURRENT, rule, needs_ms, max_running, math.max(0, free))
+      needs_ms, free = math.max(1, math.ceil(needs_ms)), math.floor(math.max(0, free))
+      refuse(CONCURRENT, rule, needs_ms, max_running, free)
     end
   end
   if budgeted then
@@ -197,14 +206,15 @@ if refused_by > 0 then
   local name = ARGV[FIRST + (refusing_rule - 1) * LIMITS_PER_RULE]
   local keeps_turn = my_turn and my_turn.name == name and my_turn.limit == refused_by
     and my_turn.due_ms > NOW_MS
-  drop_turn, drop_lapsed_turns, turn_of, take_turn, ahead, jittered = line()
-  wait_ms = keeps_turn and my_turn.due_ms - NOW_MS or jittered(wait_ms)
+  drop_turn, drop_lapsed_turns, turn_of, take_turn, place, jittered = line()
+  local told_ms = keeps_turn and my_turn.due_ms - NOW_MS or jittered(wait_ms)
   if my_turn and not keeps_turn then
     drop_turn(turn)
   end
-  if not keeps_turn and refused_by <= CONCURRENT and wait_ms <= MAX_TURN_MS then
-    take_turn(turn, name, refused_by, refused_by == TOKENS_A_MINUTE and tokens or 1, NOW_MS + wait_ms)
+  if not keeps_turn and refused_by <= CONCURRENT and told_ms <= MAX_TURN_MS then
+    take_turn(turn, name, refused_by, refused_by == TOKENS_A_MINUTE and tokens or 1, wait_ms, told_ms)
   end
+  wait_ms = told_ms
 end
 
 local token_rule, request_rule -- those with least left
