@@ -48,11 +48,12 @@ class Trace:
 _LINE = (
     b'{"level":"info","service":"gateway","logger":"gateway.access_log","message":"request",'
     b'"at":%b,"request_id":"%b","endpoint":"%b","status":%d,"latency_ms":%.3f'
-    b"%b%b%b%b%b%b%b%b%b%b%b%b%b%b%b%b%b}\n"
+    b"%b%b%b%b%b%b%b%b%b%b%b%b%b%b%b%b%b%b}\n"
 )
 _TTFT = b',"ttft_ms":%.3f'
 _ADMIT = b',"admit_ms":%.3f'
 _COUNT, _QUEUE, _SEND = b',"count_ms":%.3f', b',"queue_ms":%.3f', b',"send_ms":%.3f'
+_COSTS = b',"route_costs":%b'
 _IS_STREAM = (b',"is_stream":false', b',"is_stream":true')
 _MAX_FRAGMENTS = 10_000
 _encode = msgspec.json.Encoder().encode  # of what may need JSON's escapes
@@ -166,6 +167,7 @@ class AccessLog:
             b"" if meter.replica is None else self._replica[meter.replica],
             b"" if meter.route is None else self._route[meter.route],
             b"" if meter.home is None else self._home[meter.home],
+            b"" if meter.route_costs is None else _COSTS % _encode(meter.route_costs),
             b"" if trace.reason is None else self._reason[trace.reason],
             b"" if outcome is None else self._outcome[outcome],
             b"" if usage is None else _tokens(usage),

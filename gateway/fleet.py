@@ -93,8 +93,8 @@ class Fleet:
         best = endpoints[excesses_s.index(min(excesses_s))]
         if best is decision.endpoint:
             return decision
-        places = range(len(endpoints))
-        return Decision(best, Reason.LATE, decision.home, endpoints, places, excesses_s)
+        places, excesses_ms = range(len(endpoints)), [excess_s * 1e3 for excess_s in excesses_s]
+        return Decision(best, Reason.LATE, decision.home, endpoints, places, excesses_ms)
 
     def _excess_of(self, endpoint: Endpoint, request: InferenceRequest, target_ms: int) -> float:
         return self._excess_s(self.pool[endpoint.name], request, target_ms / 1e3)

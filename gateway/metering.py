@@ -55,6 +55,7 @@ class Meter:
     route: str | None = None  # why it is there, as of its last attempt
     home: str | None = None  # where its prefix lives
     explanation = b""  # the header line that says so, for a client that asked
+    route_costs: str | None = None  # of the candidates, where it was asked for
     engine_usage: Usage | None = None  # the last usage the replica reported
     num_content_events: int = 0  # relayed events that carried generated text
     queued_s: float | None = None  # for its turn; None: it did not wait
@@ -77,7 +78,7 @@ class Meter:
     def turn(self) -> None:
         """Somebody else gets the request, as if nobody had had it; the client has nothing of it."""
         self.provider = self.route = self.home = self.engine_usage = None
-        self.explanation = b""
+        self.explanation, self.route_costs = b"", None
 
     def break_off(self, now_monotonic_s: float) -> None:
         self.num_breaks += 1

@@ -12,12 +12,14 @@ from gateway.discovery.endpoint_slices import EndpointSliceSource, Service
 from gateway.discovery.file_source import FileSource
 from gateway.discovery.kubernetes_client import ApiServer, KubernetesClient
 from gateway.discovery.membership import Membership, Source
-from gateway.routing.block_streams import BlockStreams
+from gateway.routing.block_streams import BlockReader, BlockStreams
+from gateway.routing.engine_streams import EngineStreams, Publisher
 from gateway.routing.hot_prefixes import HotPrefixes
 from gateway.routing.pool import PoolTimings, ReplicaPool
 from gateway.routing.prefix_index import PrefixIndex
 from gateway.routing.prefix_reuse import PrefixReuse
 from gateway.routing.profiles import RoutingOptions, routing_profile
+from gateway.routing.replica_events import ReplicaEvents
 from gateway.routing.router import Router
 from gateway.settings import Settings
 from gateway.upstream.replica_client import ReplicaClient, Timeouts
@@ -51,8 +53,19 @@ def wire_replicas(settings: Settings, clock: Clock) -> Replicas:
         *(partial(s.run, membership.publisher(s.name)) for s in _sources(settings, random)),
     ]
     if index is not None:
-        loops.append(BlockStreams(pool, index).run)
+        readers: list[BlockReader] = [
+            ReplicaEvents(index),
+            EngineStreams(index, _publishers(settings)),
+        ]
+        loops.append(BlockStreams(pool, index, readers).run)
     return Replicas(pool, router, index is not None, loops)
+
+
+def _publishers(settings: Settings) -> dict[str, Publisher]:
+    return {
+        name: Publisher(address.host, address.port, address.replay_port)
+        for name, address in settings.routing_engine_events.items()
+    }
 
 
 def _timeouts(settings: Settings) -> Timeouts:

@@ -31,6 +31,16 @@ class ReplicaAddress(BaseModel):
     url: str = Field(pattern=r"^http://[^/:]+:\d+/?$")  # plain HTTP inside the fleet
 
 
+class EventPublisher(BaseModel):
+    """Where an engine of another make publishes its block events over ZeroMQ."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = Field(min_length=1)
+    port: int = Field(default=5557, ge=1, le=65_535)  # vLLM's own default
+    replay_port: int | None = Field(default=None, ge=1, le=65_535)  # None: it replays nothing
+
+
 class ProviderAddress(BaseModel):
     """A server of another owner, for policies' fallback chains."""
 
@@ -68,6 +78,7 @@ class Settings(BaseSettings):
     model_aliases: dict[str, str | dict[str, float]] = {}  # name -> model, or several by weight
     routing: Literal["prefix", "exact"] = "prefix"  # exact: by the replicas' own block events
     routing_index_blocks: int = Field(default=1_000_000, ge=1)  # of exact routing; 170 bytes each
+    routing_engine_events: dict[str, EventPublisher] = {}  # of vLLM and SGLang, by replica's name
     routing_load_factor: float = Field(default=1.2, ge=1)  # of the mean load; more moves prefixes
     routing_least_prefix_tokens: int = Field(default=64, ge=0)  # shorter prompts are soon computed
     routing_explained: bool = False  # to clients that ask: it names replicas and their load

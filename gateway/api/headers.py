@@ -14,17 +14,21 @@ def request_id_header(request_id: str) -> bytes:
     return b"x-request-id: %b\r\n" % request_id.encode()
 
 
-def route_header(decision: Decision) -> bytes:
-    """Costs are in tokens to be done, and of no more than a screenful of candidates."""
-    endpoints, costs = decision.candidates, decision.costs
-    scored = [
-        f"{endpoints[place].name}:{cost:.0f}"
-        for place, cost in zip(decision.places[:_MAX_EXPLAINED], costs, strict=False)
-    ]
+def route_costs(decision: Decision) -> str:
+    """Of the candidates that were in question, a screenful at most, the one chosen among them.
+
+    In tokens to be done; where all are late, in milliseconds past the target.
+    """
+    cheapest = sorted(zip(decision.costs, decision.places, strict=True))[:_MAX_EXPLAINED]
+    names = decision.candidates
+    return ",".join(f"{names[place].name}:{cost:.0f}" for cost, place in cheapest)
+
+
+def route_header(decision: Decision, costs: str) -> bytes:
     home = "" if decision.home is None else f"; home={decision.home}"
     line = (
         f"replica={decision.endpoint.name}; reason={decision.reason}{home}; "
-        f"cached={decision.cached_tokens:.0f}; costs={','.join(scored)}"
+        f"cached={decision.cached_tokens:.0f}; costs={costs}"
     )
     printable = "".join(sign if " " <= sign <= "~" else "?" for sign in line)
     return f"{HEADER_ROUTE}: {printable}\r\n".encode()

@@ -10,7 +10,7 @@ from typing import Final
 from contracts.names import HEADER_EXPLAIN
 from contracts.replica_api import RESUME_TOKENS_FIELD
 from gateway.api.context import RequestContext
-from gateway.api.headers import route_header
+from gateway.api.headers import route_costs, route_header
 from gateway.api.upstream_errors import refusal
 from gateway.errors import (
     GatewayError,
@@ -183,12 +183,15 @@ class Attempts:
         )
         probe = self._probe_of(replica.name)
         stay = self._fleet.begin(decision, request, began_s, request_id)
+        if replica.prompt_tokens is not None and request.text is not None:
+            replica.prompt_tokens.ask(request.text, self._exchange.body)
         meter = self._meter
         meter.replica, meter.attempt = replica.name, self._num_begun
         meter.sent_monotonic_s = began_s
         meter.route, meter.home = decision.reason, decision.home
         if self._fleet.limits.explains_routes and self._exchange.header(_EXPLAIN) is not None:
-            meter.explanation = route_header(decision)
+            meter.route_costs = route_costs(decision)
+            meter.explanation = route_header(decision, meter.route_costs)
         self.current = Attempt(replica, request_id, response, began_s, stay, probe)
         return self.current
 

@@ -35,5 +35,5 @@ class Decision(msgspec.Struct, frozen=True):
     home: str | None
     candidates: Sequence[Endpoint]
     places: Sequence[int]  # of those that were in question
-    costs: Sequence[float]  # of each
+    costs: Sequence[float]  # of each, as above; where all are late, in milliseconds past the target
     cached_tokens: float = 0.0  # of the prompt, at the chosen one, as far as is known

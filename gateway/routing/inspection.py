@@ -64,7 +64,7 @@ class Inspector:
         except UpstreamError:
             return None  # its health does not hang on that
         if answer.status == 404:
-            return ForeignLoad(Engine.OTHER, 0)
+            return ForeignLoad(Engine.OTHER)
         return foreign_load(answer.body) if answer.status == 200 else None
 
 

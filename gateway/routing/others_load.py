@@ -10,7 +10,7 @@ from typing import Final
 
 from contracts.load import ReplicaLoad
 
-_FRESH_S: Final = 3.0  # three polls; a busy replica may answer late
+FRESH_S: Final = 3.0  # three polls; a busy replica may answer late
 _FADED_S: Final = 10.0
 
 
@@ -38,13 +38,13 @@ class OthersLoad:
         self._reported_s = float("-inf")
 
     def is_fresh(self, now_s: float) -> bool:
-        return now_s - self._reported_s <= _FRESH_S
+        return now_s - self._reported_s <= FRESH_S
 
     def tokens(self, now_s: float, neutral_tokens: float) -> int:
         age_s = now_s - self._reported_s
         if age_s >= _FADED_S:
             return round(neutral_tokens)
-        faded = max(0.0, age_s - _FRESH_S) / (_FADED_S - _FRESH_S)
+        faded = max(0.0, age_s - FRESH_S) / (_FADED_S - FRESH_S)
         return round(self._tokens + faded * (neutral_tokens - self._tokens))
 
     @property

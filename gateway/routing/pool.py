@@ -181,6 +181,7 @@ class ReplicaPool:
         for replica in replicas:
             tokens = 0 if neutral is None else replica.others.tokens(now_s, neutral)
             replica.set_others_tokens(tokens)
+            replica.refresh_kv(now_s)
             replica.warm_up(now_s, self._timings.slow_start_s)
         _compare_speeds(replicas)
         self._set_ejected(eject({replica.name: replica.record for replica in replicas}, now_s))

@@ -6,7 +6,9 @@ from contracts.load import ReplicaLoad
 from gateway.routing.ejection import Record
 from gateway.routing.endpoint import Endpoint
 from gateway.routing.foreign_metrics import Engine, ForeignLoad
-from gateway.routing.others_load import OthersLoad
+from gateway.routing.kv_pressure import preemption_tokens
+from gateway.routing.others_load import FRESH_S, OthersLoad
+from gateway.routing.prompt_tokens import PromptTokens
 from gateway.routing.ttft_forecast import TtftForecast
 from gateway.upstream.replica_client import ReplicaClient
 
@@ -25,10 +27,13 @@ class Replica:
         self.record = Record()
         self.num_in_flight = 0  # requests this gateway has open on it
         self.engine: Engine | None = None  # not known yet
+        self.prompt_tokens: PromptTokens | None = None  # while its block events need it
         self.prefill_tokens_per_s = 0.0  # 0: it has not told
         self.knows_load = True  # until it says otherwise
         self.has_reported = False  # it is one of our own make
         self._others_tokens = 0  # of its endpoint's load
+        self._kv_tokens = 0  # as above: what a full KV cache would have it do again
+        self._kv_told = (0, float("-inf"))  # the same as reported, and when
         self._warm_since_s: float | None = None  # None: it is warm
         self._away_since_s = float("-inf")
 
@@ -51,19 +56,32 @@ class Replica:
         self.forecast.report(load, now_s)
         self.others.report(load, self.num_in_flight, now_s)
         self.prefill_tokens_per_s = load.prefill_tokens_per_s
+        kv_tokens = load.num_kv_blocks * load.block_size
+        self._note_kv(load.kv_cache_usage, kv_tokens, load.num_running, now_s)
 
     def report_foreign(self, load: ForeignLoad, now_s: float) -> None:
         """Others' requests count as ours do on average, where we have any there."""
         self.engine = load.engine
         if load.engine is Engine.OTHER:
             return
-        own_tokens = self.endpoint.load_tokens - self._others_tokens
+        self._note_kv(load.kv_usage, load.kv_tokens, load.num_running, now_s)
+        own_tokens = self.endpoint.load_tokens - self._others_tokens - self._kv_tokens
         each = own_tokens / self.num_in_flight if self.num_in_flight else _TOKENS_EACH
         self.others.report_requests(load.num_requests, self.num_in_flight, each, now_s)
 
     def set_others_tokens(self, num_tokens: int) -> None:
         self.endpoint.add_load(num_tokens - self._others_tokens)
         self._others_tokens = num_tokens
+
+    def refresh_kv(self, now_s: float) -> None:
+        """What is no longer fresh is not held against it: sequences end sooner than loads fade."""
+        told, told_s = self._kv_told
+        tokens = told if now_s - told_s <= FRESH_S else 0
+        self.endpoint.add_load(tokens - self._kv_tokens)
+        self._kv_tokens = tokens
+
+    def _note_kv(self, kv_usage: float, kv_tokens: float, num_running: int, now_s: float) -> None:
+        self._kv_told = (preemption_tokens(kv_usage, kv_tokens, num_running), now_s)
 
     def set_ready(self, is_ready: bool, now_s: float = 0.0, *, is_join: bool = False) -> None:
         """With the models that it serves.  ``is_join``: its cache is cold if it has been away."""

@@ -95,6 +95,11 @@ class ReplicaClient:
         """GET, whole.  Raises UpstreamError."""
         return await self._read_within(self.get(path), timeout_s, max_bytes)
 
+    async def ask(self, path: bytes, body: bytes, timeout_s: float, max_bytes: int) -> Answer:
+        """POST of JSON, whole.  Raises UpstreamError."""
+        response = self.post(path, b"content-type: application/json\r\n", body)
+        return await self._read_within(response, timeout_s, max_bytes)
+
     async def abort(self, request_id: str, timeout_s: float) -> AbortedUsage | None:
         """What the request had used when it stopped; ``None`` if the replica cannot say."""
         headers = f"{HEADER_REQUEST_ID}: {request_id}\r\n".encode()

@@ -87,7 +87,9 @@ async def test_with_a_target_a_replica_that_would_be_late_is_passed_over() -> No
     assert fleet.has_room(request, target_s=0.5)
     home.forecast.send(1_000.0, SYSTEM_CLOCK.monotonic_s(), tells_first_token=True)
     assert fleet.choose(request, ()).endpoint is home.endpoint
-    assert fleet.choose(request, (), target_ms=500).endpoint.name == other
+    late = fleet.choose(request, (), target_ms=500)
+    assert (late.endpoint.name, late.reason, late.home) == (other, Reason.LATE, home.name)
+    assert max(late.costs) == pytest.approx(500.0, abs=100.0), "milliseconds past the target"
     fleet.pool[other].forecast.send(5_000.0, SYSTEM_CLOCK.monotonic_s(), tells_first_token=True)
     assert fleet.choose(request, (), target_ms=500).endpoint is home.endpoint, "the least late"
     assert not fleet.has_room(request, target_s=0.5)

@@ -48,27 +48,36 @@ vllm:num_requests_running{engine="1",model_name="m"} 2.0
 # TYPE vllm:num_requests_waiting gauge
 vllm:num_requests_waiting{engine="0",model_name="m"} 4.0
 vllm:kv_cache_usage_perc{engine="0"} 0.25
+vllm:kv_cache_usage_perc{engine="1"} 0.75
+vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="500",sliding_window="None"} 1.0
+vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="500",sliding_window="None"} 1.0
 """
 SGLANG = b"""sglang:num_running_reqs{model_name="m"} 7.0
 sglang:num_queue_reqs{model_name="m"} 1.0
 sglang:token_usage 0.5
+sglang:max_total_num_tokens{model_name="m"} 20000
 """
 
 
 @pytest.mark.parametrize(
-    ("exposition", "engine", "num_requests"),
+    ("exposition", "expected"),
     [
-        pytest.param(VLLM, Engine.VLLM, 9, id="vllm-of-two-ranks"),
-        pytest.param(SGLANG, Engine.SGLANG, 8, id="sglang"),
-        pytest.param(b"process_cpu_seconds_total 1.5\n", Engine.OTHER, 0, id="another"),
-        pytest.param(b"vllm:num_requests_running NaN\n", Engine.OTHER, 0, id="no-number"),
-        pytest.param(b"", Engine.OTHER, 0, id="none"),
+        pytest.param(VLLM, ForeignLoad(Engine.VLLM, 5, 4, 0.75, 16_000), id="vllm-of-two-ranks"),
+        pytest.param(SGLANG, ForeignLoad(Engine.SGLANG, 7, 1, 0.5, 20_000), id="sglang"),
+        pytest.param(
+            b'vllm:num_requests_running 1\nvllm:cache_config_info{num_gpu_blocks="None"} 1.0\n',
+            ForeignLoad(Engine.VLLM, 1),
+            id="vllm-before-its-cache-is-there",
+        ),
+        pytest.param(b"process_cpu_seconds_total 1.5\n", ForeignLoad(Engine.OTHER), id="another"),
+        pytest.param(b"vllm:num_requests_running NaN\n", ForeignLoad(Engine.OTHER), id="no-number"),
+        pytest.param(b"", ForeignLoad(Engine.OTHER), id="none"),
     ],
 )
 def test_engines_of_other_makes_are_told_apart_by_their_metrics(
-    exposition: bytes, engine: Engine, num_requests: int
+    exposition: bytes, expected: ForeignLoad
 ) -> None:
-    assert foreign_load(exposition) == ForeignLoad(engine, num_requests)
+    assert foreign_load(exposition) == expected
 
 
 async def test_requests_of_others_at_another_make_count_as_ours_do_there() -> None:
@@ -77,7 +86,7 @@ async def test_requests_of_others_at_another_make_count_as_ours_do_there() -> No
         pool[name].report_foreign(ForeignLoad(Engine.VLLM, 9), now_s=0.0)
     Stay(pool["a"], 100, 300, None)
     pool["a"].report_foreign(ForeignLoad(Engine.VLLM, 9), SYSTEM_CLOCK.monotonic_s())
-    pool["b"].report_foreign(ForeignLoad(Engine.OTHER, 0), SYSTEM_CLOCK.monotonic_s())
+    pool["b"].report_foreign(ForeignLoad(Engine.OTHER), SYSTEM_CLOCK.monotonic_s())
     pool.refresh()
     assert pool["a"].endpoint.load_tokens == 300 + 8 * 300
     assert pool["b"].endpoint.load_tokens == 8 * 300, "it tells nothing: as much as the other"
@@ -123,6 +132,39 @@ async def test_own_and_others_requests_add_up_and_reports_fade() -> None:
     pool["b"].report(LOAD, moment.now_s)
     pool.refresh()
     assert [endpoint.load_tokens for endpoint in pool.endpoints()] == [300, 0]
+
+
+FULL = replace(
+    LOAD, num_running=4, kv_cache_usage=1.0, num_kv_blocks=1_000, expected_output_tokens=40
+)
+
+
+async def test_a_full_kv_cache_counts_for_more_than_its_tokens_say_as_long_as_it_is_told() -> None:
+    """It would preempt one of the four, and compute it again (prime-rl#3255)."""
+    moment = Moment()
+    fleet, request = fleet_of("a", "b", clock=moment.clock), inference_request("m")
+    pool = fleet.pool
+    pool["b"].report(replace(BUSY, queued_prompt_tokens=1_000), moment.now_s)
+    for usage, extra in ((0.8, 0), (0.925, 1_850), (1.0, 4_000)):
+        pool["a"].report(replace(FULL, kv_cache_usage=usage), moment.now_s)
+        pool.refresh()
+        assert pool["a"].endpoint.load_tokens == 40 + extra
+    assert {fleet.choose(request, ()).endpoint.name for _ in range(20)} == {"b"}
+    moment.now_s += 4.0
+    pool["b"].report(replace(BUSY, queued_prompt_tokens=1_000), moment.now_s)
+    pool.refresh()
+    assert pool["a"].endpoint.load_tokens < 3_000, "what is old is no longer held against it"
+    pool["a"].report(replace(FULL, num_running=0, kv_cache_usage=1.0), moment.now_s)
+    pool.refresh()
+    assert pool["a"].endpoint.load_tokens == 0, "there is nobody to preempt"
+
+
+async def test_a_full_kv_cache_of_another_make_counts_alike() -> None:
+    moment = Moment()
+    pool = fleet_of("a", clock=moment.clock).pool
+    pool["a"].report_foreign(ForeignLoad(Engine.VLLM, 4, 0, 1.0, 16_000), moment.now_s)
+    pool.refresh()
+    assert pool["a"].endpoint.load_tokens == 4 * 512 + 4_000
 
 
 async def test_a_much_slower_replica_is_known_as_such_and_a_little_is_nothing() -> None:

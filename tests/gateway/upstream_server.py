@@ -152,6 +152,7 @@ class Upstream:
         self.num_load_reports = 0
         self.metrics: bytes | None = None  # None: it has none
         self.tokenizer_json: str | None = None
+        self.tokens: list[int] | None = None  # of any prompt; None: it tokenizes for nobody
         self.abort_pause_s = 0.0  # an engine answers between two of its steps
         self.generations: list[Generation] = []
         self.aborted: list[str] = []
@@ -234,6 +235,8 @@ class Upstream:
         elif received.path == TOKENIZER_PATH and self.tokenizer_json is not None:
             file = TokenizerFile(model=self.model, tokenizer_json=self.tokenizer_json)
             await generation.answer(200, msgspec.json.encode(file))
+        elif received.path == "/tokenize" and self.tokens is not None:
+            await generation.answer(200, json.dumps({"tokens": self.tokens}).encode())
         elif received.path.endswith("/abort") and self.knows_abort:
             await self._abort(generation)
         elif received.method == "POST" and received.path.endswith(("/completions", "/messages")):
