@@ -12,9 +12,11 @@ from pandal.bench.report import BenchReport
 
 
 @contextmanager
-def started(url: str, api_key: str, options: Sequence[str]) -> "Iterator[subprocess.Popen[bytes]]":
+def started(
+    url: str, api_key: str, options: Sequence[str], model: str = MODEL
+) -> "Iterator[subprocess.Popen[bytes]]":
     """A run that goes on beside what the caller does; ended with it."""
-    command = [*PANDAL, "bench", "--url", url, "--model", MODEL, "--json", *options]
+    command = [*PANDAL, "bench", "--url", url, "--model", model, "--json", *options]
     process = subprocess.Popen(
         command,
         env={**os.environ, "PANDAL_BENCH_API_KEY": api_key},
@@ -36,6 +38,6 @@ def report_of(process: "subprocess.Popen[bytes]") -> BenchReport:
     return msgspec.json.decode(output, type=BenchReport)
 
 
-def bench(url: str, api_key: str, options: Sequence[str]) -> BenchReport:
-    with started(url, api_key, options) as process:
+def bench(url: str, api_key: str, options: Sequence[str], model: str = MODEL) -> BenchReport:
+    with started(url, api_key, options, model) as process:
         return report_of(process)

@@ -86,22 +86,26 @@ def write_policy(path: Path, requests_per_minute: int = 1_000_000_000) -> None:
     path.write_bytes(encode_policy_document(PolicyDocument(version=1, tenants=(tenant,))))
 
 
+def our_environment(folder: Path, port: str, ports: Sequence[int]) -> dict[str, str]:
+    """Of a gateway before replicas at those ports, with a policy of its own."""
+    write_policy(folder / "policy.json")
+    replicas = [{"name": f"r{p}", "url": f"http://127.0.0.1:{p}"} for p in ports]
+    return {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(ROOT),
+        "GATEWAY_PORT": port,
+        "GATEWAY_REPLICAS": json.dumps(replicas),
+        "GATEWAY_POLICY_FILE": str(folder / "policy.json"),
+        "GATEWAY_KEY_PEPPER": PEPPER,
+        "GATEWAY_QUOTA_URL": f"unix://{folder}/quota.sock",
+        "GATEWAY_SPOOL_DIR": str(folder / "spool"),
+    }
+
+
 def ours(**settings: str) -> Callable[[Path, int, int, str], subprocess.Popen[bytes]]:
     def start(folder: Path, port: int, upstream: int, core: str) -> subprocess.Popen[bytes]:
-        write_policy(folder / "policy.json")
         ports = range(upstream, upstream + NUM_UPSTREAMS)
-        replicas = [{"name": f"r{p}", "url": f"http://127.0.0.1:{p}"} for p in ports]
-        environment = {
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": str(ROOT),
-            "GATEWAY_PORT": str(port),
-            "GATEWAY_REPLICAS": json.dumps(replicas),
-            "GATEWAY_POLICY_FILE": str(folder / "policy.json"),
-            "GATEWAY_KEY_PEPPER": PEPPER,
-            "GATEWAY_QUOTA_URL": f"unix://{folder}/quota.sock",
-            "GATEWAY_SPOOL_DIR": str(folder / "spool"),
-            **settings,
-        }
+        environment = our_environment(folder, str(port), ports) | settings
         with (folder / "gateway.log").open("wb") as log:
             command = [sys.executable, "-m", "gateway"]
             return pinned(core, command, env=environment, stderr=log, cwd=ROOT)

@@ -2,28 +2,44 @@
 
     python -m benchmarks.routing [--quick] [--mix NAME ...] [--policy NAME ...] [--seeds 3]
 
-Replicas are simulated on a virtual clock (real block caches, batched steps, ``routing_fleet``);
+Replicas are simulated on a virtual clock (real block caches, batched steps, ``routing_fleet``), in
+steps as long as the CPU engine's, measured (``routing_steps``: stored, or with ``--calibrate``);
 decisions are the product's own code.  Two gateways know each other's load only by reports, once a
 second.  The exit status tells whether the claims at the end hold.
+
+``--real`` adds two real replicas (``routing_real``, 90 s), ``--peers`` vLLM's and SGLang's routers
+before the fleet as servers (``routing_peers``, minutes).
 """
 
 import argparse
 import random
 import statistics
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from benchmarks.routing_claims import Claims, Row
+from benchmarks.routing_claims import HEAD, Claims, Row, mean_row
 from benchmarks.routing_cost import cost_table
-from benchmarks.routing_fleet import BLOCK_TOKENS, BlockCache, Clock, Job, SimulatedReplica
+from benchmarks.routing_fleet import (
+    BLOCK_TOKENS,
+    BlockCache,
+    Clock,
+    Job,
+    SimulatedReplica,
+    StepTimes,
+)
 from benchmarks.routing_gateways import Gateway
+from benchmarks.routing_peers import MIXES as MIXES_OF_PEERS
+from benchmarks.routing_peers import POLICIES as POLICIES_OF_PEERS
+from benchmarks.routing_peers import QUICK, compare
+from benchmarks.routing_real import measure_real
+from benchmarks.routing_steps import measured_steps, stored_steps
 from benchmarks.routing_traffic import MIXES, Request
 from contracts.blocks import PromptStored
 from gateway.routing.ring import PrefixRing, ring_point
 
-POLICIES = ("round robin", "least requests", "least tokens", "ring", "bounded", "exact")
+SIMPLE = ("round robin", "least requests", "least tokens")
+POLICIES = (*SIMPLE, "ring", "bounded", "exact")
 NUM_REPLICAS, NUM_GATEWAYS = 8, 2
 CACHE_TOKENS = 48_000  # per replica: 2 GB of this model's keys and values in bfloat16
 WARM_UP_S = 30.0  # not counted
@@ -36,6 +52,7 @@ class _World:
 
     policy: str
     seed: int
+    times: StepTimes
     ttft_s: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -66,7 +83,7 @@ class _World:
                 blocks.remove(bit, key)
 
         cache = BlockCache(CACHE_TOKENS // BLOCK_TOKENS, stored, removed)
-        self.replicas[name] = SimulatedReplica(name, self.clock, cache)
+        self.replicas[name] = SimulatedReplica(name, self.clock, cache, self.times)
         self.loads[name] = []
         for number, gateway in enumerate(self.gateways):
             bit = followers[number][1] if followers else 0
@@ -151,8 +168,10 @@ class _World:
         )
 
 
-def simulate(mix: str, policy: str, *, seed: int, until_s: float, load: float) -> Row:
-    world = _World(policy, seed)
+def simulate(
+    mix: str, policy: str, times: StepTimes, *, seed: int, until_s: float, load: float = 1.0
+) -> Row:
+    world = _World(policy, seed, times)
     is_changing = mix == CHANGES
     arrivals = MIXES["multi-turn" if is_changing else mix](random.Random(seed), until_s, load)
     for at_s, request in arrivals:
@@ -177,21 +196,6 @@ def keys_moved(num_keys: int = 20_000) -> list[tuple[int, float, float]]:
     return moved
 
 
-def mean_row(rows: Sequence[Row]) -> Row:
-    def mean(of: Callable[[Row], float]) -> float:
-        return statistics.fmean(map(of, rows))
-
-    return Row(
-        mix=rows[0].mix,
-        policy=rows[0].policy,
-        hit_ratio=mean(lambda row: row.hit_ratio),
-        ttft_p50_s=mean(lambda row: row.ttft_p50_s),
-        ttft_p95_s=mean(lambda row: row.ttft_p95_s),
-        max_over_mean=mean(lambda row: row.max_over_mean),
-        num_requests=sum(row.num_requests for row in rows),
-    )
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--quick", action="store_true", help="two minutes of an idle machine")
@@ -200,15 +204,20 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--load", type=float, default=1.0, help="of the usual arrival rates")
     parser.add_argument("--no-cost", action="store_true", help="skip the cost of decisions")
+    parser.add_argument("--calibrate", action="store_true", help="measure this machine's steps")
+    parser.add_argument("--real", action="store_true", help="and two real CPU engines")
+    parser.add_argument("--peers", action="store_true", help="and other routers, on real ports")
     options = parser.parse_args()
     seeds, until_s = (4, 150.0) if options.quick else (options.seeds, 330.0)
+    steps = measured_steps() if options.calibrate else stored_steps()
+    for line in steps.lines():
+        print(line)
     claims = Claims()
-    print("| mix | policy | hit % | TTFT p50 s | p95 s | max/mean tokens | requests |")
-    print("|---|---|---|---|---|---|---|")
+    print(HEAD)
     for mix in options.mix or [*MIXES, CHANGES]:
         for policy in options.policy or POLICIES:
             rows = [
-                simulate(mix, policy, seed=seed, until_s=until_s, load=options.load)
+                simulate(mix, policy, steps.times, seed=seed, until_s=until_s, load=options.load)
                 for seed in range(1, seeds + 1)
             ]
             row = mean_row(rows)
@@ -221,7 +230,13 @@ def main() -> int:
     if not options.no_cost:
         for line in cost_table(claims, is_quick=options.quick):
             print(line)
-    return claims.report()
+    claims.judge(SIMPLE)
+    status = claims.report()
+    if options.real:
+        status |= measure_real()
+    if options.peers:
+        status |= compare(MIXES_OF_PEERS, POLICIES_OF_PEERS, QUICK, num_rounds=1)
+    return status
 
 
 if __name__ == "__main__":

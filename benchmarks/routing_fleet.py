@@ -1,18 +1,32 @@
-"""Replicas of a simulated fleet: real block caches, batched steps, on a virtual clock.
-
-A step's time is a line through the measured steps of the CPU engine (``benchmarks/RESULTS.md``,
-int8, 135 million parameters): 124 tokens/s alone, 387 with sixteen, 800 a second of prompts.
-"""
+"""Replicas of a simulated fleet: real block caches, batched steps, on a virtual clock."""
 
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
+
+from contracts.load import ReplicaLoad
 
 BLOCK_TOKENS = 64
-STEP_S, PREFILL_S, DECODE_S = 0.0055, 0.00125, 0.0023  # each step; each token of a prompt; each row
 STEP_TOKENS = 256
 MAX_RUNNING = 32
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Of an engine; see ``routing_steps``."""
+
+    step_s: float  # whatever is in it
+    prefill_s: float  # each token of a prompt
+    decode_s: float  # each sequence that has its prompt behind it
+
+    def duration_s(self, num_prefilled: int, num_decoding: int) -> float:
+        return self.step_s + self.prefill_s * num_prefilled + self.decode_s * num_decoding
+
+
+class Timer(Protocol):
+    def after(self, delay_s: float, call: Callable[[], None]) -> None: ...
 
 
 class Clock:
@@ -85,9 +99,10 @@ class BlockCache:
 
 
 class SimulatedReplica:
-    def __init__(self, name: str, clock: Clock, cache: BlockCache) -> None:
+    def __init__(self, name: str, clock: Timer, cache: BlockCache, times: StepTimes) -> None:
         self.name = name
         self.cache = cache
+        self._times = times
         self.is_dead = False
         self._clock = clock
         self._waiting: deque[Job] = deque()
@@ -146,7 +161,7 @@ class SimulatedReplica:
                 prefilled += taken
                 if job.num_left == 0:
                     through.append(job)
-        duration_s = STEP_S + PREFILL_S * prefilled + DECODE_S * len(decoding)
+        duration_s = self._times.duration_s(prefilled, len(decoding))
         self._clock.after(duration_s, lambda: self._retire(through, decoding))
 
     def _retire(self, through: list[Job], decoding: list[Job]) -> None:
@@ -161,3 +176,13 @@ class SimulatedReplica:
                 self._running.remove(job)
                 job.on_end(job)
         self._step()
+
+
+def load_report(replica: SimulatedReplica, model: str) -> ReplicaLoad:
+    running, waiting, prompts, outputs = replica.load()
+    return ReplicaLoad(
+        model=model, is_ready=True, is_draining=False, num_running=running, num_waiting=waiting,
+        queued_prompt_tokens=prompts, expected_output_tokens=outputs, kv_cache_usage=0.0,
+        num_kv_blocks=1, block_size=BLOCK_TOKENS, prefill_tokens_per_s=800.0,
+        decode_tokens_per_s=300.0,
+    )  # fmt: skip

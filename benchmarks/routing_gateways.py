@@ -4,9 +4,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.routing_fleet import SimulatedReplica
+from benchmarks.routing_fleet import SimulatedReplica, load_report
 from benchmarks.routing_traffic import Prompt
-from contracts.load import ReplicaLoad
 from gateway.prompt import Affinity
 from gateway.routing.candidates import Candidates
 from gateway.routing.decision import Decision, Reason, Scores
@@ -141,7 +140,7 @@ class Gateway:
     def tick(self, replicas: dict[str, SimulatedReplica], now_s: float) -> None:
         """With the reports of all replicas."""
         for name, known in self._known.items():
-            load = _report(replicas[name])
+            load = load_report(replicas[name], "m")
             known.others.report(load, self.num_open[name], now_s)
             known.endpoint.warmth = min(1.0, (now_s - known.joined_s) / SLOW_START_S)
         neutral = neutral_tokens((known.others for known in self._known.values()), now_s)
@@ -151,12 +150,3 @@ class Gateway:
             known.others_tokens = tokens
         self._hot.tick()
         self._group.look()
-
-
-def _report(replica: SimulatedReplica) -> ReplicaLoad:
-    running, waiting, prompts, outputs = replica.load()
-    return ReplicaLoad(
-        model="m", is_ready=True, is_draining=False, num_running=running, num_waiting=waiting,
-        queued_prompt_tokens=prompts, expected_output_tokens=outputs, kv_cache_usage=0.0,
-        num_kv_blocks=1, block_size=64, prefill_tokens_per_s=800.0, decode_tokens_per_s=300.0,
-    )  # fmt: skip
