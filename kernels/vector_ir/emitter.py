@@ -24,8 +24,8 @@ F32: Final = ir.FloatType()
 
 _LINE_BYTES: Final = 64
 _PAGE_BYTES: Final = 4096
-_MASKED_EXPONENT_BITS: Final = 0x7FFF
-_FLOAT16_REBIAS: Final = 2.0**112  # between the exponent biases of float32 (127) and float16 (15)
+_FLOAT16_REBIAS: Final = (127 - 15) << 23  # between the exponents of float32 and float16
+_SMALLEST_NORMAL_FLOAT16: Final = 2.0**-14
 
 
 class Emitter:
@@ -171,11 +171,15 @@ class Emitter:
             half = self.builder.bitcast(bits, ir.VectorType(ir.HalfType(), self.lanes))
             return self.builder.fpext(half, self.vector_f32)
         wide = self.builder.zext(bits, self.vector_i32)
-        magnitude = self.builder.and_(wide, self.constant_i32(_MASKED_EXPONENT_BITS))
-        magnitude = self.as_f32(self.builder.shl(magnitude, self.constant_i32(13)))
-        scaled = self.as_i32(self.mul(magnitude, self.constant(_FLOAT16_REBIAS)))
-        sign = self.builder.and_(wide, self.constant_i32(0x8000))
-        return self.as_f32(self.builder.or_(scaled, self.builder.shl(sign, self.constant_i32(16))))
+        magnitude = self.shift_left(self.and_(wide, 0x7FFF), 13)
+        # Never through a subnormal float32: those count as zero while kernels run.
+        is_subnormal = self.builder.icmp_unsigned("<", magnitude, self.constant_i32(1 << 23))
+        normal = self.builder.add(magnitude, self.constant_i32(_FLOAT16_REBIAS))
+        lifted = self.as_f32(self.builder.add(normal, self.constant_i32(1 << 23)))
+        subnormal = self.as_i32(self.sub(lifted, self.constant(_SMALLEST_NORMAL_FLOAT16)))
+        value = self.builder.select(is_subnormal, subnormal, normal)
+        sign = self.shift_left(self.and_(wide, 0x8000), 16)
+        return self.as_f32(self.builder.or_(value, sign))
 
     def store_f32(self, vector: Value, address: Value, offset: Offset = 0) -> None:
         self.store_vector(vector, address, offset)

@@ -1,5 +1,6 @@
 """Each building block against numpy, at every level the machine can run."""
 
+import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy.typing as npt
 from kernels.vector_ir.emitter import Emitter, Value
 from kernels.vector_ir.function import compiled_entry, emitted
 from kernels.vector_ir.levels import FeatureLevel, runnable_levels
+from kernels.vector_ir.rounding import flush_denormals, restore_denormals
 from kernels.vector_ir.specialization import Specialization
 
 Array = npt.NDArray[Any]
@@ -28,6 +30,9 @@ def elementwise(name: str, source_bytes: int, target_bytes: int, body: Callable[
 
 _exp = elementwise("exp", 4, 4, lambda e, s, t: e.store_f32(e.exp(e.load_f32(s)), t))
 _f16 = elementwise("f16", 2, 4, lambda e, s, t: e.store_f32(e.load_f16(s), t))
+_halve = elementwise(
+    "halve", 4, 4, lambda e, s, t: e.store_f32(e.mul(e.load_f32(s), e.constant(0.5)), t)
+)
 _bf16 = elementwise("bf16", 2, 4, lambda e, s, t: e.store_f32(e.load_bf16(s), t))
 _to_bf16 = elementwise("to_bf16", 4, 2, lambda e, s, t: e.store_vector(e.to_bf16(e.load_f32(s)), t))
 _nibble = elementwise(
@@ -52,6 +57,16 @@ def run_exp(spec: Any, source: int, target: int, n: int) -> None:
 @compiled_entry
 def run_f16(spec: Any, source: int, target: int, n: int) -> None:
     _f16(spec, source, target, n)
+
+
+@compiled_entry
+def run_without_subnormals(
+    spec: Any, halves: int, wide: int, smallest: int, halved: int, saved: int, n: int
+) -> None:
+    flush_denormals(spec, saved)
+    _f16(spec, halves, wide, n)
+    _halve(spec, smallest, halved, 1)
+    restore_denormals(spec, saved)
 
 
 @compiled_entry
@@ -130,6 +145,22 @@ def test_every_finite_float16_converts_exactly(level: FeatureLevel) -> None:
     bits = bits[: len(bits) // 16 * 16]
     expected = bits.view(np.float16).astype(np.float32)
     np.testing.assert_array_equal(apply(run_f16, level, bits, np.float32), expected)
+
+
+def test_subnormal_numbers_count_as_zero_while_kernels_run_and_halves_as_what_they_are(
+    level: FeatureLevel,
+) -> None:
+    halves = np.arange(1 << 11, dtype=np.uint16)  # most are subnormal themselves
+    smallest = np.full(16, np.finfo(np.float32).smallest_normal, np.float32)
+    wide, halved, saved = np.empty(len(halves), np.float32), np.empty_like(smallest), np.zeros(1)
+    run_without_subnormals(
+        Specialization(level), halves.ctypes.data, wide.ctypes.data, smallest.ctypes.data,
+        halved.ctypes.data, saved.ctypes.data, len(halves) // level.lanes,
+    )  # fmt: skip
+    np.testing.assert_array_equal(wide, halves.view(np.float16).astype(np.float32))
+    if platform.machine() == "x86_64":
+        assert not halved[: level.lanes].any()
+    assert (smallest / np.float32(2) > 0).all(), "the thread's own setting came back"
 
 
 def test_bfloat16_is_the_upper_half_of_float32(level: FeatureLevel) -> None:
