@@ -63,6 +63,31 @@ def test_prefix_is_not_shared_across_salts() -> None:
         assert engine.outcomes[sequence_id].usage.cached_prompt_tokens == 0
 
 
+@pytest.mark.parametrize("num_blocks", [200, 14], ids=["room for both", "one evicts the other"])
+@pytest.mark.parametrize("num_steps_later", [0, 1, 30])
+def test_what_others_asked_shows_in_nothing_a_tenant_sees(
+    num_blocks: int, num_steps_later: int
+) -> None:
+    """Neither in when its tokens come, nor in its counts: the same prompt, or quite another."""
+    secret = [1 + i % 50 for i in range(30)]
+    other = [51 + i % 9 for i in range(30)]
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+
+    def seen_by_b(prompt_of_a: list[int]) -> list[tuple[int, str, object]]:
+        engine = harness(num_blocks=num_blocks, max_num_batched_tokens=8)
+        engine.submit([*prompt_of_a, 7], params, cache_salt="a")
+        for _ in range(num_steps_later):
+            engine.step()
+        b = engine.submit([*secret, 8], params, cache_salt="b")
+        seen = []
+        while engine.outcomes[b].finish_reason is None:
+            engine.step()
+            seen.append((engine.outcomes[b].num_tokens, engine.outcomes[b].text, engine.now_s))
+        return [*seen, (0, "", engine.outcomes[b].usage)]
+
+    assert seen_by_b(secret) == seen_by_b(other)
+
+
 def test_colliding_hashes_never_show_one_prompt_to_another() -> None:
     limits = SchedulerLimits(4, 8, 16)
     engine = EngineHarness(

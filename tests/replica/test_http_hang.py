@@ -46,7 +46,7 @@ def test_a_hung_engine_is_reported_and_the_replica_ends(
             assert ready.json["phase"] == "failed"
             assert "has not stepped for" in ready.json["detail"]
             health = replica.get("/health")
-            assert health.status == 503
+            assert health.status == 200, "nobody should kill it for that: it ends by itself"
             assert "has not stepped for" in health.json["detail"]
             assert replica.post("/v1/completions", LONG).status == 503
         assert answers[0].status == 500
