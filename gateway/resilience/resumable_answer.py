@@ -24,6 +24,7 @@ _OPENS_CHAT: Final = b'"delta":{"role":'
 _FINISH: Final = b'"finish_reason":"'
 _GIVEN_UP: Final = b'"finish_reason":"abort"'
 _NO_TEXT: Final = b'"delta":{"content":""},"finish_reason":null', b'"text":"","finish_reason":null'
+_NO_LOGPROBS: Final = b'"logprobs":null'
 _ANY_TEXT: Final = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments)":"[^"]')
 _SEED_DIGITS: Final = 15  # hexadecimal, so that it fits 63 bits
 _MOST_BREAKS: Final = 8  # of one stream
@@ -106,7 +107,8 @@ class ResumableAnswer:
         if ids:
             self._groups.append(ids)
             self.num_tokens += ids.count(b",") + 1
-        if _NO_TEXT[0] in event or _NO_TEXT[1] in event:  # nor would there be without ids
+        has_text = _NO_TEXT[0] not in event and _NO_TEXT[1] not in event
+        if not has_text and _NO_LOGPROBS in event:  # nor would there be one without ids
             return b""
         return self._in_envelope(event)
 

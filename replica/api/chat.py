@@ -5,6 +5,7 @@ from starlette.responses import Response
 
 from replica.api.generation import Endpoint, serve_generation
 from replica.api.messages import template_messages
+from replica.api.parameters import top_logprobs
 from replica.api.replies import ChatReplies
 from replica.api.schemas import ChatCompletionBody, Message
 from replica.errors import InvalidRequest
@@ -37,11 +38,21 @@ def _max_tokens(body: ChatCompletionBody) -> tuple[int | None, str]:
     return body.max_tokens, "max_tokens"
 
 
+def _num_top_logprobs(body: ChatCompletionBody) -> int | None:
+    num_top = top_logprobs(body.top_logprobs, "top_logprobs")
+    if body.logprobs:
+        return num_top
+    if num_top:
+        raise InvalidRequest("top_logprobs needs logprobs", param="top_logprobs")
+    return None
+
+
 _CHAT = Endpoint(
     name="chat.completions",
     body_type=ChatCompletionBody,
     prompt_param="messages",
     prompt=_prompt,
     max_tokens=_max_tokens,
+    num_top_logprobs=_num_top_logprobs,
     replies=ChatReplies,
 )

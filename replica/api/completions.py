@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from replica.api.generation import Endpoint, serve_generation
-from replica.api.parameters import check_token_ids
+from replica.api.parameters import check_token_ids, top_logprobs
 from replica.api.replies import CompletionReplies
 from replica.api.schemas import CompletionBody, Prompt
 from replica.errors import InvalidRequest
@@ -38,11 +38,16 @@ def _only_prompt(prompt: Prompt) -> str | list[int]:
     return only
 
 
+def _num_top_logprobs(body: CompletionBody) -> int | None:
+    return None if body.logprobs is None else top_logprobs(body.logprobs, "logprobs")
+
+
 _COMPLETIONS = Endpoint(
     name="completions",
     body_type=CompletionBody,
     prompt_param="prompt",
     prompt=_prompt,
     max_tokens=lambda body: (body.max_tokens, "max_tokens"),
+    num_top_logprobs=_num_top_logprobs,
     replies=CompletionReplies,
 )

@@ -50,6 +50,7 @@ class Endpoint(Generic[Body]):
     prompt_param: str  # the field to blame for a prompt that does not fit
     prompt: Callable[[Body, Tokenizer], str | list[int]]  # or token ids; raises InvalidRequest
     max_tokens: Callable[[Body], tuple[int | None, str]]  # and the field it came from
+    num_top_logprobs: Callable[[Body], int | None]  # None: no logprobs; raises InvalidRequest
     replies: Callable[[ReplyOptions], Replies]
 
 
@@ -66,19 +67,11 @@ async def serve_generation(request: Request, endpoint: Endpoint[Body]) -> Respon
         work = await _work(context, body, endpoint)
         on_end = context.witness.on_end(asked, work, is_stream=bool(body.stream))
         context.engine.submit(live, work, on_end)
-        has_usage = bool(body.stream_options and body.stream_options.include_usage)
-        replies = endpoint.replies(
-            ReplyOptions(
-                request_id=request_id,
-                model=context.engine.model_name,
-                created=context.unix_time_s(),
-                has_usage=bool(body.stream) and has_usage,
-                prompt_token_ids=work.prompt_token_ids if body.return_token_ids else None,
-            )
-        )
+        options = _reply_options(context, body, work, request_id)
+        replies = endpoint.replies(options)
         if body.stream:
             is_handed_over = True
-            stream = events(live, replies, has_usage=has_usage)
+            stream = events(live, replies, has_usage=options.has_usage)
             return EventStream(context.engine, live, stream, request_id)
         return await _whole(request, context.engine, live, replies)
     finally:
@@ -114,7 +107,13 @@ async def _work(context: ReplicaContext, body: Body, endpoint: Endpoint[Body]) -
     prompt = await asyncio.to_thread(_encode, body, endpoint, tokenizer, max_model_len)
     budget = completion_budget(len(prompt), max_tokens, max_model_len, endpoint.prompt_param)
     check_token_ids(body.resume_tokens or (), tokenizer, RESUME_TOKENS_FIELD)
-    params = sampling_params(body, budget, context.new_seed())
+    params = sampling_params(
+        body,
+        tokenizer,
+        max_tokens=budget,
+        random_seed=context.new_seed(),
+        num_top_logprobs=endpoint.num_top_logprobs(body),
+    )
     return Work(
         prompt_token_ids=prompt,
         params=params,
@@ -123,6 +122,22 @@ async def _work(context: ReplicaContext, body: Body, endpoint: Endpoint[Body]) -
         priority=priority(body),
         max_time_s=max_time_s(body),
         resume_token_ids=resume_tokens(body, params, tokenizer),
+    )
+
+
+def _reply_options(
+    context: ReplicaContext, body: GenerationBody, work: Work, request_id: str
+) -> ReplyOptions:
+    has_usage = bool(body.stream_options and body.stream_options.include_usage)
+    has_logprobs = work.params.num_top_logprobs is not None
+    return ReplyOptions(
+        request_id=request_id,
+        model=context.engine.model_name,
+        created=context.unix_time_s(),
+        has_usage=bool(body.stream) and has_usage,
+        prompt_token_ids=work.prompt_token_ids if body.return_token_ids else None,
+        logprobs_tokenizer=context.engine.tokenizer if has_logprobs else None,
+        resumed_token_ids=work.resume_token_ids,
     )
 
 

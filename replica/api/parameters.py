@@ -1,7 +1,8 @@
 """Sampling parameters from a body: defaults, ranges, and the proof that the request can finish."""
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from contracts.replica_api import MAX_TIME_FIELD, RESUME_TOKENS_FIELD
@@ -17,6 +18,10 @@ _MAX_TEMPERATURE: Final = 2.0
 _MAX_CACHE_SALT_CHARS: Final = 512
 _MAX_TIME_S: Final = 86_400.0
 _MAX_PRIORITY: Final = 1_000
+_MAX_TOP_LOGPROBS: Final = 20  # as OpenAI for chats, and vLLM for both
+_MAX_BIASES: Final = 1_024
+_MAX_BIAS: Final = 100.0
+_TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 _SEED_RANGE: Final = range(-(1 << 63), 1 << 63)
 
 
@@ -52,7 +57,14 @@ def check_prompt_fits(min_prompt_tokens: int, max_model_len: int, param: str) ->
         )
 
 
-def sampling_params(body: GenerationBody, max_tokens: int, random_seed: int) -> SamplingParams:
+def sampling_params(
+    body: GenerationBody,
+    tokenizer: Tokenizer,
+    *,
+    max_tokens: int,
+    random_seed: int,
+    num_top_logprobs: int | None,
+) -> SamplingParams:
     """Raises InvalidRequest."""
     min_tokens = _int_in(body.min_tokens, "min_tokens", default=0, low=0, high=max_tokens)
     return SamplingParams(
@@ -65,6 +77,8 @@ def sampling_params(body: GenerationBody, max_tokens: int, random_seed: int) -> 
         stop=_stops(body.stop),
         ignore_eos=bool(body.ignore_eos),
         min_tokens=min_tokens,
+        num_top_logprobs=num_top_logprobs,
+        logit_bias=_logit_bias(body.logit_bias or {}, tokenizer.vocab_size),
     )
 
 
@@ -74,6 +88,11 @@ def num_choices(body: GenerationBody, max_choices: int) -> int:
     if num > 1 and body.resume_tokens:
         raise InvalidRequest("resume_tokens continues one choice, not n", param="n")
     return num
+
+
+def top_logprobs(value: int | None, param: str) -> int:
+    """Raises InvalidRequest."""
+    return _int_in(value, param, default=0, low=0, high=_MAX_TOP_LOGPROBS)
 
 
 def requested_tokens(value: int | None, param: str) -> int | None:
@@ -165,6 +184,21 @@ def _seed(value: int | None, random_seed: int) -> int:
     if value not in _SEED_RANGE:
         raise InvalidRequest("seed must fit 64 bits", param="seed")
     return value
+
+
+def _logit_bias(biases: Mapping[str, float], vocab_size: int) -> dict[int, float]:
+    if len(biases) > _MAX_BIASES:
+        raise InvalidRequest(f"logit_bias has more than {_MAX_BIASES} tokens", param="logit_bias")
+    for name in biases:
+        if not _TOKEN_ID.fullmatch(name) or int(name) >= vocab_size:
+            raise InvalidRequest(
+                f"logit_bias: expected token ids from 0 to {vocab_size - 1}, got {name[:20]!r}",
+                param="logit_bias",
+            )
+    return {
+        int(name): _float_in(bias, "logit_bias", 0.0, -_MAX_BIAS, _MAX_BIAS)
+        for name, bias in biases.items()
+    }
 
 
 def _stops(value: str | list[str] | None) -> tuple[str, ...]:

@@ -6,8 +6,10 @@ from typing import Protocol
 
 import msgspec
 
+from replica.api.logprobs import ChatLogprobs, Logprobs, TextLogprobs
 from replica.engine.live_request import Piece
 from replica.engine.messages import FinishReason, Usage
+from replica.model.tokenizer import Tokenizer
 
 
 class _PromptDetails(msgspec.Struct, frozen=True):
@@ -32,7 +34,7 @@ _Cached = int | msgspec.UnsetType  # of the prompt, before its ids in a chunk
 
 class _Choice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
-    logprobs: None = None
+    logprobs: Logprobs | None = None
     token_ids: _TokenIds = msgspec.UNSET
 
 
@@ -100,6 +102,8 @@ class ReplyOptions:
     created: int  # Unix time, seconds
     has_usage: bool
     prompt_token_ids: Sequence[int] | None  # None: no token ids are wanted
+    logprobs_tokenizer: Tokenizer | None = None  # None: no logprobs are wanted
+    resumed_token_ids: Sequence[int] = ()
 
 
 class _Encoder:
@@ -123,7 +127,8 @@ class _Encoder:
         return piece.token_ids if self.has_token_ids else msgspec.UNSET
 
     def is_empty(self, piece: Piece) -> bool:
-        return not piece.text and not (self.has_token_ids and piece.token_ids)
+        is_told = self.has_token_ids or bool(piece.logprobs)
+        return not piece.text and not (is_told and piece.token_ids)
 
     def encode(
         self,
@@ -152,11 +157,14 @@ class ChatReplies:
 
     def __init__(self, options: ReplyOptions) -> None:
         self._encoder = _Encoder(f"chatcmpl-{options.request_id}", options)
+        tokenizer = options.logprobs_tokenizer
+        self._logprobs = None if tokenizer is None else ChatLogprobs(tokenizer)
 
     def whole(self, pieces: Sequence[Piece], usage: Usage) -> bytes:
         choices = [
             _ChatChoice(
                 index=piece.index,
+                logprobs=self._logprobs_of(piece),
                 message=_ChatMessage("assistant", piece.text),
                 finish_reason=piece.finish_reason,
                 token_ids=self._encoder.token_ids(piece),
@@ -183,9 +191,14 @@ class ChatReplies:
     def piece(self, piece: Piece) -> bytes | None:
         if self._encoder.is_empty(piece):
             return None
-        token_ids = self._encoder.token_ids(piece)
-        delta = _ChatDelta(content=piece.text)
-        return self._chunk(_ChatChunkChoice(index=piece.index, delta=delta, token_ids=token_ids))
+        return self._chunk(
+            _ChatChunkChoice(
+                index=piece.index,
+                logprobs=self._logprobs_of(piece),
+                delta=_ChatDelta(content=piece.text),
+                token_ids=self._encoder.token_ids(piece),
+            )
+        )
 
     def finish(self, index: int, reason: FinishReason) -> bytes:
         choice = _ChatChunkChoice(index=index, delta=_ChatDelta(), finish_reason=reason)
@@ -197,17 +210,23 @@ class ChatReplies:
     def _chunk(self, choice: _ChatChunkChoice) -> bytes:
         return self._encoder.encode("chat.completion.chunk", choice)
 
+    def _logprobs_of(self, piece: Piece) -> Logprobs | None:
+        return None if self._logprobs is None else self._logprobs.of(piece)
+
 
 class CompletionReplies:
     """Replies of ``/v1/completions``: whole and chunk have one shape."""
 
     def __init__(self, options: ReplyOptions) -> None:
         self._encoder = _Encoder(f"cmpl-{options.request_id}", options)
+        tokenizer, resumed = options.logprobs_tokenizer, options.resumed_token_ids
+        self._logprobs = None if tokenizer is None else TextLogprobs(tokenizer, resumed)
 
     def whole(self, pieces: Sequence[Piece], usage: Usage) -> bytes:
         choices = [
             _TextChoice(
                 index=piece.index,
+                logprobs=self._logprobs_of(piece),
                 text=piece.text,
                 finish_reason=piece.finish_reason,
                 token_ids=self._encoder.token_ids(piece),
@@ -232,8 +251,12 @@ class CompletionReplies:
     def piece(self, piece: Piece) -> bytes | None:
         if self._encoder.is_empty(piece):
             return None
-        token_ids = self._encoder.token_ids(piece)
-        choice = _TextChoice(index=piece.index, text=piece.text, token_ids=token_ids)
+        choice = _TextChoice(
+            index=piece.index,
+            logprobs=self._logprobs_of(piece),
+            text=piece.text,
+            token_ids=self._encoder.token_ids(piece),
+        )
         return self._encoder.encode("text_completion", choice)
 
     def finish(self, index: int, reason: FinishReason) -> bytes:
@@ -242,6 +265,9 @@ class CompletionReplies:
 
     def usage(self, usage: Usage) -> bytes:
         return self._encoder.encode("text_completion", usage=usage)
+
+    def _logprobs_of(self, piece: Piece) -> Logprobs | None:
+        return None if self._logprobs is None else self._logprobs.of(piece)
 
 
 def _usage_body(usage: Usage) -> UsageBody:

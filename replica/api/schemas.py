@@ -37,6 +37,7 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     priority: int | None = None
     return_token_ids: bool | None = None
     seed: int | None = None
+    logit_bias: dict[str, float] | None = None  # by token id
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -59,8 +60,6 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     guided_json: object = None
     guided_regex: object = None
     include_stop_str_in_output: object = None
-    logit_bias: object = None
-    logprobs: object = None
     modalities: object = None
     presence_penalty: object = None
     prompt_logprobs: object = None
@@ -72,7 +71,6 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     suffix: object = None
     tool_choice: object = None
     tools: object = None
-    top_logprobs: object = None
     truncate_prompt_tokens: object = None
     use_beam_search: object = None
 
@@ -92,8 +90,6 @@ NEUTRAL_VALUES: Final[dict[str, tuple[object, ...]]] = {
     "guided_json": (None,),
     "guided_regex": (None,),
     "include_stop_str_in_output": (None, False),
-    "logit_bias": (None, {}),
-    "logprobs": (None, False),
     "modalities": (None, ["text"]),
     "presence_penalty": (None, 0),
     "prompt_logprobs": (None,),
@@ -105,7 +101,6 @@ NEUTRAL_VALUES: Final[dict[str, tuple[object, ...]]] = {
     "suffix": (None, ""),
     "tool_choice": (None, "none"),
     "tools": (None, []),
-    "top_logprobs": (None, 0),
     "truncate_prompt_tokens": (None,),
     "use_beam_search": (None, False),
 }
@@ -126,6 +121,8 @@ class Message(msgspec.Struct, frozen=True):
 class ChatCompletionBody(GenerationBody, frozen=True, kw_only=True):
     messages: list[Message]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
 
 
@@ -135,6 +132,7 @@ Prompt = str | list[int | str | list[int]]
 
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     prompt: Prompt
+    logprobs: int | None = None
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,8 @@ from kernels.paged_attention.plan import Segment
 from kernels.sampling.op import RowSampler
 from replica.engine.batch import FlatBatch, SampledRow, results_of
 from replica.engine.kv_blocks import KvBlocks
-from replica.engine.sampler import draw_of, is_greedy
+from replica.engine.logprobs import sampled_token, shown_logits
+from replica.engine.sampler import biases_of, draw_of, is_greedy
 from replica.engine.step import NOT_FINITE, SampledToken
 
 
@@ -54,18 +55,20 @@ class CompiledRunner:
         """Sampled tokens by row."""
         is_finite = np.isfinite(result.logits.sum(-1)).tolist()
         token_ids = result.best.tolist()
+        shown = [shown_logits(result.logits[i], row) for i, row in enumerate(sampled_rows)]
         drawn: list[int] = []
         for index, row in enumerate(sampled_rows):
-            if row.is_eos_banned:
-                result.logits[index, self._eos_token_ids] = -np.inf
+            biases = biases_of(row, self._eos_token_ids)
+            for token_id, bias in biases.items():
+                result.logits[index, token_id] += bias
             if is_finite[index] and not is_greedy(row.params):
                 drawn.append(index)
-            elif row.is_eos_banned:
+            elif biases:
                 token_ids[index] = int(result.logits[index].argmax())
         for index, token_id in zip(drawn, self._draw(result, sampled_rows, drawn), strict=True):
             token_ids[index] = token_id
         return {
-            row.row: SampledToken(token_ids[index], is_finite=True)
+            row.row: sampled_token(row, token_ids[index], shown[index])
             if is_finite[index]
             else NOT_FINITE
             for index, row in enumerate(sampled_rows)

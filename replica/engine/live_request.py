@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from replica.engine.messages import Delta, FinishReason, Usage
+from replica.engine.messages import Delta, FinishReason, TokenLogprobs, Usage
 from replica.errors import GenerationFailed, ReplicaError
 
 
@@ -16,6 +16,7 @@ class Piece:
     text: str
     token_ids: Sequence[int]
     finish_reason: FinishReason | None  # None: there is more to come
+    logprobs: Sequence[TokenLogprobs] = ()  # of each token, if they are wanted
 
 
 def join(pieces: Sequence[Piece]) -> Piece:
@@ -25,6 +26,7 @@ def join(pieces: Sequence[Piece]) -> Piece:
         text="".join(piece.text for piece in pieces),
         token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
         finish_reason=pieces[-1].finish_reason,
+        logprobs=[logprobs for piece in pieces for logprobs in piece.logprobs],
     )
 
 
@@ -45,6 +47,7 @@ class Choice:
         self._index = index
         self._texts: list[str] = []
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
 
     def push(self, delta: Delta) -> None:
         self._texts.append(delta.text)
@@ -53,6 +56,8 @@ class Choice:
             self.cached_prompt_tokens = delta.cached_prompt_tokens
         if delta.token_id is not None:
             self._token_ids.append(delta.token_id)
+        if delta.logprobs is not None:
+            self._logprobs.append(delta.logprobs)
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
             assert delta.usage is not None
@@ -62,8 +67,14 @@ class Choice:
         """None: there is nothing new."""
         if not self._texts:
             return None
-        piece = Piece(self._index, "".join(self._texts), self._token_ids, self.finish_reason)
-        self._texts, self._token_ids = [], []
+        piece = Piece(
+            self._index,
+            "".join(self._texts),
+            self._token_ids,
+            self.finish_reason,
+            self._logprobs,
+        )
+        self._texts, self._token_ids, self._logprobs = [], [], []
         return piece
 
 

@@ -193,7 +193,7 @@ class EngineLoop:
         if sequence is None:
             return []
         self._scheduler.finish(sequence, reason)
-        return [self._final(sequence, text="", token_id=None)]
+        return [self._final(sequence, text="", token=None)]
 
     def _add(self, message: Submit, index: int) -> None:
         """One choice.  The prompt counts as the first one's."""
@@ -240,11 +240,17 @@ class EngineLoop:
         self, sequence: EngineSequence, detokenizer: Detokenizer, token: SampledToken
     ) -> Delta:
         if not token.is_finite:
-            return self._final(sequence, text="", token_id=None)
-        text, token_id = self._detokenize(sequence, detokenizer, token.token_id), token.token_id
+            return self._final(sequence, text="", token=None)
+        text = self._detokenize(sequence, detokenizer, token.token_id)
         if sequence.finish_reason is not None:
-            return self._final(sequence, text=text, token_id=token_id)
-        return Delta(sequence_id=sequence.sequence_id, text=text, num_tokens=1, token_id=token_id)
+            return self._final(sequence, text=text, token=token)
+        return Delta(
+            sequence_id=sequence.sequence_id,
+            text=text,
+            num_tokens=1,
+            token_id=token.token_id,
+            logprobs=token.logprobs,
+        )
 
     def _note_prompt(self, sequence: EngineSequence) -> None:
         size = self._scheduler.block_size
@@ -268,13 +274,14 @@ class EngineLoop:
             self._scheduler.stop(sequence)
         return result.text
 
-    def _final(self, sequence: EngineSequence, *, text: str, token_id: int | None) -> Delta:
+    def _final(self, sequence: EngineSequence, *, text: str, token: SampledToken | None) -> Delta:
         del self._live[sequence.sequence_id]
         return Delta(
             sequence_id=sequence.sequence_id,
             text=text,
-            num_tokens=0 if token_id is None else 1,
-            token_id=token_id,
+            num_tokens=0 if token is None else 1,
+            token_id=None if token is None else token.token_id,
+            logprobs=None if token is None else token.logprobs,
             finish_reason=sequence.finish_reason,
             usage=sequence.usage,
         )

@@ -82,6 +82,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0  # until then neither EOS nor a stop string ends the sequence
+    num_top_logprobs: int | None = None  # beside each token's own; None: not even that one
+    logit_bias: dict[int, float] = {}  # by token id, added before anything is drawn
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -173,6 +175,14 @@ class LoadFailed(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
     detail: str
 
 
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Natural logarithms of probabilities, of one place in a completion."""
+
+    logprob: float  # of the token that was chosen
+    top_token_ids: list[int] = []  # likeliest first
+    top_logprobs: list[float] = []  # of each of them
+
+
 class Delta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What one step added to one sequence."""
 
@@ -180,6 +190,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     text: str = ""
     num_tokens: int = 0
     token_id: int | None = None  # of the only one, if there is one
+    logprobs: TokenLogprobs | None = None  # of that one, if they are wanted
     finish_reason: FinishReason | None = None
     usage: Usage | None = None  # set exactly when finish_reason is
     queue_s: float | None = None  # set on the first delta of a sequence that was scheduled

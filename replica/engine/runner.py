@@ -6,8 +6,9 @@ import torch
 
 from replica.engine.batch import FlatBatch, SampledRow, results_of
 from replica.engine.kv_blocks import PLAIN, KvBlocks, KvOptions
+from replica.engine.logprobs import sampled_token, shown_logits
 from replica.engine.paged_attention import KvCache, PagedAttention
-from replica.engine.sampler import sample
+from replica.engine.sampler import biases_of, sample
 from replica.engine.step import NOT_FINITE, SampledToken
 from replica.model.llama import LlamaModel
 
@@ -57,6 +58,7 @@ class TorchRunner:
         }
 
     def _sample_row(self, logits: torch.Tensor, row: SampledRow) -> SampledToken:
-        if row.is_eos_banned:
-            logits[self._eos_token_ids] = float("-inf")
-        return SampledToken(sample(logits.numpy(), row.params, row.position), is_finite=True)
+        shown = shown_logits(logits.numpy(), row)
+        for token_id, bias in biases_of(row, self._eos_token_ids).items():
+            logits[token_id] += bias
+        return sampled_token(row, sample(logits.numpy(), row.params, row.position), shown)

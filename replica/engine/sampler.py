@@ -10,16 +10,17 @@ NumPy, for steps in torch.
 
 import hashlib
 import struct
+from collections.abc import Collection
 
 import numpy as np
 import numpy.typing as npt
 
 from kernels.sampling.draw import Draw
+from replica.engine.batch import SampledRow
+from replica.engine.logprobs import Logits, TokenIds, likeliest
 from replica.engine.messages import SamplingParams
 
-Logits = npt.NDArray[np.float32]
 Masses = npt.NDArray[np.float64]
-TokenIds = npt.NDArray[np.intp]
 
 _FIRST_CANDIDATES = (
     1024  # a nucleus is nearly always smaller; sorting 49,152 logits takes milliseconds
@@ -50,6 +51,13 @@ def is_greedy(params: SamplingParams) -> bool:
     return params.temperature == 0.0 or params.top_p == 0.0 or params.top_k == 1
 
 
+def biases_of(row: SampledRow, eos_token_ids: Collection[int]) -> dict[int, float]:
+    """What is added to the row's logits, by token id."""
+    if not row.is_eos_banned:
+        return row.params.logit_bias
+    return row.params.logit_bias | dict.fromkeys(eos_token_ids, float("-inf"))
+
+
 def draw_of(params: SamplingParams, position: int) -> Draw:
     """For params that are not greedy."""
     return Draw(
@@ -72,23 +80,11 @@ def _kept(logits: Logits, masses: Masses, draw: Draw) -> TokenIds | None:
     is_cut = 0 < draw.top_k < len(logits)
     if draw.top_p >= 1.0 and not is_cut:
         return None
-    ranked = _likeliest(logits, draw.top_k if is_cut else min(_FIRST_CANDIDATES, len(logits)))
+    ranked = likeliest(logits, draw.top_k if is_cut else min(_FIRST_CANDIDATES, len(logits)))
     if draw.top_p < 1.0:
         target = draw.top_p * float(masses[ranked].sum() if is_cut else masses.sum())
         if not is_cut and masses[ranked].sum() < target:
-            ranked = _likeliest(logits, len(logits))
+            ranked = likeliest(logits, len(logits))
         mass_before = masses[ranked].cumsum() - masses[ranked]
         ranked = ranked[: max(1, int((mass_before < target).sum()))]
     return np.sort(ranked)
-
-
-def _likeliest(logits: Logits, count: int) -> TokenIds:
-    """Token ids, most likely first; of equals, the smallest id first."""
-    if count < len(logits):
-        least = -np.partition(-logits, count - 1)[count - 1]
-        above = np.flatnonzero(logits > least)
-        equal = np.flatnonzero(logits == least)[: count - len(above)]
-        chosen = np.concatenate([above, equal])
-    else:
-        chosen = np.arange(len(logits))
-    return chosen[np.argsort(-logits[chosen], kind="stable")]

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from replica.engine.messages import TokenLogprobs
 from replica.engine.sequence import Sequence
 
 
@@ -40,6 +41,7 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
 class SampledToken(msgspec.Struct, frozen=True, gc=False):
     token_id: int
     is_finite: bool  # False: the numbers behind it were not, and the sequence must fail
+    logprobs: TokenLogprobs | None = None  # where the sequence wants them
 
 
 NOT_FINITE: Final = SampledToken(token_id=0, is_finite=False)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from replica.engine.batch import FlatBatch, SampledRow, Segment
 from replica.engine.block_manager import NULL_BLOCK
-from replica.engine.sampler import is_greedy, uniform
+from replica.engine.sampler import biases_of, is_greedy, uniform
 
 Integers = npt.NDArray[np.int64]
 
@@ -82,25 +82,29 @@ class HostDraws:
     settings: npt.NDArray[np.float64]  # [4, num_sampled]: temperature, top_p, min_p, uniform
     top_ks: npt.NDArray[np.int32]  # [num_sampled]
     are_greedy: bool
-    banned: Integers  # [2, num_bans]: sampled row and token
+    biased: Integers  # [2, num_biases]: sampled row and token
+    biases: npt.NDArray[np.float32]  # [num_biases] added to those
+    num_top_logprobs: int | None  # the most that a row wants; None: no row wants any
 
 
 def host_draws(batch: FlatBatch, eos_token_ids: Sequence[int]) -> HostDraws:
     sampled = batch.sampled_rows
     segment_of_row = {s.first_row + s.num_tokens - 1: i for i, s in enumerate(batch.segments)}
-    bans = [
-        (index, token)
+    biases = [
+        (index, token, bias)
         for index, row in enumerate(sampled)
-        if row.is_eos_banned
-        for token in eos_token_ids
+        for token, bias in biases_of(row, eos_token_ids).items()
     ]
+    wanted = [n for row in sampled if (n := row.params.num_top_logprobs) is not None]
     return HostDraws(
         rows=np.array([row.row for row in sampled], np.int64),
         segments=np.array([segment_of_row[row.row] for row in sampled], np.int64),
         settings=np.array([_settings(row) for row in sampled], np.float64).reshape(-1, 4).T.copy(),
         top_ks=np.array([row.params.top_k for row in sampled], np.int32),
         are_greedy=all(is_greedy(row.params) for row in sampled),
-        banned=np.array(bans, np.int64).reshape(-1, 2).T.copy(),
+        biased=np.array([place for *place, _ in biases], np.int64).reshape(-1, 2).T.copy(),
+        biases=np.array([bias for *_, bias in biases], np.float32),
+        num_top_logprobs=max(wanted, default=None),
     )
 
 

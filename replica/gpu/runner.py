@@ -12,13 +12,14 @@ import torch
 from kernels.paged_attention.rows import AttentionRows
 from kernels.sampling.rows_reference import Draws, LogitBias
 from kernels.sampling.triton_op import bias_, sample
-from replica.engine.batch import FlatBatch, results_of
+from replica.engine.batch import FlatBatch, SampledRow, results_of
 from replica.engine.launcher import Tokens
 from replica.engine.step import NOT_FINITE, SampledToken
 from replica.gpu.decode_graphs import DecodeGraphs
 from replica.gpu.device import Device, Mark
 from replica.gpu.inputs import HostDraws, carried, host_draws, host_inputs
 from replica.gpu.kv_cache import DeviceKvCache
+from replica.gpu.logprobs import ShownLogprobs, shown_logprobs
 from replica.gpu.model import DeviceInputs, DeviceLlama
 
 
@@ -29,18 +30,23 @@ class DeviceStep:
     batch: FlatBatch
     numbers: torch.Tensor  # on the host: tokens, whether logits are finite, whether rows are
     mark: Mark
+    shown: ShownLogprobs | None = None  # where a row wants them
 
     def result(self) -> Tokens:
         self.mark.wait()
         num_sampled = len(self.batch.sampled_rows)
         tokens, are_finite, rows = self.numbers.tensor_split((num_sampled, 2 * num_sampled))
         sampled = {
-            row.row: SampledToken(token, is_finite=True) if is_finite else NOT_FINITE
-            for row, token, is_finite in zip(
-                self.batch.sampled_rows, tokens.tolist(), are_finite.tolist(), strict=True
+            row.row: self._token(index, row, token) if is_finite else NOT_FINITE
+            for index, (row, token, is_finite) in enumerate(
+                zip(self.batch.sampled_rows, tokens.tolist(), are_finite.tolist(), strict=True)
             )
         }
         return results_of(self.batch, [bool(row) for row in rows.tolist()], sampled)
+
+    def _token(self, index: int, row: SampledRow, token_id: int) -> SampledToken:
+        logprobs = None if self.shown is None else self.shown.of(index, row)
+        return SampledToken(token_id, is_finite=True, logprobs=logprobs)
 
 
 class DeviceRunner:
@@ -76,13 +82,13 @@ class DeviceRunner:
         self._cache.apply(batch.kv_operations)
         hidden = self._hidden_states(batch)
         draws = host_draws(batch, self._eos_token_ids)
-        tokens, are_finite = self._draw(hidden, draws)
+        tokens, are_finite, shown = self._draw(hidden, draws)
         self._latest = torch.zeros(
             len(batch.segments), dtype=torch.int64, device=self._device.torch_device
         ).index_copy_(0, self._device.upload(draws.segments), tokens)
         row_is_finite = torch.isfinite(hidden.float().sum(-1))
         numbers = torch.cat([tokens, are_finite.long(), row_is_finite.long()])
-        return DeviceStep(batch, self._device.download(numbers), self._device.mark())
+        return DeviceStep(batch, self._device.download(numbers), self._device.mark(), shown)
 
     def _hidden_states(self, batch: FlatBatch) -> torch.Tensor:
         if self._graphs.can_run(batch):
@@ -107,16 +113,22 @@ class DeviceRunner:
             rows, segments = map(self._device.upload, carried(batch))
             token_ids.index_copy_(0, rows, self._latest[segments])
 
-    def _draw(self, hidden: torch.Tensor, draws: HostDraws) -> tuple[torch.Tensor, torch.Tensor]:
-        """(tokens int64, whether their logits are finite), each [num_sampled]."""
+    def _draw(
+        self, hidden: torch.Tensor, draws: HostDraws
+    ) -> tuple[torch.Tensor, torch.Tensor, ShownLogprobs | None]:
+        """(tokens int64, whether their logits are finite), each [num_sampled]; what is shown."""
         upload = self._device.upload
         logits = self._model.logits(hidden[upload(draws.rows)])
         are_finite = torch.isfinite(logits.sum(-1))
-        if draws.banned.size:
-            rows, token_ids = upload(draws.banned)
-            values = torch.full(rows.shape, float("-inf"), device=rows.device)
-            bias_(logits, LogitBias(rows, token_ids, values))
+        num_top = draws.num_top_logprobs
+        shown = None if num_top is None else logits.clone()
+        if draws.biased.size:
+            rows, token_ids = upload(draws.biased)
+            bias_(logits, LogitBias(rows, token_ids, upload(draws.biases)))
         temperatures, top_ps, min_ps, uniforms = upload(draws.settings)
         top_ks = upload(draws.top_ks)
         settings = Draws(temperatures, top_ks, top_ps, min_ps, uniforms, draws.are_greedy)
-        return sample(logits, settings), are_finite
+        tokens = sample(logits, settings)
+        if shown is None or num_top is None:
+            return tokens, are_finite, None
+        return tokens, are_finite, shown_logprobs(self._device, shown, tokens, num_top)

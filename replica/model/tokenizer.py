@@ -69,6 +69,16 @@ class Tokenizer:
         """Control tokens included, as their text: what ``encode`` reads back."""
         return self._fast.decode(list(token_ids), skip_special_tokens=False)
 
+    def token_text(self, token_id: int) -> str:
+        """For people.  As OpenAI writes them: no text of their own have parts of characters."""
+        token_bytes = self.token_bytes[token_id]
+        if not token_bytes:
+            return self._fast.id_to_token(token_id) or ""
+        try:
+            return token_bytes.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
+
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Raises InvalidRequest."""
         if self._chat_template is None:

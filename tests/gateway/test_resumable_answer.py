@@ -184,6 +184,15 @@ def text_event(text: str, ids: str | None = "[1]") -> bytes:
     )
 
 
+def test_an_event_of_logprobs_alone_goes_to_the_client() -> None:
+    told = text_event("").replace(b"null", b'{"tokens":["bytes:\\xe2"]}', 1)
+    answer = ResumableAnswer(REQUEST_ID, has_seed=True)
+    answer.take(text_event("a"))
+    assert answer.take(text_event("")) == b""
+    assert b'"tokens":["bytes:' in answer.take(told)
+    assert answer.num_tokens == 3
+
+
 def test_text_without_ids_cannot_be_resumed() -> None:
     answer = ResumableAnswer(REQUEST_ID, has_seed=True)
     answer.take(text_event("a"))

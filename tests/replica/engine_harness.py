@@ -1,7 +1,7 @@
 """The whole engine process but for its process: loop, scheduler, blocks and detokenizer."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from contracts.prefix import block_hash
@@ -17,6 +17,7 @@ from replica.engine.messages import (
     StepReport,
     Submit,
     ToEngine,
+    TokenLogprobs,
     Usage,
 )
 from replica.engine.prefix import HashBlock, PrefixIdentity
@@ -33,6 +34,7 @@ class Outcome:
     num_tokens: int = 0
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 class EngineHarness:
@@ -159,5 +161,7 @@ class EngineHarness:
         assert outcome.finish_reason is None, "a delta after the last one"
         outcome.text += delta.text
         outcome.num_tokens += delta.num_tokens
+        if delta.logprobs is not None:
+            outcome.logprobs.append(delta.logprobs)
         outcome.finish_reason = delta.finish_reason
         outcome.usage = delta.usage

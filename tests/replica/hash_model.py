@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from replica.engine.batch import FlatBatch
 from replica.engine.kv_operations import CopyIn, CopyOut, KvOperation, Vacate
-from replica.engine.messages import SamplingParams
+from replica.engine.messages import SamplingParams, TokenLogprobs
 from replica.engine.step import SampledToken
 
 VOCAB_SIZE = 64
@@ -63,7 +63,10 @@ class HashModel:
             else:
                 assert row.position == len(context)
                 token = next_token(context, is_eos_banned=row.is_eos_banned)
-                results.append(SampledToken(token, is_finite=True))
+                logprobs = None
+                if row.params.num_top_logprobs is not None:
+                    logprobs = TokenLogprobs(logprob=-float(len(context)))
+                results.append(SampledToken(token, is_finite=True, logprobs=logprobs))
         return results
 
     def _carry_out(self, operation: KvOperation) -> None:

@@ -26,7 +26,7 @@ from replica.model.config import LlamaConfig
 from replica.model.loader import OpenedModel, open_model
 from replica.settings import Settings
 from tests.kernels.triton_runs import poisoned_memory
-from tests.replica.engine_harness import EngineHarness
+from tests.replica.engine_harness import EngineHarness, Outcome
 from tests.replica.tiny_llama import SHAPES, VOCAB_SIZE, Kind, write_gguf
 
 backend = pytest.importorskip("replica.gpu.backend")
@@ -71,7 +71,7 @@ def torch_runner(tiny: OpenedModel) -> ModelRunner:
     return chosen.load(NUM_BLOCKS, lambda ratio, detail: None, KvOptions(2, is_poisoned=True))
 
 
-def texts(runner: ModelRunner, params: SamplingParams) -> list[str]:
+def outcomes(runner: ModelRunner, params: SamplingParams) -> list[Outcome]:
     names = [b"%d " % i for i in range(VOCAB_SIZE)]
 
     def launcher(runner: ModelRunner) -> StepLauncher:
@@ -81,11 +81,19 @@ def texts(runner: ModelRunner, params: SamplingParams) -> list[str]:
     engine = EngineHarness(runner, names, [], limits, NUM_BLOCKS, new_launcher=launcher)
     ids = engine.submit_together(PROMPTS, params)
     engine.run()
-    return [engine.outcomes[i].text for i in ids]
+    return [engine.outcomes[i] for i in ids]
 
 
 GREEDY = SamplingParams(max_tokens=5, temperature=0.0)
-DRAWN = SamplingParams(max_tokens=4, temperature=1.3, top_k=20, top_p=0.9, seed=7)
+DRAWN = SamplingParams(
+    max_tokens=4,
+    temperature=1.3,
+    top_k=20,
+    top_p=0.9,
+    seed=7,
+    num_top_logprobs=3,
+    logit_bias={7: 1.5, 9: -100.0},
+)
 
 
 @pytest.mark.parametrize(
@@ -99,9 +107,17 @@ def test_gives_the_tokens_that_torch_gives(
     """Chunks of prefill, decodes as graphs of padded sizes, and tokens that never came here."""
     runner = gpu_runner(tiny, is_async_scheduling=is_async_scheduling)
     assert runner.num_ahead == int(is_async_scheduling)
-    result = texts(runner, params)
-    assert result == texts(torch_runner(tiny), params)
-    assert len(set(" ".join(result).split())) > 4, "the model says too little"
+    results = outcomes(runner, params)
+    expected = outcomes(torch_runner(tiny), params)
+    texts = [outcome.text for outcome in results]
+    assert texts == [outcome.text for outcome in expected]
+    assert len(set(" ".join(texts).split())) > 4, "the model says too little"
+    for ours, theirs in zip(results, expected, strict=True):
+        assert len(ours.logprobs) == (0 if params.num_top_logprobs is None else params.max_tokens)
+        for told, right in zip(ours.logprobs, theirs.logprobs, strict=True):
+            assert told.top_token_ids == right.top_token_ids
+            assert told.top_logprobs == pytest.approx(right.top_logprobs, abs=1e-3)
+            assert told.logprob == pytest.approx(right.logprob, abs=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [KvCacheDtype.BFLOAT16, KvCacheDtype.FLOAT8], ids=str)

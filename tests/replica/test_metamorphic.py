@@ -12,7 +12,7 @@ from tests.replica.hash_model import EOS, TOKEN_BYTES, HashModel, reference_comp
 from tests.replica.launchers import EarlyLauncher, LateLauncher
 from tests.replica.workload import check_counters, text_of
 
-PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
+PARAMS = SamplingParams(max_tokens=20, ignore_eos=True, num_top_logprobs=0)
 SHARED = [1 + i % 9 for i in range(33)]
 PROMPTS = [SHARED, [*SHARED, 50], [*SHARED[:20], 51, 52], [7], list(range(1, 60))]
 EVERYTHING = 4096
@@ -63,6 +63,8 @@ def test_tokens_and_blocks_are_the_same(
     for sequence_id, prompt in zip(ids, PROMPTS, strict=True):
         outcome = engine.outcomes[sequence_id]
         assert outcome.text == text_of(reference_completion(prompt, PARAMS))
+        places = range(len(prompt), len(prompt) + PARAMS.max_tokens)
+        assert [-told.logprob for told in outcome.logprobs] == list(places)
         assert outcome.usage is not None
         assert outcome.usage.prompt_tokens == len(prompt)
     check_counters(engine)
