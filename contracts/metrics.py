@@ -41,7 +41,8 @@ GATEWAY_STREAM_RECOVERY: Final = "pandal_gateway_stream_recovery_seconds"  # bre
 GATEWAY_RETRIES: Final = "pandal_gateway_retries_total"  # label outcome: made, over_budget
 GATEWAY_FALLBACKS: Final = "pandal_gateway_fallbacks_total"  # served by another than was asked for
 GATEWAY_BREAKER_OPENINGS: Final = "pandal_gateway_breaker_openings_total"
-GATEWAY_KNOWN_ANSWERS: Final = "pandal_gateway_known_answers_total"  # hit, miss, shared, replayed
+# Label how: hit, miss, shared, replayed; unshared: begun under a key without the others' knowing.
+GATEWAY_KNOWN_ANSWERS: Final = "pandal_gateway_known_answers_total"
 GATEWAY_WAITING_REQUESTS: Final = "pandal_gateway_waiting_requests"  # for their turn
 GATEWAY_ACTIVE_REQUESTS: Final = "pandal_gateway_active_requests"
 GATEWAY_QUOTA_LOST: Final = "pandal_gateway_quota_store_lost"  # 1 while it does not decide

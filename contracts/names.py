@@ -123,6 +123,14 @@ def cached_answer(tenant: TenantId, digest: str) -> str:
     return f"{{{tenant}}}:answer:{digest}"
 
 
+def idempotency_record(tenant: TenantId, digest: str) -> str:
+    """String, in the response cache's store: who answers it, or the answer.
+
+    ``digest``: of the API key's id and the key.
+    """
+    return f"{{{tenant}}}:idempotency:{digest}"
+
+
 def fair_served_key(tenant: TenantId) -> str:
     """Hash: tokens served lately by all gateways, by model."""
     return f"{{{tenant}}}:fair:served"

@@ -103,7 +103,7 @@ async def create_app(
         _closing(parts.replicas.pool),
         _open(parts.spool),
         _background([*telemetry.loops, *_watching(settings, parts, place), *shipping]),
-        wire_resilience(settings, clock, plans, parts.metrics) as resilience,
+        wire_resilience(settings, clock, ids, plans, parts.metrics) as resilience,
     ):
         await parts.policies.start()
         pipeline = Pipeline(

@@ -19,7 +19,7 @@ from gateway.exchange import Exchange
 from gateway.metering import Priced, Usage
 from gateway.policies import Grant
 from gateway.resilience.idempotency import REPLAYED
-from gateway.resilience.shared_answer import SharedAnswer
+from gateway.resilience.shared_answer import Recording, SharedAnswer
 from gateway.response_cache.cache_key import cache_digest
 from gateway.response_cache.response_cache import CACHE_MISS, CACHE_SHARED, send_kept, usage_of
 from gateway.settlement import Settlement
@@ -92,12 +92,13 @@ class KnownAnswers:
     async def _answer_again(
         self, key: bytes, exchange: Exchange, trace: Trace, grant: Grant
     ) -> None:
-        idempotency, owner = self._stages.idempotency, (grant.tenant.tenant_id, grant.key.key_id)
-        answer = idempotency.find(owner, key, exchange)
-        if answer is not None:
-            await self._read(answer, exchange, trace, REPLAYED)
+        owner = grant.tenant.tenant_id, grant.key.key_id
+        answer = await self._stages.idempotency.answer(owner, key, exchange)
+        if isinstance(answer, Recording):
+            trace.status = answer.status
+            answer.send_to(exchange, answer.headers + REPLAYED)
             return
-        await self._read(idempotency.begin(owner, key, exchange), exchange, trace, b"")
+        await self._read(answer, exchange, trace, b"" if answer.is_unread else REPLAYED)
 
     async def _answer_cached(
         self, digest: str, exchange: Exchange, trace: Trace, policy: CachePolicy

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from contracts import metrics as names
 from gateway.admission.quota_plan import PlanBook
 from gateway.admission.resp import RespClient
-from gateway.clock import Clock
+from gateway.clock import Clock, IdMaker
 from gateway.metrics import Metrics
 from gateway.providers.provider import Api, Provider, provider_headers
 from gateway.resilience.breaker import Breakers
@@ -20,6 +20,7 @@ from gateway.resilience.fallback import Fallbacks
 from gateway.resilience.idempotency import Idempotency, IdempotencyLimits
 from gateway.resilience.retries import Retries, RetryLimits
 from gateway.resilience.retry_budget import RetryBudget
+from gateway.resilience.shared_keys import SharedKeyLimits, SharedKeys
 from gateway.resp_address import RespAddress
 from gateway.response_cache.response_cache import ResponseCache
 from gateway.routing.replica import Replica
@@ -27,6 +28,8 @@ from gateway.settings import ProviderAddress, Settings
 from gateway.upstream.replica_client import ReplicaClient, Timeouts
 
 _MAX_KEPT_ANSWERS: Final = 100_000  # under idempotency keys, whatever their size
+_MAX_SHARED_BYTES: Final = 1024 * 1024  # of one that other gateways can repeat
+_KEY_LEASE_S: Final = 10.0  # then another gateway may answer what a dead one had begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class Resilience:
 
 @asynccontextmanager
 async def wire_resilience(
-    settings: Settings, clock: Clock, plans: PlanBook, metrics: Metrics
+    settings: Settings, clock: Clock, ids: IdMaker, plans: PlanBook, metrics: Metrics
 ) -> AsyncGenerator[Resilience]:
     providers = {address.name: _provider(settings, address) for address in settings.providers}
     limits = RetryLimits(
@@ -54,8 +57,13 @@ async def wire_resilience(
         Fallbacks(plans, providers),
     )
     try:
-        async with _store(settings) as store:
-            resilience = Resilience(retries, _idempotency(settings, clock), ResponseCache(store))
+        deadlines_s = settings.cache_call_deadline_s, settings.idempotency_call_deadline_s
+        async with (
+            _store(settings, "response cache", deadlines_s[0]) as cache,
+            _store(settings, "store of idempotency keys", deadlines_s[1]) as keys,
+        ):
+            idempotency = _idempotency(settings, clock, ids, keys)
+            resilience = Resilience(retries, idempotency, ResponseCache(cache))
             _tell(metrics, resilience)
             yield resilience
     finally:
@@ -80,31 +88,42 @@ def _tell(metrics: Metrics, resilience: Resilience) -> None:
             (("how", "miss"),): cache.num_misses,
             (("how", "shared"),): cache.num_shared,
             (("how", "replayed"),): resilience.idempotency.num_replays,
+            (("how", "unshared"),): resilience.idempotency.num_unshared,
         },
     )
 
 
 @asynccontextmanager
-async def _store(settings: Settings) -> AsyncGenerator[RespClient | None]:
+async def _store(
+    settings: Settings, name: str, deadline_s: float
+) -> AsyncGenerator[RespClient | None]:
     if settings.cache_url is None:
         yield None
         return
     address = RespAddress.parse(settings.cache_url.get_secret_value())
-    client = RespClient(address, settings.cache_call_deadline_s, name="response cache")
+    client = RespClient(address, deadline_s, name=name)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(client.run())
         yield client
         running.cancel()
 
 
-def _idempotency(settings: Settings, clock: Clock) -> Idempotency:
+def _idempotency(
+    settings: Settings, clock: Clock, ids: IdMaker, store: RespClient | None
+) -> Idempotency:
     limits = IdempotencyLimits(
         kept_s=settings.idempotency_kept_s,
         max_kept=_MAX_KEPT_ANSWERS,
         max_kept_bytes=settings.idempotency_max_bytes,
         answer_timeout_s=settings.answer_timeout_s,
     )
-    return Idempotency(limits, clock.monotonic_s)
+    shared = None
+    if store is not None:
+        shared_limits = SharedKeyLimits(
+            _KEY_LEASE_S, settings.idempotency_kept_s, _MAX_SHARED_BYTES
+        )
+        shared = SharedKeys(store, shared_limits, ids.request_id)
+    return Idempotency(limits, clock.monotonic_s, shared)
 
 
 def _provider(settings: Settings, address: ProviderAddress) -> Provider:

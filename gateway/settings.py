@@ -134,6 +134,7 @@ class Settings(BaseSettings):
     cache_url: StoreUrl | None = None  # as quota_url, of a store of its own; None: none is kept
     cache_call_deadline_s: float = Field(default=0.02, gt=0)  # later is as good as a miss
     idempotency_kept_s: float = Field(default=600.0, ge=0)  # clients try again within minutes
+    idempotency_call_deadline_s: float = Field(default=0.25, gt=0)  # of cache_url's store
     idempotency_max_bytes: int = Field(default=64 * 1024 * 1024, ge=0)  # of answers kept for them
     max_retries: int = Field(default=2, ge=0, le=10)  # of a request, before its first byte
     retry_budget_ratio: float = Field(default=0.2, ge=0, le=1)  # retries a request, over all

@@ -28,6 +28,7 @@ _ADVICE = {  # for whoever reads the log
 _WHILE_LOST = {  # by name
     "quota store": "local shares decide until it is back, or their lease ends",
     "policy store": "the last good policy stays in force until it is back",
+    "store of idempotency keys": "each gateway keeps its own until it is back",
 }
 _PROVEN_S = 1.0  # a connection that lived shorter was no recovery
 _MAX_PENDING = 50_000  # calls in flight: at 10,000/s that is far beyond the deadline

@@ -2,7 +2,8 @@
 
 Kept are answers that came to their end as they should, for a while and within a bound; whatever
 failed may be tried again under its key.  A client that leaves is expected back: its answer is made
-to the end.  Of one process: see docs/decisions/0018-resilience.md.
+to the end.  With a store, keys hold in all gateways that share it; without it, or while it is away,
+in each process alone: see docs/decisions/0018-resilience.md.
 """
 
 import asyncio
@@ -14,16 +15,26 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from contracts.names import TenantId
+from contracts.idempotency import KeyClaim
+from contracts.names import TenantId, idempotency_record
 from contracts.usage import Outcome
-from gateway.errors import AnswerNotKept, AnswerTimeout, IdempotencyMismatch, InvalidRequest
+from gateway.errors import (
+    AnswerNotKept,
+    AnswerTimeout,
+    IdempotencyMismatch,
+    InvalidRequest,
+    QuotaUnavailable,
+)
 from gateway.exchange import Exchange
-from gateway.resilience.shared_answer import SharedAnswer
+from gateway.resilience.pause import pause
+from gateway.resilience.shared_answer import Recording, SharedAnswer
+from gateway.resilience.shared_keys import KeyLease, SharedKeys, recording_of, too_large
 
 REPLAYED: Final = b"idempotent-replayed: true\r\n"
 Owner = tuple[TenantId, str]  # and its API key: another may not ask for the same
 _At = tuple[Owner, bytes]
 _MAX_REPLAYS: Final = 100  # of one answer: they count against no limit
+_LOOK_S: Final = 0.2  # for an answer that another gateway makes
 _KEY = re.compile(rb"[\x21-\x7e]{1,255}")
 
 
@@ -45,41 +56,73 @@ class _Entry:
         self.num_bytes = 0
         self.num_replays = 0
         self.timer: asyncio.TimerHandle | None = None
+        self.lease: KeyLease | None = None  # None: nobody else knows of it
 
 
 class Idempotency:
-    def __init__(self, limits: IdempotencyLimits, monotonic_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        limits: IdempotencyLimits,
+        monotonic_s: Callable[[], float],
+        shared: SharedKeys | None = None,
+    ) -> None:
+        """``shared``: with other gateways."""
         self._limits = limits
+        self._shared = shared
         self._monotonic_s = monotonic_s
         self._running: dict[_At, _Entry] = {}
         self._ended: OrderedDict[_At, _Entry] = OrderedDict()  # oldest first
         self._num_bytes = 0
         self.num_replays = 0
+        self.num_unshared = 0  # begun while the store was away
 
-    def find(self, owner: Owner, key: bytes, exchange: Exchange) -> SharedAnswer | None:
-        """The answer to the key's request, if there is one.
+    async def answer(
+        self, owner: Owner, key: bytes, exchange: Exchange
+    ) -> SharedAnswer | Recording:
+        """To the key's request: there, or being made, or unread, and then the caller has it made.
 
-        Raises InvalidRequest, IdempotencyMismatch, AnswerNotKept.
+        What another gateway makes is waited for, for as long as that lives: its client would have
+        to ask again otherwise, and most give up after a few times.
+        Raises InvalidRequest, IdempotencyMismatch, AnswerNotKept, Interrupted.
         """
         if _KEY.fullmatch(key) is None:
             raise InvalidRequest("Idempotency-Key must hold 1 to 255 visible ASCII characters.")
+        digest = digest_of(exchange)
+        while True:
+            known = self.find(owner, key, digest)
+            if known is not None:
+                return known
+            found = await self._claimed(owner, key, digest, exchange)
+            if found is not None:
+                return found
+            await exchange.watch(pause(_LOOK_S))
+
+    def find(self, owner: Owner, key: bytes, digest: bytes) -> SharedAnswer | None:
+        """What this process knows.  Raises IdempotencyMismatch, AnswerNotKept."""
         self._forget_old()
         entry = self._running.get((owner, key)) or self._ended.get((owner, key))
         if entry is None:
             return None
-        if entry.digest != _digest(exchange):
-            raise IdempotencyMismatch("The Idempotency-Key was sent with another body before.")
+        _check(entry.digest, digest)
         if entry.answer is None or entry.answer.is_too_large:
-            raise AnswerNotKept("The answer to this Idempotency-Key is too large to be repeated.")
+            raise too_large()
         if entry.num_replays >= _MAX_REPLAYS:
             raise AnswerNotKept("The answer to this Idempotency-Key has been repeated too often.")
         entry.num_replays += 1
         self.num_replays += 1
         return entry.answer
 
-    def begin(self, owner: Owner, key: bytes, exchange: Exchange) -> SharedAnswer:
+    def begin(
+        self,
+        owner: Owner,
+        key: bytes,
+        digest: bytes,
+        exchange: Exchange,
+        lease: KeyLease | None = None,
+    ) -> SharedAnswer:
         """An answer of which ``find`` knows from now on.  The caller has it made."""
-        entry = _Entry(_digest(exchange))
+        entry = _Entry(digest)
+        entry.lease = lease
         at = owner, key
         answer = SharedAnswer(exchange, partial(self._end, at), outlives_readers=True)
         entry.answer = answer
@@ -90,10 +133,34 @@ class Idempotency:
         entry.timer = loop.call_later(timeout_s, answer.interrupt, Outcome.CANCELLED, error)
         return answer
 
+    async def _claimed(
+        self, owner: Owner, key: bytes, digest: bytes, exchange: Exchange
+    ) -> SharedAnswer | Recording | None:
+        """Ours to make, or made by another; ``None``: being made by another."""
+        shared = self._shared
+        if shared is None:
+            return self.begin(owner, key, digest, exchange)
+        name, claim = _name(owner, key), shared.new_claim(digest)
+        try:
+            record = await shared.put(name, claim, exchange)
+        except QuotaUnavailable:  # as the client of all stores calls it
+            self.num_unshared += 1
+            known = self.find(owner, key, digest)  # begun meanwhile
+            return self.begin(owner, key, digest, exchange) if known is None else known
+        if record == claim:
+            return self.begin(owner, key, digest, exchange, shared.lease(name, claim))
+        _check(record.body_digest, digest)
+        if isinstance(record, KeyClaim):
+            return None
+        self.num_replays += 1
+        return recording_of(record)
+
     def _end(self, at: _At, answer: SharedAnswer) -> None:
         entry = self._running.pop(at)
         if entry.timer is not None:
             entry.timer.cancel()
+        if entry.lease is not None:
+            _tell(entry.lease, answer)
         if answer.is_too_large:
             entry.answer = None
         elif answer.recording is None or not answer.recording.is_good:
@@ -121,7 +188,28 @@ class Idempotency:
             self._num_bytes -= entry.num_bytes
 
 
-def _digest(exchange: Exchange) -> bytes:
+def digest_of(exchange: Exchange) -> bytes:
+    """Of a request as it came."""
     return hashlib.blake2b(
         exchange.body, digest_size=16, person=exchange.head.operation.encode()[:16]
     ).digest()
+
+
+def _check(known: bytes, digest: bytes) -> None:
+    if known != digest:
+        raise IdempotencyMismatch("The Idempotency-Key was sent with another body before.")
+
+
+def _name(owner: Owner, key: bytes) -> str:
+    tenant, key_id = owner
+    digest = hashlib.blake2b(b"%d %b" % (len(key_id), key_id.encode() + key), digest_size=24)
+    return idempotency_record(tenant, digest.hexdigest())
+
+
+def _tell(lease: KeyLease, answer: SharedAnswer) -> None:
+    if answer.is_too_large:
+        lease.keep(None)
+    elif answer.recording is None or not answer.recording.is_good:
+        lease.drop()
+    else:
+        lease.keep(answer.recording)

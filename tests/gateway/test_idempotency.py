@@ -130,6 +130,7 @@ async def test_pipelined_requests_stay_in_turn(tenant: Tenant, upstream: Upstrea
 
 
 OWNER = tenant_id("t"), "key-1"
+DIGEST = b"d" * 16
 
 
 class Seconds:
@@ -156,7 +157,7 @@ def exchange() -> Exchange:
 
 
 def answer(idempotency: Idempotency, key: bytes, body: bytes) -> None:
-    idempotency.begin(OWNER, key, exchange()).send(200, b"", body)
+    idempotency.begin(OWNER, key, DIGEST, exchange()).send(200, b"", body)
 
 
 async def test_answers_are_kept_for_a_while_and_within_bounds() -> None:
@@ -164,7 +165,7 @@ async def test_answers_are_kept_for_a_while_and_within_bounds() -> None:
     idempotency = kept(seconds, max_kept=3, max_kept_bytes=250)
 
     def known() -> list[int]:
-        return [n for n in range(9) if idempotency.find(OWNER, b"%d" % n, exchange()) is not None]
+        return [n for n in range(9) if idempotency.find(OWNER, b"%d" % n, DIGEST) is not None]
 
     for number in range(5):
         answer(idempotency, b"%d" % number, b"x")
@@ -182,27 +183,27 @@ async def test_an_answer_that_is_too_large_is_said_to_be() -> None:
     idempotency = kept(Seconds())
     answer(idempotency, b"k", b"x" * (MAX_KEPT_BYTES + 1))
     with pytest.raises(AnswerNotKept):
-        idempotency.find(OWNER, b"k", exchange())
+        idempotency.find(OWNER, b"k", DIGEST)
 
 
 async def test_another_key_of_the_tenant_may_not_ask_for_the_same() -> None:
     idempotency = kept(Seconds())
     answer(idempotency, b"k", b"x")
-    assert idempotency.find((OWNER[0], "key-2"), b"k", exchange()) is None
+    assert idempotency.find((OWNER[0], "key-2"), b"k", DIGEST) is None
 
 
 async def test_an_answer_is_repeated_a_hundred_times() -> None:
     idempotency = kept(Seconds())
     answer(idempotency, b"k", b"x")
     for _ in range(100):
-        assert idempotency.find(OWNER, b"k", exchange()) is not None
+        assert idempotency.find(OWNER, b"k", DIGEST) is not None
     with pytest.raises(AnswerNotKept):
-        idempotency.find(OWNER, b"k", exchange())
+        idempotency.find(OWNER, b"k", DIGEST)
 
 
 async def test_an_answer_of_nothing_is_repeated_too() -> None:
     idempotency = kept(Seconds())
-    empty = idempotency.begin(OWNER, b"k", exchange())
+    empty = idempotency.begin(OWNER, b"k", DIGEST, exchange())
     first, late = exchange(), exchange()
     empty.join(first, b"")
     empty.send(200, b"", b"")

@@ -1,0 +1,135 @@
+"""Idempotency keys of all gateways that share a store: who answers now, and what the answer was.
+
+Whoever claims a key first makes its answer; the others wait for that, or for the claim to end.  It
+ends by itself where its holder is gone.  A store that is away is the caller's to live without.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from contracts.errors import UNDECODABLE
+from contracts.idempotency import KeyAnswer, KeyClaim, KeyRecord
+from gateway.admission.resp import RespClient, error_text, pack
+from gateway.errors import AnswerNotKept, QuotaUnavailable
+from gateway.exchange import Exchange
+from gateway.resilience.shared_answer import Recording
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(KeyClaim | KeyAnswer).decode
+# Only what is still claimed by the same, or by nobody any more.
+_RENEW: Final = (
+    "return redis.call('GET',KEYS[1])==ARGV[1] and redis.call('PEXPIRE',KEYS[1],ARGV[2])"
+)
+_KEEP: Final = (
+    "local now=redis.call('GET',KEYS[1]) "
+    "return (now==ARGV[1] or not now) and redis.call('SET',KEYS[1],ARGV[2],'PX',ARGV[3])"
+)
+_DROP: Final = "return redis.call('GET',KEYS[1])==ARGV[1] and redis.call('DEL',KEYS[1])"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedKeyLimits:
+    lease_s: float  # of a claim that nobody renews
+    kept_s: float  # after the answer's end
+    max_answer_bytes: int
+
+
+class SharedKeys:
+    def __init__(
+        self, store: RespClient, limits: SharedKeyLimits, new_holder: Callable[[], str]
+    ) -> None:
+        self._store = store
+        self.limits = limits
+        self._new_holder = new_holder
+
+    def new_claim(self, body_digest: bytes) -> KeyClaim:
+        return KeyClaim(body_digest=body_digest, holder=self._new_holder())
+
+    async def put(self, name: str, claim: KeyClaim, exchange: Exchange) -> KeyRecord:
+        """What stands there then: the claim, if there was nothing.
+
+        Raises QuotaUnavailable (as the client calls it of any store), Interrupted.
+        """
+        while True:
+            lease_ms = int(self.limits.lease_s * 1000)
+            put = self._store.call(pack("SET", name, _encode(claim), "NX", "PX", lease_ms))
+            got = self._store.call(pack("GET", name))
+            refusal = error_text(await exchange.watch(put))
+            found = await exchange.watch(got)
+            if refusal is not None or error_text(found) is not None:
+                raise QuotaUnavailable("The store of idempotency keys refuses.")
+            if isinstance(found, bytes):
+                return _record(found)
+
+    def lease(self, name: str, claim: KeyClaim) -> "KeyLease":
+        return KeyLease(self._store, self.limits, name, claim)
+
+
+class KeyLease:
+    """A claim of ours: renewed until ``keep`` or ``drop``, of which one comes once.
+
+    What the store says to it changes nothing here.
+    """
+
+    def __init__(
+        self, store: RespClient, limits: SharedKeyLimits, name: str, claim: KeyClaim
+    ) -> None:
+        self._store = store
+        self._limits = limits
+        self._name = name
+        self._claim = claim
+        self._encoded = _encode(claim)
+        self._renew_soon()
+
+    def keep(self, recording: Recording | None) -> None:
+        """``None``: it is too large."""
+        digest = self._claim.body_digest
+        if recording is None or recording.num_bytes > self._limits.max_answer_bytes:
+            answer = KeyAnswer(body_digest=digest, is_stream=False, headers=b"", parts=None)
+        else:
+            answer = KeyAnswer(
+                body_digest=digest,
+                is_stream=recording.is_stream,
+                headers=recording.headers,
+                parts=tuple(recording.parts),
+            )
+        self._timer.cancel()
+        self._run(_KEEP, _encode(answer), max(1, int(self._limits.kept_s * 1000)))
+
+    def drop(self) -> None:
+        """Whoever asks again may make it."""
+        self._timer.cancel()
+        self._run(_DROP)
+
+    def _renew_soon(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._limits.lease_s / 3, self._renew)
+
+    def _renew(self) -> None:
+        self._run(_RENEW, int(self._limits.lease_s * 1000))
+        self._renew_soon()
+
+    def _run(self, script: str, *arguments: bytes | int) -> None:
+        self._store.call(pack("EVAL", script, 1, self._name, self._encoded, *arguments))
+
+
+def recording_of(answer: KeyAnswer) -> Recording:
+    """Raises AnswerNotKept."""
+    if answer.parts is None:
+        raise too_large()
+    return Recording(200, answer.headers, answer.parts, answer.is_stream)
+
+
+def too_large() -> AnswerNotKept:
+    return AnswerNotKept("The answer to this Idempotency-Key is too large to be repeated.")
+
+
+def _record(found: bytes) -> KeyRecord:
+    try:
+        return _decode(found)
+    except UNDECODABLE as exc:
+        raise QuotaUnavailable("The store of idempotency keys holds something else.") from exc
