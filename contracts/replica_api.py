@@ -28,6 +28,8 @@ Any OpenAI-compatible server can stand in a replica's place.  It ignores what it
   more; what comes all the same is served.  ``DELETE`` undoes it.  Both answer 200 and may be
   repeated; a server without it answers 404.
 - ``GET /ready``: ``ReplicaState``, status 200 when it takes work and 503 otherwise.
+- Error code ``not_supported`` (status 400): the request may be good, but this server cannot serve
+  it (tools, images, ...); a gateway may know who can.
 """
 
 import enum
@@ -45,6 +47,7 @@ MAX_TIME_FIELD = "max_time_s"
 RESUME_TOKENS_FIELD = "resume_tokens"
 RETURN_TOKEN_IDS_FIELD = "return_token_ids"
 FINISH_REASON_DEADLINE = "deadline"
+CODE_NOT_SUPPORTED = "not_supported"
 
 GATEWAY_OWNED_FIELDS = frozenset({PRIORITY_FIELD, RESUME_TOKENS_FIELD, RETURN_TOKEN_IDS_FIELD})
 """What only a gateway may ask of a replica: a client's priority would be everybody's business."""

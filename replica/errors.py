@@ -2,7 +2,8 @@
 
 ReplicaError
 ├── InvalidRequest            400
-│   └── ContextLengthExceeded 400
+│   ├── ContextLengthExceeded 400
+│   └── NotSupported          400: another server may serve it
 ├── UnknownModel              404
 ├── UnknownRequest            404
 ├── BodyTimeout               408
@@ -22,6 +23,8 @@ ReplicaError
 """
 
 from typing import ClassVar
+
+from contracts.replica_api import CODE_NOT_SUPPORTED
 
 
 class ReplicaError(Exception):
@@ -49,6 +52,10 @@ class InvalidRequest(ReplicaError):
 
 class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
+
+
+class NotSupported(InvalidRequest):
+    code = CODE_NOT_SUPPORTED
 
 
 class UnknownModel(ReplicaError):

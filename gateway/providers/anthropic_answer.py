@@ -36,7 +36,8 @@ class AnthropicAnswer:
         self._id = ""
         self._model = ""
         self._usage: Json = {}
-        self._tool_number = -1  # of the tool call that is being written
+        self._tools: dict[int, int] = {}  # numbers of tool calls, by those of their blocks
+        self._unargued: set[int] = set()  # tool calls of which no argument has come
 
     def document(self, body: bytes) -> bytes:
         """Raises UpstreamError."""
@@ -75,9 +76,11 @@ class AnthropicAnswer:
                 self._begin(event["message"])
                 return [self._chunk({"role": "assistant", "content": ""})]
             case "content_block_start":
-                return self._block_start(event["content_block"])
+                return self._block_start(event["index"], event["content_block"])
             case "content_block_delta":
-                return self._block_delta(event["delta"])
+                return self._block_delta(event["index"], event["delta"])
+            case "content_block_stop":
+                return self._block_stop(event["index"])
             case "message_delta":
                 self._usage |= _counts(event.get("usage"))
                 reason = _finish_reason(event["delta"].get("stop_reason"))
@@ -87,31 +90,42 @@ class AnthropicAnswer:
                 return [_event(_encode(usage)), _event(DONE)]
             case "error":
                 return [_event(_encode({"error": event["error"]}))]
-        return []  # pings, ends of blocks, and what will be added
+        return []  # pings, and what will be added
 
     def _begin(self, message: Json) -> None:
         self._id, self._model = message["id"], message["model"]
         self._usage |= _counts(message.get("usage"))
 
-    def _block_start(self, block: Json) -> list[bytes]:
+    def _block_start(self, index: int, block: Json) -> list[bytes]:
         if block["type"] == "text" and block.get("text"):
             return [self._chunk({"content": block["text"]})]
         if block["type"] != "tool_use":
             return []
-        self._tool_number += 1
+        self._tools[index] = number = len(self._tools)
+        self._unargued.add(number)
         function = {"name": block["name"], "arguments": ""}
         call = {"id": block["id"], "type": "function", "function": function}
-        return [self._chunk({"tool_calls": [{"index": self._tool_number} | call]})]
+        return [self._chunk({"tool_calls": [{"index": number} | call]})]
 
-    def _block_delta(self, delta: Json) -> list[bytes]:
+    def _block_delta(self, index: int, delta: Json) -> list[bytes]:
         if delta["type"] == "text_delta":
             return [self._chunk({"content": delta["text"]})]
         if delta["type"] == "thinking_delta":
             return [self._chunk({"reasoning_content": delta["thinking"]})]
-        if delta["type"] != "input_json_delta":
+        if delta["type"] != "input_json_delta" or not delta["partial_json"]:
             return []
-        call = {"index": self._tool_number, "function": {"arguments": delta["partial_json"]}}
-        return [self._chunk({"tool_calls": [call]})]
+        number = self._tools[index]
+        self._unargued.discard(number)
+        return [self._arguments(number, delta["partial_json"])]
+
+    def _block_stop(self, index: int) -> list[bytes]:
+        """A tool that was called with nothing: clients parse what they get."""
+        number = self._tools.get(index)
+        return [self._arguments(number, "{}")] if number in self._unargued else []
+
+    def _arguments(self, number: int, arguments: str) -> bytes:
+        call = {"index": number, "function": {"arguments": arguments}}
+        return self._chunk({"tool_calls": [call]})
 
     def _chunk(self, delta: Json, finish_reason: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}

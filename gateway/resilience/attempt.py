@@ -3,6 +3,7 @@
 import msgspec
 
 from contracts.names import HEADER_EVENT_ID, HEADER_REQUEST_ID, HEADER_TENANT_ID
+from contracts.replica_api import CODE_NOT_SUPPORTED
 from gateway.api.context import RequestContext
 from gateway.errors import GatewayError, UpstreamAnswerTooLarge, UpstreamRefused
 from gateway.exchange import Exchange
@@ -17,6 +18,7 @@ _REQUEST_HEADERS = (
     "content-type: application/json\r\n%b"
 ).encode()
 _FAILED_FOR_GOOD = b'"code":"generation_failed"'
+_NOT_SUPPORTED = b'"code":"%b"' % CODE_NOT_SUPPORTED.encode()
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -45,7 +47,9 @@ def is_replicas_end(failure: GatewayError) -> bool:
 
 def may_fall_back(failure: GatewayError) -> bool:
     """Not for what the client did wrong: it would be wrong elsewhere, too."""
-    return not isinstance(failure, UpstreamRefused) or not failure.is_clients_fault
+    if not isinstance(failure, UpstreamRefused):
+        return True
+    return not failure.is_clients_fault or _NOT_SUPPORTED in failure.error
 
 
 def request_headers(exchange: Exchange, context: RequestContext, request_id: str) -> bytes:

@@ -15,7 +15,7 @@ from contracts.replica_api import (
     PRIORITY_FIELD,
     RESUME_TOKENS_FIELD,
 )
-from replica.errors import InvalidRequest
+from replica.errors import InvalidRequest, NotSupported
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -165,12 +165,12 @@ def decode_body(payload: bytes, body_type: type[_Body]) -> _Body:
 
 
 def refuse_unsupported(body: GenerationBody) -> None:
-    """Raises InvalidRequest: an ignored parameter would be a wrong answer."""
+    """Raises NotSupported: an ignored parameter would be a wrong answer."""
     for name, neutral in NEUTRAL_VALUES.items():
         value = getattr(body, name)
         # True == 1, but n=true is as wrong as n=2.
         if not any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in neutral):
-            raise InvalidRequest(f"{name} is not supported", param=name)
+            raise NotSupported(f"{name} is not supported", param=name)
 
 
 def _field(message: str) -> str | None:

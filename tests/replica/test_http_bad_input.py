@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from contracts.replica_api import CODE_NOT_SUPPORTED
 from tests.replica.replica_process import ReplicaProcess
 
 CHAT = "/v1/chat/completions"
@@ -141,6 +142,22 @@ def test_bad_input_is_refused_by_name(
     error = error_of(answer.body)
     assert error["type"] == "invalid_request_error"
     assert error["param"] == param
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tools": [{"type": "function"}]},
+        {"messages": [{"role": "tool", "content": "x", "tool_call_id": "c"}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+    ],
+    ids=["tools", "tool result", "image"],
+)
+def test_what_another_server_may_serve_has_a_code_of_its_own(
+    replica: ReplicaProcess, changes: dict[str, object]
+) -> None:
+    answer = replica.post(CHAT, chat(**changes))
+    assert (answer.status, error_of(answer.body)["code"]) == (400, CODE_NOT_SUPPORTED)
 
 
 def test_streamed_bad_input_is_an_ordinary_error(replica: ReplicaProcess) -> None:
