@@ -42,11 +42,16 @@ https://sre.google/workbook/alerting-on-slos/
 {{- define "pandal.alerts.fleet" -}}
 {{- $here := printf "{namespace=%q}" .Release.Namespace -}}
 {{- $hits := printf "sum(rate(vllm:prefix_cache_hits_total%s[WINDOW])) / sum(rate(vllm:prefix_cache_queries_total%s[WINDOW]))" $here $here -}}
+{{- $refused := printf "sum(rate(pandal_gateway_requests_total{namespace=%q, status=\"429\"}[5m]))" .Release.Namespace -}}
+{{- $crowded := printf "sum(pandal_gateway_waiting_requests%s) > 0 or sum(rate(pandal_gateway_refusals_total{namespace=%q, reason=\"server_is_overloaded\"}[5m])) > 0" $here .Release.Namespace -}}
 {{- $spent := printf "sum(increase(pandal_gateway_tokens_total%s[1h]" $here -}}
 {{ include "pandal.alert" (list . "PandalKvCacheFull" "warning" "10m" (printf "vllm:kv_cache_usage_perc%s > 0.95" $here) "{{ $labels.pod }} has no room for more context") }}
 {{ include "pandal.alert" (list . "PandalPreemptions" "warning" "10m" (printf "sum by (pod) (rate(vllm:num_preemptions_total%s[5m])) > 0.1" $here) "{{ $labels.pod }} computes again what it had computed") }}
 {{ include "pandal.alert" (list . "PandalPrefixHitsDropped" "warning" "30m" (printf "%s < 0.5 * (%s) and sum(rate(vllm:prefix_cache_queries_total%s[30m])) > 100" ($hits | replace "WINDOW" "30m") ($hits | replace "WINDOW" "1d") $here) "Half of the prefixes that were found yesterday are computed anew") }}
 {{ include "pandal.alert" (list . "PandalSpendSurges" "warning" "15m" (printf "%s)) > 3 * %s offset 1d)) and %s)) > 1e6" $spent $spent $spent) "Three times the tokens of this hour yesterday") }}
+{{ include "pandal.alert" (list . "PandalBudgetBurns" "warning" "5m" (printf "max by (tenant, rule, budget) (pandal_gateway_tenant_budget_used_ratio%s) > 0.9" $here) "{{ $labels.tenant }} has spent nine tenths of {{ $labels.budget }} ({{ $labels.rule }})") }}
+{{ include "pandal.alert" (list . "PandalNoisyNeighbour" "warning" "10m" (printf "sum by (tenant) (rate(pandal_gateway_tenant_tokens_total%s[5m])) > 0.5 * scalar(sum(rate(pandal_gateway_tokens_total%s[5m]))) and on() (%s)" $here $here $crowded) "{{ $labels.tenant }} has more than half of all tokens while others wait or are turned away") }}
+{{ include "pandal.alert" (list . "PandalRetryStorm" "warning" "5m" (printf "%s > 0.5 * sum(rate(pandal_gateway_requests_total%s[5m])) and %s > 1" $refused $here $refused) "Most requests are refused, and come again") }}
 {{ include "pandal.alert" (list . "PandalQuotaStoreLost" "critical" "1m" (printf "max(pandal_gateway_quota_store_lost%s) == 1" $here) "Quotas are kept by shares, and soon nothing is admitted") }}
 {{ include "pandal.alert" (list . "PandalStreamsBreak" "warning" "5m" (printf "sum(rate(pandal_gateway_stream_breaks_total%s[5m])) > 0.1" $here) "Replicas end streams before their end") }}
 {{ include "pandal.alert" (list . "PandalPolicyRefused" "warning" "1m" (printf "max(pandal_gateway_policy_refused%s) == 1" $here) "The stored policy is no good, and the last good one stays in force") }}
@@ -58,6 +63,7 @@ https://sre.google/workbook/alerting-on-slos/
 {{- end }}
 {{- if include "pandal.autoscaler.isInstalled" . }}
 {{ include "pandal.alert" (list . "PandalNobodyScales" "warning" "5m" (printf "sum(pandal_autoscaler_leads%s) < 1 or absent(pandal_autoscaler_leads%s)" $here $here) "No autoscaler leads") }}
+{{ include "pandal.alert" (list . "PandalScalingLags" "warning" "15m" (printf "sum by (pool) (max by (pool, variant) (pandal_autoscaler_wanted_replicas%s)) > sum by (pool) (max by (pool, variant) (pandal_autoscaler_replicas{namespace=%q, phase=\"ready\"}))" $here .Release.Namespace) "{{ $labels.pool }} has fewer ready replicas than are wanted") }}
 {{ include "pandal.alert" (list . "PandalScalersConflict" "warning" "5m" (printf "max by (pool) (pandal_autoscaler_conflict%s) == 1" $here) "Somebody else scales {{ $labels.pool }}") }}
 {{ include "pandal.alert" (list . "PandalReplicasUnschedulable" "warning" "15m" (printf "max by (pool) (pandal_autoscaler_replicas{namespace=%q, phase=\"unschedulable\"}) > 0" .Release.Namespace) "No node has the GPUs that {{ $labels.pool }} needs") }}
 {{- end }}

@@ -1,0 +1,249 @@
+"""What the alerts are for, caused on real processes: each fires then, and not before.
+
+The expressions are the chart's.  Metrics are scraped from the servers that tell them and put at
+times as far apart as the alert's windows ask; the gateway's replica is a stand-in, the engine not.
+"""
+
+import asyncio
+import http.client
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from autoscaler.pool import Phase, PoolState, Replica, VariantState
+from autoscaler.reconciler import Report
+from autoscaler.telemetry import Telemetry, Told
+from contracts.metrics import GATEWAY_TENANT_BUDGET_USED
+from contracts.quota import QuotaRule
+from tests.autoscaler.pools import Scene
+from tests.chart import manifests
+from tests.chart.test_rendering import CI, scenario
+from tests.gateway.conftest import Tenant
+from tests.gateway.http_client import chat
+from tests.gateway.processes import Gateway
+from tests.gateway.upstream_server import Behaviour, Generation, Upstream, words
+from tests.replica.replica_process import ReplicaProcess
+from tests.support.helm import helm
+from tests.support.promql import Timeline, fires
+from tests.support.waiting import eventually
+
+MINUTE_S, HOUR_S = 60.0, 3_600.0
+CONTEXT = 4_096
+
+Rules = Mapping[str, Mapping[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def rules(tmp_path_factory: pytest.TempPathFactory) -> Rules:
+    """By the alert's name, as the chart installs them in namespace ``ns``."""
+    (everything,) = (path for path in CI if scenario(path) == "everything")
+    rendered = helm(4, tmp_path_factory.mktemp("helm")).template([everything])
+    (found,) = manifests.of_kind(rendered, "PrometheusRule")
+    return {rule["alert"]: rule for group in found["spec"]["groups"] for rule in group["rules"]}
+
+
+@pytest.fixture(scope="module")
+def watched(new_gateway: Callable[..., Gateway]) -> Iterator[Gateway]:
+    """Whose tenants are told apart."""
+    tenants = '["noisy","spender"]'
+    gateway = new_gateway("watched", GATEWAY_METRICS_TENANTS=tenants, GATEWAY_MAX_RETRIES="0")
+    gateway.start()
+    yield gateway
+    assert gateway.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaProcess]:
+    """Random weights, and room for little more than one whole context."""
+    from tests.replica.tiny_hf import save_tiny_model  # transformers, which few need
+
+    folder = tmp_path_factory.mktemp("engine")
+    save_tiny_model(folder / "tiny", context_length=CONTEXT)
+    with ReplicaProcess(
+        folder / "log",
+        model=folder / "tiny",
+        kv_cache_bytes=1_400_000,
+        max_num_seqs=8,
+        num_threads=1,
+    ) as process:
+        process.wait_ready()
+        yield process
+
+
+class Watch:
+    """One server, scraped when a test says so."""
+
+    def __init__(self, scrape: Callable[[], str]) -> None:
+        self.timeline = Timeline()
+        self._scrape = scrape
+
+    def look(self) -> None:
+        self.timeline.add(self._scrape(), namespace="ns", pod="pod-0")
+
+    def hold(self, span_s: float, every_s: float = MINUTE_S) -> None:
+        """As it is now, for so long."""
+        text = self._scrape()
+        for _ in range(round(span_s / every_s)):
+            self.timeline.now_s += every_s
+            self.timeline.add(text, namespace="ns", pod="pod-0")
+
+
+def watch(port: int) -> Watch:
+    return Watch(lambda: _asked(port, "GET", "/metrics").decode())
+
+
+def _asked(port: int, method: str, path: str, body: bytes | None = None) -> bytes:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(method, path, body, {"content-type": "application/json"})
+        return connection.getresponse().read()
+    finally:
+        connection.close()
+
+
+def completed(engine: ReplicaProcess, prompt: str, max_tokens: int = 1) -> None:
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
+    assert engine.post("/v1/completions", body).status == 200
+
+
+def test_a_full_kv_cache(engine: ReplicaProcess, rules: Rules) -> None:
+    found = watch(engine.port)
+    found.hold(10 * MINUTE_S)
+    assert not fires(rules["PandalKvCacheFull"], found.timeline)
+    crowd = [
+        threading.Thread(target=completed, args=(engine, f"{number}{'x' * 2_500}", 1_500))
+        for number in range(4)
+    ]
+    for thread in crowd:
+        thread.start()
+    eventually(lambda: engine.metric("vllm:kv_cache_usage_perc") > 0.95, "a full cache")
+    found.hold(11 * MINUTE_S)
+    assert fires(rules["PandalKvCacheFull"], found.timeline)
+    for thread in crowd:
+        thread.join()
+
+
+def test_prefixes_that_are_no_longer_found(engine: ReplicaProcess, rules: Rules) -> None:
+    """A client begins to put something new at the front of its prompts."""
+    found = watch(engine.port)
+    found.look()
+    long = "the same beginning, again and again. " * 80
+    for _ in range(60):
+        completed(engine, long)
+    found.hold(23 * HOUR_S, every_s=HOUR_S)
+    assert not fires(rules["PandalPrefixHitsDropped"], found.timeline)
+    for turn in range(3):
+        for number in range(62):
+            completed(engine, f"{turn}-{number}: {long}")
+        found.hold(15 * MINUTE_S, every_s=5 * MINUTE_S)
+    assert fires(rules["PandalPrefixHitsDropped"], found.timeline)
+
+
+async def test_a_noisy_neighbour(
+    watched: Gateway, make_tenant: Callable[..., Tenant], upstream: Upstream, rules: Rules
+) -> None:
+    noisy = make_tenant(on=watched, name="noisy")
+    quiet = make_tenant(on=watched)
+    await asyncio.gather(noisy.accepted(), quiet.accepted())
+    found = watch(watched.port)
+    await asyncio.to_thread(found.look)
+    for _ in range(4):
+        await asyncio.gather(noisy.chat(chat()), quiet.chat(chat()))
+        await asyncio.to_thread(found.hold, 4 * MINUTE_S)
+    assert not fires(rules["PandalNoisyNeighbour"], found.timeline)
+    upstream.behaviour = turns_away("please")
+    for _ in range(4):
+        await asyncio.gather(*(noisy.chat(chat()) for _ in range(10)))
+        assert (await quiet.chat(chat("please"))).status == 503
+        await asyncio.to_thread(found.hold, 4 * MINUTE_S)
+    assert fires(rules["PandalNoisyNeighbour"], found.timeline)
+
+
+def turns_away(word: str) -> Behaviour:
+    """As a replica does that has no room for one more."""
+
+    async def behave(generation: Generation) -> None:
+        if word.encode() in generation.received.body:
+            await generation.answer(503, b'{"error": {"message": "full"}}')
+        else:
+            await words(3)(generation)
+
+    return behave
+
+
+async def test_a_storm_of_retries(
+    watched: Gateway, make_tenant: Callable[..., Tenant], upstream: Upstream, rules: Rules
+) -> None:
+    """Clients that do not wait as they are told."""
+    tenant = make_tenant(on=watched, requests_per_minute=5)
+    await tenant.accepted()
+    found = watch(watched.port)
+    for _ in range(6):  # one too many, as it may happen
+        await tenant.chat(chat())
+    await asyncio.to_thread(found.hold, 10 * MINUTE_S)
+    assert not fires(rules["PandalRetryStorm"], found.timeline)
+    for _ in range(2):
+        await asyncio.gather(*(tenant.chat(chat()) for _ in range(350)))
+        await asyncio.to_thread(found.hold, 4 * MINUTE_S)
+    assert fires(rules["PandalRetryStorm"], found.timeline)
+
+
+async def test_costs_that_run_away(
+    watched: Gateway, make_tenant: Callable[..., Tenant], upstream: Upstream, rules: Rules
+) -> None:
+    budget = QuotaRule(tokens_per_day=2_000_000)
+    spender = make_tenant(on=watched, name="spender", rules=(budget,), tier="gold")
+    await spender.accepted()
+    upstream.behaviour = uses(150_000)
+    found = watch(watched.port)
+    await asyncio.to_thread(found.look)
+    await spender.chat(chat())
+    await asyncio.to_thread(found.hold, 24 * HOUR_S, 5 * MINUTE_S)
+    assert not fires(rules["PandalSpendSurges"], found.timeline)
+    assert not fires(rules["PandalBudgetBurns"], found.timeline)
+    upstream.behaviour = uses(1_850_000)
+    await spender.chat(chat())
+    await asyncio.to_thread(eventually, lambda: "} 1.0" in budget_line(watched), "the budget")
+    await asyncio.to_thread(found.hold, 20 * MINUTE_S)
+    assert fires(rules["PandalSpendSurges"], found.timeline)
+    assert fires(rules["PandalBudgetBurns"], found.timeline)
+
+
+def budget_line(gateway: Gateway) -> str:
+    lines = _asked(gateway.port, "GET", "/metrics").decode().splitlines()
+    return next((x for x in lines if x.startswith(GATEWAY_TENANT_BUDGET_USED)), "")
+
+
+def uses(num_tokens: int) -> Behaviour:
+    """As a replica that was given a prompt of that length."""
+
+    async def behave(generation: Generation) -> None:
+        message = {"role": "assistant", "content": "yes"}
+        usage = {"prompt_tokens": num_tokens, "completion_tokens": 1}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        document = {"id": "c", "object": "chat.completion", "created": 0, "choices": [choice]}
+        await generation.answer(200, msgspec.json.encode({**document, "usage": usage}))
+
+    return behave
+
+
+async def test_a_fleet_that_does_not_follow(rules: Rules) -> None:
+    """What is wanted is started and does not become ready."""
+    told = Told(lambda: 0.0, leads=lambda: True)
+    scene = Scene(ordered=2)
+    async with Telemetry(told).served("127.0.0.1", 0) as port:
+        found = watch(port)
+        for phase, is_late in ((Phase.READY, False), (Phase.STARTING, True)):
+            told.note("chat", report(scene, phase))
+            await asyncio.to_thread(found.hold, 16 * MINUTE_S)
+            assert fires(rules["PandalScalingLags"], found.timeline) is is_late
+
+
+def report(scene: Scene, phase: Phase) -> Report:
+    decision = scene.look(1.5)
+    pods = tuple(Replica(f"r{number}", phase) for number in range(decision.wanted["h200"]))
+    state = PoolState(scene.now_s, (VariantState("h200", len(pods), pods),), None)
+    return Report(state, decision, (), (), None, None)
