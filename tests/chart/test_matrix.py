@@ -120,8 +120,13 @@ def rendered(helm: Helm, folder: Path) -> list[list[Any]]:
     return [objects_of("\n---\n".join(documents)) for _, documents in sorted(parts.items())]
 
 
-def test_every_combination_is_taken(helm4: Helm, umbrellas: list[Path]) -> None:
-    charts = [objects for folder in umbrellas for objects in rendered(helm4, folder)]
+@pytest.fixture(scope="module")
+def charts(helm4: Helm, umbrellas: list[Path]) -> list[list[Any]]:
+    """The objects of each combination."""
+    return [objects for folder in umbrellas for objects in rendered(helm4, folder)]
+
+
+def test_every_combination_is_taken(charts: list[list[Any]]) -> None:
     assert len(charts) >= NUM_COMBINATIONS
     for objects in charts:
         keys = [(o["kind"], o["metadata"]["name"]) for o in objects]
@@ -130,9 +135,11 @@ def test_every_combination_is_taken(helm4: Helm, umbrellas: list[Path]) -> None:
     check_schemas(distinct.values())
 
 
-def test_both_helms_make_the_same(helm3: Helm, helm4: Helm, umbrellas: list[Path]) -> None:
+def test_both_helms_make_the_same(
+    helm3: Helm, umbrellas: list[Path], charts: list[list[Any]]
+) -> None:
     """Of the first ones, which are those in which all pairs meet."""
-    ours, others = rendered(helm4, umbrellas[0]), rendered(helm3, umbrellas[0])
+    ours, others = charts[:NUM_IN_ONE], rendered(helm3, umbrellas[0])
     assert list(map(manifests.keyed, ours)) == list(map(manifests.keyed, others))
 
 

@@ -75,7 +75,7 @@ async def eventually(is_true: Callable[[], Awaitable[bool]], what: str) -> None:
     while time.monotonic() < give_up_monotonic_s:
         if await is_true():
             return
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.1)
     pytest.fail(f"waited in vain: {what}")
 
 

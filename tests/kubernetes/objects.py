@@ -39,12 +39,12 @@ def deployment(
     }  # fmt: skip
 
 
-def gpu_pod(name: str, app: str) -> Json:
-    """Nobody's, with the account that is there from the beginning."""
-    return {
-        "metadata": {"name": name, "labels": {"app": app}},
-        "spec": {"containers": [CONTAINER], "serviceAccountName": "autoscaler"},
-    }
+def unplaced_pod(name: str, app: str) -> Json:
+    """Nobody's, and no scheduler's: with the account that is there from the beginning."""
+    spec = {
+        "containers": [CONTAINER], "serviceAccountName": "autoscaler", "schedulerName": "nobody"
+    }  # fmt: skip
+    return {"metadata": {"name": name, "labels": {"app": app}}, "spec": spec}
 
 
 def pool(name: str, **changes: object) -> Json:

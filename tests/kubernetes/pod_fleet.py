@@ -17,7 +17,7 @@ from autoscaler.kubernetes.objects import Listed, Pod
 from contracts.replica_api import CORDON_PATH
 from tests.support.ports import free_port
 
-LOOK_S = 0.1
+LOOK_S = 0.2
 
 
 @dataclass

@@ -112,8 +112,10 @@ async def _assert_resigned_and_told(scene: Scene) -> None:
     told = {e["reason"] for e in events if e["regarding"]["kind"] == "ReplicaPool"}
     assert {"ScaledUp", "ScaledDown"} <= told
     deployment = await scene.get(scene.deployment_path)
-    writers = {f["manager"]: f.get("subresource") for f in deployment["metadata"]["managedFields"]}
-    assert writers["pandal-autoscaler"] == "scale", "whoever else writes it is told of whom"
+    writers = [
+        (f["manager"], f.get("subresource")) for f in deployment["metadata"]["managedFields"]
+    ]
+    assert ("pandal-autoscaler", "scale") in writers, "whoever else writes it is told of whom"
 
 
 def _assert_rules_are_what_is_used(scene: Scene) -> None:
@@ -328,7 +330,7 @@ async def test_a_thousand_pods_are_one_look(scene_of: SceneOf) -> None:
 
     async def add(number: int) -> None:
         async with limit:
-            pod = objects.gpu_pod(f"many-{number}", scene.name)
+            pod = objects.unplaced_pod(f"many-{number}", scene.name)
             await scene.api.create(paths.pods(scene.namespace), pod)
 
     await asyncio.gather(*(add(number) for number in range(1000)))
@@ -351,5 +353,5 @@ async def test_a_thousand_pods_are_one_look(scene_of: SceneOf) -> None:
     with suppress(asyncio.CancelledError):
         await looking
     assert len(view.variants[0].replicas) == 1000
-    assert view.variants[0].count(Phase.READY) <= NUM_GPUS
-    await scene.api.delete(paths.pods(scene.namespace))  # they would take every GPU there is
+    assert view.variants[0].count(Phase.STARTING) == 1000
+    await scene.api.delete(paths.pods(scene.namespace))

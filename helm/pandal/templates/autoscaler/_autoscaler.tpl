@@ -2,8 +2,7 @@
 {{- define "pandal.autoscaler.isInstalled" -}}
 {{- $asked := false -}}
 {{- range .Values.pools -}}
-{{- $pool := include "pandal.pool" (list $ .) | fromYaml -}}
-{{- if $pool.autoscaling.enabled }}{{ $asked = true }}{{ end -}}
+{{- if dig "autoscaling" "enabled" $.Values.poolDefaults.autoscaling.enabled . }}{{ $asked = true }}{{ end -}}
 {{- end -}}
 {{- if and .Values.autoscaler.enabled $asked }}yes{{ end -}}
 {{- end -}}

@@ -24,8 +24,7 @@ podAffinity:
 {{- define "pandal.gateway.services" -}}
 {{- $found := list -}}
 {{- range .Values.pools -}}
-{{- $pool := include "pandal.pool" (list $ .) | fromYaml -}}
-{{- $found = append $found (include "pandal.pool.name" (list $ $pool)) -}}
+{{- $found = append $found (include "pandal.pool.name" (list $ .)) -}}
 {{- end -}}
 {{- toJson $found -}}
 {{- end -}}
@@ -72,9 +71,10 @@ pool which may have none.
 */}}
 {{- define "pandal.gateway.readiness" -}}
 {{- $path := "/ready" -}}
+{{- $default := .Values.poolDefaults.autoscaling -}}
 {{- range .Values.pools -}}
-{{- $pool := include "pandal.pool" (list $ .) | fromYaml -}}
-{{- if and $pool.autoscaling.enabled (eq (int $pool.autoscaling.minReplicas) 0) }}{{ $path = "/health" }}{{ end -}}
+{{- $isScaled := dig "autoscaling" "enabled" $default.enabled . -}}
+{{- if and $isScaled (eq (dig "autoscaling" "minReplicas" $default.minReplicas . | int) 0) }}{{ $path = "/health" }}{{ end -}}
 {{- end -}}
 {{ $path }}
 {{- end -}}
