@@ -49,7 +49,7 @@ def started(
     command: Sequence[str], environment: Mapping[str, str], log: IO[bytes] | int
 ) -> Iterator[Server]:
     """Perhaps not ready yet.  ``{port}`` in command and environment stands for the port."""
-    port = _free_port()
+    port = free_port()
     values = {name: value.replace("{port}", str(port)) for name, value in environment.items()}
     process = subprocess.Popen(
         [part.replace("{port}", str(port)) for part in command],
@@ -64,7 +64,7 @@ def started(
         process.wait(STOP_PATIENCE_S)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 

@@ -25,7 +25,7 @@ import msgspec
 
 from benchmarks.bench_process import bench
 from benchmarks.gateway_peers import KEY, our_environment, status_of, store
-from benchmarks.replica_process import started
+from benchmarks.replica_process import Server, free_port, started
 from benchmarks.routing_claims import HEAD, Claims, Row, mean_row
 from benchmarks.routing_servers import FLEET_PATH, MODEL, Counted
 from benchmarks.waiting import wait_until
@@ -36,7 +36,7 @@ START_PATIENCE_S = 60.0
 TTFT_SLACK = 1.1  # this machine's other processes are part of what is measured
 PYTHON = sys.executable
 ALL_CORES = f"0-{(os.cpu_count() or 1) - 1}"
-ROUTER = "--host 127.0.0.1 --port {port} --prometheus-port 0 --worker-startup-check-interval 1"
+ROUTER = "--host 127.0.0.1 --port {port} --worker-startup-check-interval 1 --log-level error"
 
 # Of ``pandal bench``; groups are tenants, each with its own system prompt, popular as Zipf has it.
 MIXES = {
@@ -104,10 +104,18 @@ def router(policy: Policy, folder: Path, ports: Sequence[int]) -> Iterator[str]:
     else:
         path, environment = "/v1/models", {}
         command = [*_command(policy.executable), *ROUTER.split(), "--policy", policy.setting]
+        command += ["--prometheus-port", str(free_port())]
         command += ["--worker-urls", *(f"http://127.0.0.1:{port}" for port in ports)]
-    with (folder / "router.log").open("wb") as log, started(command, environment, log) as server:
-        wait_until(lambda: status_of(server.port, path) == 200, policy.name, START_PATIENCE_S)
+    log = folder / "router.log"
+    with log.open("wb") as output, started(command, environment, output) as server:
+        wait_until(lambda: _answers(server, path, log), policy.name, START_PATIENCE_S)
         yield server.url
+
+
+def _answers(server: Server, path: str, log: Path) -> bool:
+    if server.process.poll() is not None:
+        raise RuntimeError(log.read_text())
+    return status_of(server.port, path) == 200
 
 
 def _command(executable: str) -> list[str]:

@@ -210,12 +210,16 @@ class Connection(asyncio.Protocol):
         self._fleet = fleet
         self._parser = httptools.HttpRequestParser(self)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(  # type: ignore[override]  # uvloop's is a Transport in all but class
+        self, transport: asyncio.Transport
+    ) -> None:
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        self._parser.feed_data(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:  # a router that tries gRPC first
+            self._transport.close()
 
     def on_message_begin(self) -> None:
         self._path, self._request_id, self._body = "", "", b""
