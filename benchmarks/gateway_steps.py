@@ -21,6 +21,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -80,14 +81,20 @@ ANSWER = json.dumps(
                 "finish_reason": "stop",
             }
         ],
-        "usage": {"prompt_tokens": 200, "completion_tokens": 16, "total_tokens": 216},
+        "usage": {
+            "prompt_tokens": 200,
+            "completion_tokens": 16,
+            "total_tokens": 216,
+            "prompt_tokens_details": {"cached_tokens": 128},
+        },
     }
 ).encode()
 EVENT = (
     b'data: {"id":"c","object":"chat.completion.chunk","choices":[{"delta":{"content":"x"}}]}\n\n'
 )
 LAST_EVENTS = (
-    b'data: {"id":"c","choices":[],"usage":{"prompt_tokens":200,"completion_tokens":16}}\n\n'
+    b'data: {"id":"c","choices":[],"usage":{"prompt_tokens":200,"completion_tokens":16,'
+    b'"prompt_tokens_details":{"cached_tokens":128}}}\n\n'
     b"data: [DONE]\n\n"
 )
 
@@ -178,8 +185,8 @@ class LoopbackLoop(uvloop.Loop):  # type: ignore[misc]  # a C class
 class Load:
     """Clients that ask again as soon as they are answered, until enough are."""
 
-    def __init__(self, loop: LoopbackLoop, request: bytes) -> None:
-        self.loop, self.request = loop, request
+    def __init__(self, loop: LoopbackLoop, requests: Sequence[bytes]) -> None:
+        self.loop, self.requests = loop, requests
         self.failures: Counter[bytes] = Counter()  # by status line
         self._num_left = 0
         self._clients: list[ClientWire] = []
@@ -190,7 +197,8 @@ class Load:
         protocol = config.http_protocol_class(
             config=config, server_state=server.server_state, app_state={}, _loop=self.loop
         )
-        self._clients.append(ClientWire(self, protocol))
+        request = self.requests[len(self._clients) % len(self.requests)]
+        self._clients.append(ClientWire(self, protocol, request))
 
     async def run(self, num_requests: int) -> None:
         self._num_left = num_requests
@@ -208,15 +216,15 @@ class Load:
 
 
 class ClientWire(Wire):
-    def __init__(self, load: Load, protocol: Any) -> None:
+    def __init__(self, load: Load, protocol: Any, request: bytes) -> None:
         super().__init__(load.loop.socket)
-        self._load, self._protocol = load, protocol
+        self._load, self._protocol, self._request = load, protocol, request
         self._is_first = True
         protocol.connection_made(self)
 
     def ask(self) -> None:
         self._is_first = True
-        self._protocol.data_received(self._load.request)
+        self._protocol.data_received(self._request)
 
     def write(self, data: Any) -> None:
         if self._is_first:
@@ -263,10 +271,15 @@ class Profiler:
         return self._step_of[path]
 
 
-def request_bytes(prompt_bytes: int, *, is_stream: bool) -> bytes:
-    content = ("The second node's disk filled up at noon. " * (prompt_bytes // 41 + 1))[
-        :prompt_bytes
-    ]
+def requests_of(options: argparse.Namespace) -> list[bytes]:
+    """Of as many conversations as there are connections."""
+    is_stream = options.chunks > 0
+    numbers = range(options.connections)
+    return [request_bytes(n, options.prompt_bytes, is_stream=is_stream) for n in numbers]
+
+
+def request_bytes(number: int, prompt_bytes: int, *, is_stream: bool) -> bytes:
+    content = f"{number}. " + "The second node's disk filled up at noon. " * (prompt_bytes // 41)
     messages = [{"role": "user", "content": content}]
     members = {"model": "mock", "messages": messages, "max_tokens": 64, "stream": is_stream}
     body = json.dumps(members).encode()
@@ -350,12 +363,12 @@ def main() -> None:
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, handlers=[logging.NullHandler()])
     with tempfile.TemporaryDirectory() as name, peers.store(Path(name), "1"):
-        request = request_bytes(options.prompt_bytes, is_stream=options.chunks > 0)
+        requests = requests_of(options)
         loop = LoopbackLoop(options.chunks)
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
 
             async def run() -> None:
-                await measure(Path(name), Load(loop, request), options)
+                await measure(Path(name), Load(loop, requests), options)
 
             runner.run(run())
 

@@ -47,9 +47,10 @@ class Trace:
 
 _LINE = (
     b'{"level":"info","service":"gateway","logger":"gateway.access_log","message":"request",'
-    b'"at":%b,"request_id":"%b","endpoint":"%b","status":%d,"latency_ms":%.3f'
-    b"%b%b%b%b%b%b%b%b%b%b%b%b%b%b%b%b%b%b}\n"
+    b'"at":"%b.%06dZ","request_id":"%b","status":%d,"latency_ms":%.3f'
+    b"%b%b%b%b%b%b%b%b%b%b%b%b%b}\n"
 )
+_TOKENS = b',"input_tokens":%d,"output_tokens":%d'
 _TTFT = b',"ttft_ms":%.3f'
 _ADMIT = b',"admit_ms":%.3f'
 _COUNT, _QUEUE, _SEND = b',"count_ms":%.3f', b',"queue_ms":%.3f', b',"send_ms":%.3f'
@@ -83,6 +84,7 @@ class AccessLog:
         self._is_on = logger.isEnabledFor(logging.INFO)
         self._second = -1  # whose date and time these are
         self._date_and_time = b""
+        self._endpoint = _Fragments("endpoint")
         self._tenant, self._key = _Fragments("tenant_id"), _Fragments("key_id")
         self._model, self._replica = _Fragments("model"), _Fragments("replica")
         self._route, self._home = _Fragments("route"), _Fragments("home")
@@ -93,12 +95,11 @@ class AccessLog:
         return Trace(request_id, exchange.head.operation, self._clock.monotonic_s())
 
     def finish(self, trace: Trace) -> None:
-        if trace.is_counted_elsewhere:
-            self._metrics.num_active -= 1
-            return
-        self._count(trace)
-        if self._is_on:
-            self._write(self._line(trace))
+        self._metrics.num_active -= 1
+        if not trace.is_counted_elsewhere:
+            self._count(trace)
+            if self._is_on:
+                self._write(self._line(trace))
 
     def note_shadows(self, trace: Trace, plan: QuotaPlan, shadows: int) -> None:
         """Rules in shadow would have refused an admitted request: ``shadows``, in bits."""
@@ -109,7 +110,6 @@ class AccessLog:
 
     def _count(self, trace: Trace) -> None:
         metrics, usage = self._metrics, trace.usage
-        metrics.num_active -= 1
         metrics.requests[trace.operation, trace.status] += 1
         if trace.reason is not None:
             metrics.count_refusal(trace.reason)
@@ -127,22 +127,17 @@ class AccessLog:
             metrics.ttft_s.observe(first_byte - trace.started_monotonic_s)
         if meter.route is not None:
             metrics.routes[meter.route] += 1
-        metrics.num_fallbacks += meter.served is not None
+        if meter.served is not None:
+            metrics.num_fallbacks += 1
         if meter.num_breaks:
             metrics.num_breaks += meter.num_breaks
             for seconds in meter.recoveries_s:
                 metrics.recovery_s.observe(seconds)
 
-    def _now(self) -> bytes:
-        """As a JSON string; a second's date and time are written once."""
-        wall_s = self._clock.wall_s()
-        second = int(wall_s)
-        if second != self._second:
-            self._second = second
-            self._date_and_time = (
-                f"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%M:%S}".encode()
-            )
-        return b'"%b.%06dZ"' % (self._date_and_time, (wall_s - second) * 1e6)
+    def _turn_second(self, second: int) -> None:
+        """Its date and time are written once."""
+        self._second = second
+        self._date_and_time = f"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%M:%S}".encode()
 
     def _line(self, trace: Trace) -> bytes:
         """Fields as in ``contracts.logs``; without those of steps that it did not reach.
@@ -150,27 +145,26 @@ class AccessLog:
         Times of steps are from its beginning, but for ``count_ms`` and ``queue_ms``, which few
         requests have: how long they took.
         """
-        started_s, meter, grant = trace.started_monotonic_s, trace.meter, trace.grant
-        request, usage, outcome = trace.request, trace.usage, trace.outcome
+        started_s, meter, usage = trace.started_monotonic_s, trace.meter, trace.usage
         first_byte_s, admitted_s = meter.first_byte_monotonic_s, trace.admitted_monotonic_s
         counted_s, queued_s, sent_s = trace.counted_s, meter.queued_s, meter.sent_monotonic_s
+        members = None if meter.alike is None else meter.alike.members
+        wall_s = self._clock.wall_s()
+        second = int(wall_s)
+        if second != self._second:
+            self._turn_second(second)
         return _LINE % (
-            self._now(),
+            self._date_and_time,
+            (wall_s - second) * 1e6,
             trace.request_id.encode(),
-            trace.operation.encode(),
             trace.status,
             (self._clock.monotonic_s() - started_s) * 1e3,
-            b"" if grant is None else self._tenant[grant.tenant.tenant_id],
-            b"" if grant is None else self._key[grant.key.key_id],
-            b"" if request is None else self._model[request.model],
-            b"" if request is None else _IS_STREAM[request.is_stream],
-            b"" if meter.replica is None else self._replica[meter.replica],
+            self._members(trace) if members is None else members,
             b"" if meter.route is None else self._route[meter.route],
             b"" if meter.home is None else self._home[meter.home],
             b"" if meter.route_costs is None else _COSTS % _encode(meter.route_costs),
             b"" if trace.reason is None else self._reason[trace.reason],
-            b"" if outcome is None else self._outcome[outcome],
-            b"" if usage is None else _tokens(usage),
+            b"" if usage is None else _TOKENS % (usage.prompt_tokens, usage.completion_tokens),
             b"" if admitted_s is None else _ADMIT % ((admitted_s - started_s) * 1e3),
             b"" if counted_s is None else _COUNT % (counted_s * 1e3),
             b"" if queued_s is None else _QUEUE % (queued_s * 1e3),
@@ -180,11 +174,23 @@ class AccessLog:
             b',"num_shadows":%d' % trace.num_shadows if trace.num_shadows else b"",
         )
 
+    def _members(self, trace: Trace) -> bytes:
+        """That are the same of many, and written once for those that complete."""
+        grant, request, meter = trace.grant, trace.request, trace.meter
+        members = b"%b%b%b%b%b%b%b" % (
+            self._endpoint[trace.operation],
+            b"" if grant is None else self._tenant[grant.tenant.tenant_id],
+            b"" if grant is None else self._key[grant.key.key_id],
+            b"" if request is None else self._model[request.model],
+            b"" if request is None else _IS_STREAM[request.is_stream],
+            b"" if meter.replica is None else self._replica[meter.replica],
+            b"" if trace.outcome is None else self._outcome[trace.outcome],
+        )
+        if meter.alike is not None:
+            meter.alike.members = members
+        return members
+
 
 def _by_class(usage: Usage) -> tuple[int, int, int]:
     cached = usage.cached_prompt_tokens
     return usage.prompt_tokens - cached, cached, usage.completion_tokens
-
-
-def _tokens(usage: Usage) -> bytes:
-    return b',"input_tokens":%d,"output_tokens":%d' % (usage.prompt_tokens, usage.completion_tokens)

@@ -20,7 +20,7 @@ from gateway.api.health import health_router
 from gateway.api.models import models_router
 from gateway.api.request_body import RequestReader
 from gateway.budget_watch import BudgetWatch
-from gateway.clock import SYSTEM_CLOCK, Clock, IdMaker, RandomDigits
+from gateway.clock import SYSTEM_CLOCK, Clock, IdMaker, random_digits
 from gateway.event_encoder import EventEncoder
 from gateway.exact_counting import ExactCounting
 from gateway.experience import Experience
@@ -92,7 +92,7 @@ async def create_app(
 
     ``write_log`` takes whole lines of the access log; ``place`` is that among several workers.
     """
-    ids = IdMaker(clock, RandomDigits())
+    ids = IdMaker(clock, random_digits)
     boot_id = ids.boot_id()
     parts = _parts(settings, boot_id, clock)
     readiness = Readiness(parts.policies.live, parts.replicas.pool, parts.limiter, parts.spool)

@@ -16,40 +16,37 @@ class Clock:
         return datetime.fromtimestamp(self.wall_s(), UTC)
 
 
-_RANDOM_BLOCK_BYTES = 4_096
 _REQUEST = "req_"
+_NUM_RANDOM_DIGITS = 18  # of an id
+_NUM_DRAWN = 256  # ids whose random digits are fetched at once: a system call is slow
 
 SYSTEM_CLOCK = Clock(time.time, time.monotonic)
 
 
-class RandomDigits:
-    """The system's randomness in hexadecimal, fetched in blocks: a system call is slow."""
-
-    def __init__(self) -> None:
-        self._block = ""
-        self._position = 0
-
-    def __call__(self, num_digits: int) -> str:
-        start, end = self._position, self._position + num_digits
-        if end > len(self._block):
-            self._block = os.urandom(max(_RANDOM_BLOCK_BYTES, num_digits)).hex()
-            start, end = 0, num_digits
-        self._position = end
-        return self._block[start:end]
+def random_digits(num_digits: int) -> str:
+    """Of the system's randomness, in hexadecimal."""
+    return os.urandom(num_digits // 2 + 1).hex()[:num_digits]
 
 
-@dataclass(frozen=True, slots=True)
 class IdMaker:
-    clock: Clock
-    random_digits: Callable[[int], str]
+    def __init__(self, clock: Clock, random_digits: Callable[[int], str]) -> None:
+        self._clock = clock
+        self._random_digits = random_digits
+        self._endings: list[str] = []  # of ids to come
 
     def request_id(self) -> str:
         """A UUID of version 7 (RFC 9562, 5.7) in its digits: sorts by the millisecond."""
-        random = self.random_digits(18)
-        return f"{_REQUEST}{int(self.clock.wall_s() * 1000):012x}7{random[:3]}8{random[3:]}"
+        if not self._endings:
+            self._draw()
+        return f"{_REQUEST}{int(self._clock.wall_s() * 1000):012x}{self._endings.pop()}"
 
     def boot_id(self) -> str:
-        return f"{int(self.clock.wall_s() * 1000):012x}{self.random_digits(8)}"
+        return f"{int(self._clock.wall_s() * 1000):012x}{self._random_digits(8)}"
+
+    def _draw(self) -> None:
+        digits = self._random_digits(_NUM_RANDOM_DIGITS * _NUM_DRAWN)
+        starts = range(0, len(digits), _NUM_RANDOM_DIGITS)
+        self._endings = [f"7{digits[n : n + 3]}8{digits[n + 3 : n + 18]}" for n in starts]
 
 
 def event_id_of(request_id: str) -> str:

@@ -107,6 +107,42 @@ class Completion(Generic[T]):
         return isinstance(self._failure, asyncio.CancelledError)
 
 
+class Broadcast(Generic[T]):
+    """One result for all that wait for it, be it nobody: only who waits costs anything."""
+
+    is_done = False
+    _result: T | None = None
+    _make_failure: Callable[[], BaseException] | None = None
+
+    def __init__(self) -> None:
+        self._waiting: list[Completion[T]] = []
+
+    def resolve(self, result: T) -> None:
+        """As ``Completion``'s."""
+        if not self.is_done:
+            self.is_done, self._result = True, result
+            told, self._waiting = self._waiting, []
+            for waiting in told:
+                waiting.resolve(result)
+
+    def fail(self, make_failure: Callable[[], BaseException]) -> None:
+        """As ``Completion``'s; each gets a failure of its own, which keeps what raised it."""
+        if not self.is_done:
+            self.is_done, self._make_failure = True, make_failure
+            told, self._waiting = self._waiting, []
+            for waiting in told:
+                waiting.fail(make_failure())
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if not self.is_done:
+            waiting: Completion[T] = Completion()
+            self._waiting.append(waiting)
+            return (yield from waiting.__await__())
+        if self._make_failure is not None:
+            raise self._make_failure()
+        return self._result  # type: ignore[return-value]  # set, for it is done
+
+
 class Flow:
     """Runs one coroutine to its end, carried on by what it awaits: completions, or futures.
 
@@ -119,11 +155,8 @@ class Flow:
     def __init__(
         self, coroutine: Coroutine[Any, None, None], on_end: Callable[["Flow"], object]
     ) -> None:
-        self._coroutine = coroutine
+        self._coroutine, self._send = coroutine, coroutine.send
         self._on_end = on_end
-
-    def start(self) -> None:
-        self._advance()
 
     def cancel(self) -> None:
         """Raises CancelledError where the coroutine waits."""
@@ -139,14 +172,12 @@ class Flow:
             self._advance()
 
     def _advance(self, failure: BaseException | None = None) -> None:
-        coroutine = self._coroutine
         try:
-            awaited = coroutine.send(None) if failure is None else coroutine.throw(failure)
+            awaited = self._send(None) if failure is None else self._coroutine.throw(failure)
         except (StopIteration, asyncio.CancelledError):
-            self._end()
+            pass
         except Exception:
             logger.exception("flow failed")
-            self._end()
         else:
             self._awaited = awaited
             if type(awaited) is Completion:
@@ -154,11 +185,12 @@ class Flow:
             else:
                 awaited._asyncio_future_blocking = False
                 awaited.add_done_callback(self._on_future)
-
-    def _end(self) -> None:
+            return
         self.is_over = True
         self._awaited = None
         self._on_end(self)
+
+    start = _advance  # for the first time
 
 
 async def in_task(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -10,10 +10,10 @@ import msgspec
 
 from contracts.usage import Outcome, UsageEvent, encode_usage_event
 from gateway.api.context import RequestContext
-from gateway.metering import EventSource, Meter, Usage
+from gateway.metering import Alike, EventSource, Meter, Usage
 from gateway.policies import Grant
 
-_MAX_TEMPLATES: Final = 10_000  # some hundred bytes each
+_MAX_KINDS: Final = 10_000  # a kilobyte each
 _MARK_AT: Final = datetime(1, 1, 1, tzinfo=UTC)
 _MARKS: Final[dict[str, object]] = {  # by field, in the event's order: values that no event has
     "event_id": "\x01event",
@@ -39,7 +39,7 @@ _Kind = tuple[object, ...]
 class EventEncoder:
     def __init__(self, source: EventSource) -> None:
         self._source = source
-        self._templates: dict[_Kind, tuple[Grant, bytes]] = {}  # with the grant, its id is its own
+        self._kinds: dict[_Kind, Alike] = {}
 
     def encode(
         self, context: RequestContext, meter: Meter, usage: Usage, outcome: Outcome, seq: int
@@ -49,19 +49,21 @@ class EventEncoder:
             id(context.grant), request.model_requested, request.model, request.operation,
             request.is_stream, meter.replica, meter.provider, meter.attempt, usage.source,
         )  # fmt: skip
-        known = self._templates.get(kind)
+        known = self._kinds.get(kind)
         if known is None or outcome is not Outcome.COMPLETED:
             event = self._source.event(context, meter, usage, outcome, seq)
             return self._encode_anew(kind, event, context.grant)
+        if meter.served is None:  # else the log names another model
+            meter.alike = known
         ttft = b"null"
         if first_byte_s is not None:
             ttft = _encode((first_byte_s - context.started_monotonic_s) * 1e3)
         cached, written = usage.cached_prompt_tokens, usage.cache_write_tokens
-        return known[1] % (
+        return known.event % (
             context.event_id.encode(),
             context.request_id.encode(),
             _encode(context.admitted_at),
-            _encode(self._source.clock.now()),
+            _encode(datetime.fromtimestamp(self._source.clock.wall_s(), UTC)),
             usage.prompt_tokens - cached - written,
             cached,
             usage.completion_tokens - usage.reasoning_tokens,
@@ -78,9 +80,9 @@ class EventEncoder:
         if event.outcome is Outcome.COMPLETED:
             template = template_of(event)
             if template is not None:
-                if len(self._templates) >= _MAX_TEMPLATES:
-                    self._templates.clear()
-                self._templates[kind] = grant, template
+                if len(self._kinds) >= _MAX_KINDS:
+                    self._kinds.clear()
+                self._kinds[kind] = Alike(grant, template)
         return encode_usage_event(event)
 
 

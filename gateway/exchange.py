@@ -43,8 +43,8 @@ class Exchange:
     disconnected = False
     is_started = False
     is_write_paused = False
-    _interruption: tuple[Outcome, GatewayError | None] | None = None
-    _watched: Completion[Any] | None = None  # of whatever is being waited for
+    interruption: tuple[Outcome, GatewayError | None] | None = None  # what ``Interrupted`` says
+    watched: Completion[Any] | None = None  # of whatever is being waited for
     _writable: Completion[None] | None = None
 
     def __init__(
@@ -81,15 +81,11 @@ class Exchange:
 
     # Waiting
 
-    def raise_if_interrupted(self) -> None:
-        if self._interruption is not None:
-            raise Interrupted(*self._interruption)
-
     def watch(self, completion: Completion[T]) -> Completion[T]:
         """For awaiting it.  Raises Interrupted if the exchange is, before or while waiting."""
-        if self._interruption is not None:
-            raise Interrupted(*self._interruption)
-        self._watched = completion
+        if self.interruption is not None:
+            raise Interrupted(*self.interruption)
+        self.watched = completion
         return completion
 
     async def wait_writable(self) -> None:
@@ -112,11 +108,11 @@ class Exchange:
 
     def interrupt(self, outcome: Outcome, error: GatewayError | None) -> None:
         """The first reason stands.  ``error`` is what the client reads, if it can."""
-        if self._interruption is not None or self.response_complete:
+        if self.interruption is not None or self.response_complete:
             return
-        self._interruption = outcome, error
-        if self._watched is not None:
-            self._watched.fail(Interrupted(outcome, error))
+        self.interruption = outcome, error
+        if self.watched is not None:
+            self.watched.fail(Interrupted(outcome, error))
 
     def client_lost(self) -> None:
         self.disconnected = True
@@ -184,7 +180,7 @@ class Exchange:
 
     def _complete(self) -> None:
         self.response_complete = True
-        self._watched = None  # an idle connection keeps its last exchange, not the answer in it
+        self.watched = None  # an idle connection keeps its last exchange, not the answer in it
         if not self.disconnected and not self.is_closed_by_owner:
             if not self.keep_alive:
                 self._transport.close()

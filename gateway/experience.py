@@ -4,6 +4,8 @@ Only the engine's own counts teach anything, and only those of requests that cam
 Of very many alike some teach enough: of those that end within milliseconds of another, one.
 """
 
+import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -38,6 +40,24 @@ class Experience:
         self._fleet = fleet
         self._monotonic_s = monotonic_s
         self._kinds: dict[tuple[str, str, int | None, int], _Kind] = {}
+        self._ended: deque[tuple[RequestContext, str | None, Usage, Outcome]] = deque()
+
+    def note_soon(
+        self, context: RequestContext, replica: str | None, usage: Usage, outcome: Outcome
+    ) -> None:
+        """In the event loop's next turn, with all others that end in this one."""
+        if not self._ended:
+            asyncio.get_running_loop().call_soon(self._note_all)
+        self._ended.append((context, replica, usage, outcome))
+
+    def _note_all(self) -> None:
+        ended, self._ended = self._ended, deque()
+        try:
+            while ended:
+                self.note(*ended.popleft())
+        finally:
+            for left in ended:  # one that fails keeps nobody else from being noted
+                self.note_soon(*left)
 
     def note(
         self, context: RequestContext, replica: str | None, usage: Usage, outcome: Outcome
@@ -47,10 +67,12 @@ class Experience:
         if outcome is not Outcome.COMPLETED or usage.source is not UsageSource.ENGINE:
             return
         request, tenant = context.request, context.grant.tenant.tenant_id
-        if replica is not None:
+        if replica is not None and self._fleet.is_forecasting:
             self._fleet.processed(request, replica, usage)
         if not self._is_lesson(tenant, request):
             return
+        if replica is not None:
+            self._fleet.found_cached(request, replica, usage)
         self._exact.learn(request, usage.prompt_tokens)
         self._costs.learn_prompt(request.model, request.prompt, usage.prompt_tokens)
         self._costs.learn_answer(

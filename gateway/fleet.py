@@ -56,19 +56,17 @@ class Fleet:
         self.clock = clock
         self._forecasting = forecasting
         self._router = router
-        self._is_forecasting = False  # until somebody asks: it costs some microseconds a request
+        self.is_forecasting = False  # until somebody asks: it costs some microseconds a request
         self._prefixes = PrefixMemory()
 
     def require_candidate(self, request: InferenceRequest) -> None:
         """Raises NoReplicaAvailable."""
-        if not self.has_candidate(request):
+        if not self._router.candidates(request.model).endpoints:
             raise NoReplicaAvailable(f"No replica that serves '{request.model}' is ready.")
 
-    def has_candidate(self, request: InferenceRequest, tried: Collection[str] = ()) -> bool:
+    def has_candidate(self, request: InferenceRequest, tried: Collection[str]) -> bool:
         """One that has not been ``tried``."""
         endpoints = self._router.candidates(request.model).endpoints
-        if not tried:
-            return bool(endpoints)
         return any(endpoint.name not in tried for endpoint in endpoints)
 
     def choose(
@@ -80,7 +78,7 @@ class Fleet:
             request.model,
             request.affinity,
             request.estimated_prompt_tokens,
-            request.estimated_tokens,
+            request.estimated_prompt_tokens + request.reserved_completion_tokens,
             () if request.text is None else request.text.chain,
         )
         decision = self._router.decide(wanted, tried)
@@ -103,7 +101,7 @@ class Fleet:
 
     def has_room(self, request: InferenceRequest, target_s: float) -> bool:
         """Some replica is expected to meet the target, or would work on nothing else."""
-        self._is_forecasting = True
+        self.is_forecasting = True
         return any(
             self._excess_s(replica, request, target_s) <= 0.0
             for replica in self._replicas_for(request.model)
@@ -116,19 +114,22 @@ class Fleet:
         return max(0.0, min(excess_s, default=0.0)) + prompt_tokens / self._tokens_per_s(replicas)
 
     def begin(
-        self, decision: Decision, request: InferenceRequest, now_s: float, request_id: str = ""
+        self,
+        replica: Replica,
+        request: InferenceRequest,
+        now_s: float,
+        cached_tokens: float = 0.0,
+        request_id: str = "",
     ) -> Stay:
-        """``request_id``: the replica's."""
+        """``cached_tokens``: of the prompt, as expected there; ``request_id``: the replica's."""
         if request.text is not None:
             self._router.expect(request_id, request.text)
-        replica = self.pool[decision.endpoint.name]
         visit = None
-        if self._is_forecasting:
+        if self.is_forecasting:
             num_tokens = self._num_tokens(replica, request)
             visit = replica.forecast.send(num_tokens, now_s, tells_first_token=request.is_stream)
-        cached = min(int(decision.cached_tokens), request.estimated_prompt_tokens)
-        uncached = request.estimated_prompt_tokens - cached
-        return Stay(replica, uncached, request.estimated_tokens - cached, visit)
+        uncached = max(0, request.estimated_prompt_tokens - int(cached_tokens))
+        return Stay(replica, uncached, uncached + request.reserved_completion_tokens, visit)
 
     def first_token(self, stay: Stay, now_s: float) -> None:
         stay.first_token()
@@ -152,21 +153,22 @@ class Fleet:
             self.pool.note(replica, is_failure=outcome is Outcome.UPSTREAM_FAILED)
 
     def processed(self, request: InferenceRequest, replica: str, usage: Usage) -> None:
-        """What the replica has probably cached from now on, and had before."""
-        self._router.served(
-            request.affinity,
-            replica,
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=usage.cached_prompt_tokens,
-        )
-        if not self._is_forecasting:
-            return
+        """What the replica has probably cached from now on; of use where somebody forecasts."""
         self._prefixes.processed(
             request.affinity.conversation,
             replica,
             prompt=usage.prompt_tokens,
             cached=usage.cached_prompt_tokens,
             answer=usage.completion_tokens,
+        )
+
+    def found_cached(self, request: InferenceRequest, replica: str, usage: Usage) -> None:
+        """How much of the prompt the replica had."""
+        self._router.served(
+            request.affinity,
+            replica,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_prompt_tokens,
         )
 
     def _num_tokens(self, replica: Replica, request: InferenceRequest) -> float:

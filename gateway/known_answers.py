@@ -69,13 +69,13 @@ class KnownAnswers:
         self._stages = stages
         self._start = start
 
-    def may_know(self, exchange: Exchange, grant: Grant) -> bool:
+    async def answer(self, exchange: Exchange, trace: Trace, grant: Grant) -> bool:
+        """Of a request that names a key, or whose tenant has a cache.
+
+        False: it is a request like any other.
+        """
         if exchange.is_shared:
             return False
-        return exchange.head.idempotency_key is not None or grant.tenant.cache is not None
-
-    async def answer(self, exchange: Exchange, trace: Trace, grant: Grant) -> bool:
-        """False: it is a request like any other."""
         key, policy = exchange.head.idempotency_key, grant.tenant.cache
         if key is not None:
             await self._answer_again(key, exchange, trace, grant)
@@ -163,5 +163,6 @@ class KnownAnswers:
         context = stages.context(trace, grant, request)
         plan = stages.plans.plan_for(grant, request.model)
         reservation = reservation_of(context, plan, exchange.body)
-        await stages.admit(reservation, trace)
+        verdict = await stages.limiter.reserve(reservation)
+        stages.admit(reservation, verdict, trace)
         return _Charge(trace, context, Settlement(stages.desk, context, reservation, trace.meter))

@@ -10,6 +10,7 @@ from contracts.errors import UNDECODABLE
 from contracts.usage import Outcome, UsageEvent, UsageSource
 from gateway.api.context import RequestContext
 from gateway.clock import Clock
+from gateway.policies import Grant
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -44,6 +45,16 @@ class Served(Protocol):
     def plan(self) -> Priced: ...
 
 
+class Alike:
+    """What is the same of all completed requests of one key, model and replica."""
+
+    members: bytes | None = None  # of the access log's line; None: none has been written
+
+    def __init__(self, grant: Grant, event: bytes) -> None:
+        self.grant = grant  # kept, so that its id is its own
+        self.event = event  # encoded, with holes for what differs
+
+
 class Meter:
     """What is known so far about one answer.  Zero is a count, ``None`` is "unknown"."""
 
@@ -56,6 +67,7 @@ class Meter:
     home: str | None = None  # where its prefix lives
     explanation = b""  # the header line that says so, for a client that asked
     route_costs: str | None = None  # of the candidates, where it was asked for
+    alike: Alike | None = None  # it has completed as others have before
     engine_usage: Usage | None = None  # the last usage the replica reported
     num_content_events: int = 0  # relayed events that carried generated text
     queued_s: float | None = None  # for its turn; None: it did not wait
@@ -125,22 +137,15 @@ def reported_usage(document: bytes) -> Usage | None:
     usage = _usage_at_end(document) if len(document) > _SHORT_BYTES else _usage_of(document)
     if usage is None:
         return None
-    details = usage.prompt_tokens_details
-    cached = 0 if details is None or details.cached_tokens is None else details.cached_tokens
+    cached = reasoning = 0  # classes are disjoint: more cached than prompt is not
+    prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
+    if prompt is not None and prompt.cached_tokens is not None:
+        cached = min(prompt.cached_tokens, usage.prompt_tokens)
+    if completion is not None and completion.reasoning_tokens is not None:
+        reasoning = min(completion.reasoning_tokens, usage.completion_tokens)
     return Usage(
-        usage.prompt_tokens,
-        min(cached, usage.prompt_tokens),  # classes are disjoint: more cached than prompt is not
-        usage.completion_tokens,
-        UsageSource.ENGINE,
-        _reasoning_tokens(usage),
+        usage.prompt_tokens, cached, usage.completion_tokens, UsageSource.ENGINE, reasoning
     )
-
-
-def _reasoning_tokens(usage: _ReportedUsage) -> int:
-    details = usage.completion_tokens_details
-    if details is None or details.reasoning_tokens is None:
-        return 0
-    return min(details.reasoning_tokens, usage.completion_tokens)  # as above
 
 
 def _usage_of(document: bytes) -> _ReportedUsage | None:

@@ -18,7 +18,7 @@ from gateway.access_log import Trace
 from gateway.admission.verdict import Reservation
 from gateway.api.context import InferenceRequest, RequestContext
 from gateway.api.errors import error_body, error_event, error_headers, error_status
-from gateway.api.request_body import check_prompt_fits, check_prompt_may_fit
+from gateway.api.request_body import check_prompt_may_fit, prompt_too_long
 from gateway.completion import Flow, in_task
 from gateway.errors import (
     GatewayError,
@@ -56,8 +56,7 @@ class Pipeline:
 
     def ready_models(self) -> Set[str]:
         """Served now, by their own names."""
-        endpoints = self._stages.fleet.pool.endpoints()
-        return {model for endpoint in endpoints if endpoint.is_ready for model in endpoint.models}
+        return self._stages.fleet.pool.ready_models
 
     def start(self, exchange: Exchange) -> Flow:
         """Serves the exchange in a flow of its own."""
@@ -98,23 +97,24 @@ class Pipeline:
         stages = self._stages
         trace = stages.access_log.begin(stages.ids.request_id(), exchange)
         try:
+            head = exchange.head
             trace.grant = grant = stages.authenticator.authenticate(
-                exchange.head.authorization, exchange.peer
+                head.authorization, exchange.peer
             )
-            known = self._known
-            if known.may_know(exchange, grant) and await known.answer(exchange, trace, grant):
+            may_be_known = head.idempotency_key is not None or grant.tenant.cache is not None
+            if may_be_known and await self._known.answer(exchange, trace, grant):
                 return
-            request = stages.read(exchange, grant)
-            trace.request, grant = request, grant.for_model(request.model)
+            trace.request = request = stages.read(exchange, grant)
+            if grant.by_model:
+                grant = grant.for_model(request.model)
             if grant.admission.counting is TokenCounting.EXACT:
                 trace.request = request = await self._counted(request, exchange, grant, trace)
-            check_prompt_fits(request, grant)
             context = stages.context(trace, grant, request)
             plan = stages.plans.plan_for(grant, request.model)
             reservation = reservation_of(context, plan, exchange.body)
             self._check_can_be_served(request, reservation, grant)
-            await stages.admit(reservation, trace)
-            trace.admitted_monotonic_s = stages.clock.monotonic_s()
+            verdict = await stages.limiter.reserve(reservation)
+            stages.admit(reservation, verdict, trace)
             settlement = Settlement(stages.desk, context, reservation, trace.meter)
             relay = Relay(
                 stages.fleet, stages.retries, exchange, context, trace.meter, answer_head(trace)
@@ -151,6 +151,8 @@ class Pipeline:
         self, request: InferenceRequest, reservation: Reservation, grant: Grant
     ) -> None:
         """Before anything is reserved: a request that cannot run should not cost a request."""
+        if request.estimated_prompt_tokens > grant.admission.max_prompt_tokens:
+            raise prompt_too_long(request, grant)
         reservation.plan.check_fits(
             tokens=reservation.reserved_tokens,
             budget_tokens=reservation.budget_tokens,
@@ -158,8 +160,9 @@ class Pipeline:
         )
         if self._stages.desk.spool.is_failing:
             raise SpoolUnavailable("Usage cannot be recorded now.")
-        if not grant.tenant.fallbacks:
-            self._stages.fleet.require_candidate(request)
+        fleet = self._stages.fleet
+        if request.model not in fleet.pool.ready_models and not grant.tenant.fallbacks:
+            fleet.require_candidate(request)
 
     # The answer
 
@@ -173,7 +176,8 @@ class Pipeline:
         failure: GatewayError | Interrupted | None = None
         end = b""
         try:
-            await self._take_turn(context, relay, trace.meter, settlement.turn)
+            if context.grant.admission.ttft_target_ms is not None:
+                await self._take_turn(context, relay, trace.meter, settlement.turn)
             end = await relay.answer()
             settlement.close(relay.usage(), Outcome.COMPLETED)
         except Interrupted as interruption:

@@ -28,7 +28,7 @@ from gateway.errors import (
 from gateway.exchange import Exchange
 from gateway.request_head import KnownHead, RequestHead, known_head, request_head
 
-DATA_PLANE_PATHS: Final = {operation.path.encode(): operation for operation in Operation}
+DATA_PLANE_PATHS: Final = {operation.path_bytes: operation for operation in Operation}
 
 logger = logging.getLogger(__name__)
 

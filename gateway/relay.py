@@ -41,7 +41,10 @@ _TEXT_END = b'"finish_reason":null}],"usage":null}\n\n'  # of our replicas' even
 
 class Relay:
     _is_answered = False
+    _is_flowing = False  # the client has some of what the current attempt streams
     _is_usage_final = False
+    _descent: Descent | None = None  # None: its own replicas may yet serve it
+    _splitter: EventSplitter | None = None  # None: not a stream, so far
 
     def __init__(
         self,
@@ -54,13 +57,11 @@ class Relay:
     ) -> None:
         self._fleet = fleet
         self._retries = retries
-        self._exchange = exchange
+        self.exchange = exchange
         self._context = context
         self._meter = meter
         self._head = head  # header lines of the answer
         self._attempts = Attempts(fleet, retries, exchange, context, meter)
-        self._descent: Descent | None = None  # None: its own replicas may yet serve it
-        self._splitter: EventSplitter | None = None  # None: not a stream, so far
 
     async def answer(self) -> bytes:
         """Relays all but the end, and returns that: ``[DONE]``, or the whole document.
@@ -74,7 +75,7 @@ class Relay:
                 break
             except (UpstreamError, UpstreamRefused, NoReplicaAvailable) as failure:
                 self._attempts.note_failure(failure)
-                if self._exchange.is_started:
+                if self.exchange.is_started:
                     raise
                 await self._before_next(failure)
         self._is_answered = True
@@ -97,7 +98,7 @@ class Relay:
             if chain is None:
                 return False
             self._descent = descent = Descent(
-                self._retries.fallbacks, chain, self._context, self._exchange
+                self._retries.fallbacks, chain, self._context, self.exchange
             )
         target = await descent.next(self._fleet)
         if target is None:
@@ -111,15 +112,11 @@ class Relay:
     def send_end(self, end: bytes) -> None:
         """What ``answer`` returned."""
         if self._splitter is None:
-            self._exchange.send(200, self._head + self._meter.explanation, end)
+            self.exchange.send(200, self._head + self._meter.explanation, end)
             return
-        if not self._exchange.is_started:
-            self._exchange.start_stream(self._head + self._meter.explanation, b"")
-        self._exchange.end_stream(end)
-
-    @property
-    def exchange(self) -> Exchange:
-        return self._exchange
+        if not self.exchange.is_started:
+            self.exchange.start_stream(self._head + self._meter.explanation, b"")
+        self.exchange.end_stream(end)
 
     def usage(self) -> Usage:
         """The best count so far: the replica's, or ours."""
@@ -149,7 +146,7 @@ class Relay:
     async def stop_after_failure(self) -> Usage:
         """As ``stop``; a replica that gave nothing and cannot be asked has used nothing."""
         usage = await self.stop()
-        return usage if self._exchange.is_started or self._meter.engine_usage else NOTHING_USED
+        return usage if self.exchange.is_started or self._meter.engine_usage else NOTHING_USED
 
     def close(self) -> None:
         """Gives the connection back after a whole answer, and up after any other; idempotent."""
@@ -166,18 +163,15 @@ class Relay:
 
     async def _relay(self, response: UpstreamResponse) -> bytes:
         if response.status != 200:
-            body = await read_body(response, MAX_ERROR_BYTES, self._exchange.watch)
+            body = await read_body(response, MAX_ERROR_BYTES, self.exchange.watch)
             raise refusal(response.status, body, response.retry_after_s)
         if response.content_type.lower().startswith(_EVENT_STREAM):
             return await self._relay_stream(response)
-        self._splitter = None
+        self._splitter, meter = None, self._meter
         max_bytes = self._fleet.limits.max_answer_bytes
-        body = await read_body(response, max_bytes, self._exchange.watch)
-        translation = self._attempts.translation
-        return self._meter_document(body if translation is None else translation.document(body))
-
-    def _meter_document(self, body: bytes) -> bytes:
-        meter = self._meter
+        body = await read_body(response, max_bytes, self.exchange.watch)
+        if meter.provider is not None and self._attempts.translation is not None:
+            body = self._attempts.translation.document(body)
         meter.is_document = True
         meter.engine_usage = self._reported(body)
         if meter.engine_usage is None and is_error(body):
@@ -196,10 +190,11 @@ class Relay:
                     raise
                 if self._is_usage_final:
                     return _DONE_EVENT  # all that was missing
+                self._is_flowing = False
                 response = await self._attempts.resume(failure)
 
     async def _relay_from(self, response: UpstreamResponse) -> bytes:
-        exchange, answer = self._exchange, self._attempts.answer
+        exchange, answer = self.exchange, self._attempts.answer
         translation = self._attempts.translation
         self._splitter = splitter = EventSplitter(self._fleet.limits.max_event_bytes)
         taker: Taker | None = self._take_plain if answer is None else self._take_token
@@ -224,32 +219,36 @@ class Relay:
 
     def _take_plain(self, chunk: bytes) -> bool:
         """Whole events as they are."""
-        splitter = self._splitter
-        assert splitter is not None
-        if self._exchange.is_write_paused or splitter.rest:
+        exchange, splitter = self.exchange, self._splitter
+        if splitter is None or splitter.rest or exchange.is_write_paused or not is_plain(chunk):
             return False
-        if not is_plain(chunk):
-            return False
-        self._send_plain(chunk)
+        self._meter.num_content_events += num_with_text(chunk)
+        if self._is_flowing:
+            exchange.write_stream(chunk)
+        else:
+            self._send(chunk)
         return True
 
     def _take_token(self, chunk: bytes) -> bool:
         """One event of a replica that tells tokens.  Raises UpstreamError."""
-        splitter, answer = self._splitter, self._attempts.answer
-        assert splitter is not None
-        assert answer is not None
-        if self._exchange.is_write_paused or splitter.rest:
+        exchange, splitter, answer = self.exchange, self._splitter, self._attempts.answer
+        if splitter is None or answer is None or splitter.rest or exchange.is_write_paused:
             return False
         if not chunk.endswith(_TEXT_END) or chunk.find(b"\n\n") != len(chunk) - 2:
             return False
-        self._send(answer.take(chunk))
+        events = answer.take(chunk)
+        if self._is_flowing and events:
+            exchange.write_stream(events)
+        else:
+            self._send(events)
         return True
 
     def _relay_plain(self, splitter: EventSplitter, chunk: bytes) -> bytes | None:
         """As ``_relay_events``, what need not be looked at in one piece."""
         end = plain_end(chunk) if not splitter.rest else 0
         if end:
-            self._send_plain(chunk[:end])
+            self._meter.num_content_events += num_with_text(chunk[:end])
+            self._send(chunk[:end])
             if end == len(chunk):
                 return None
         return self._relay_events(splitter, chunk[end:])
@@ -318,25 +317,22 @@ class Relay:
         self._is_usage_final = usage is not None
         return usage is None or self._context.request.wants_usage_chunk
 
-    def _send_plain(self, events: bytes) -> None:
-        self._meter.num_content_events += num_with_text(events)
-        self._send(events)
-
     def _send(self, events: bytes) -> None:
         if not events:
             return
-        if not self._exchange.is_started:
+        if not self.exchange.is_started:
             self._note_first_token()
-            self._exchange.start_stream(self._head + self._meter.explanation, events)
+            self.exchange.start_stream(self._head + self._meter.explanation, events)
             if self._attempts.answer is None:
-                self._exchange.body = b""  # megabytes, maybe, which no other replica needs now
+                self.exchange.body = b""  # megabytes, maybe, which no other replica needs now
             return
-        if self._meter.broken_monotonic_s is not None:
+        if not self._is_flowing:
             self._note_first_token()
-        self._exchange.write_stream(events)
+        self.exchange.write_stream(events)
 
     def _note_first_token(self) -> None:
         """Of the answer, or of an attempt that goes on with it."""
+        self._is_flowing = True
         now_s = self._fleet.clock.monotonic_s()
         self._meter.first_token(now_s)
         attempt = self._attempts.current
@@ -349,7 +345,7 @@ class Relay:
         """Asks twice: the first abort may overtake the request that it is to end."""
         clock = self._fleet.clock
         timeout_s = self._fleet.limits.abort_timeout_s
-        if self._exchange.disconnected:
+        if self.exchange.disconnected:
             timeout_s = max(timeout_s, _UNHURRIED_ABORT_S)
         deadline_s = clock.monotonic_s() + timeout_s
         aborted = await self._abort(attempt, deadline_s)

@@ -82,19 +82,19 @@ class KnownHead:
 
     def __init__(self, head: RequestHead, before: bytes, after: bytes) -> None:
         self.head = head
-        self._before = before
-        self._after = after
+        self._before, self._start = before, len(before)
+        self._after, self._num_after = after, len(after)
 
     def split(self, data: bytes) -> tuple[int, bytes] | None:
         """The length of the body, and what has come of it; ``None``: ``data`` begins otherwise."""
         if not data.startswith(self._before):
             return None
-        start = len(self._before)
+        start = self._start
         end = data.find(b"\r", start, start + _MOST_DIGITS + 1)
         if end < 0 or not data.startswith(self._after, end):
             return None
         digits = data[start:end]
-        return (int(digits), data[end + len(self._after) :]) if digits.isdigit() else None
+        return (int(digits), data[end + self._num_after :]) if digits.isdigit() else None
 
 
 def known_head(head: RequestHead, data: bytes, num_body_bytes: int) -> KnownHead | None:

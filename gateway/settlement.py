@@ -6,7 +6,6 @@ waits on the ``Closing``.  What the request teaches is learned in the event loop
 answer that was served neither waits for it nor fails with it.
 """
 
-import asyncio
 from dataclasses import dataclass
 
 import msgspec
@@ -16,7 +15,7 @@ from contracts.usage import Outcome
 from gateway.admission.redis_limiter import RedisLimiter
 from gateway.admission.verdict import Reservation
 from gateway.api.context import RequestContext
-from gateway.completion import Completion
+from gateway.completion import Broadcast
 from gateway.event_encoder import EventEncoder
 from gateway.experience import Experience
 from gateway.metering import Meter, Priced, Usage
@@ -29,8 +28,8 @@ class Closing(msgspec.Struct, frozen=True):
 
     usage: Usage | None
     outcome: Outcome | None
-    committed: Completion[None] | None  # the event is on disk
-    settled: Completion[bool]  # the store has confirmed, or did not in time
+    committed: Broadcast[None] | None  # the event is on disk
+    settled: Broadcast[bool]  # the store has confirmed, or did not in time
 
     async def until_kept(self) -> None:
         """Within the bounds of both.  Raises SpoolUnavailable."""
@@ -51,10 +50,8 @@ class SettlementDesk:
     waits: bool  # False: a crash may lose the usage of answers that ended milliseconds before
 
 
-def _limited_tokens(usage: Usage, policy: AdmissionPolicy) -> int | None:
-    """That count towards limits, if not all; the settled total and the ledger know all."""
-    if policy.cached_token_weight == 1.0 or not usage.cached_prompt_tokens:
-        return None
+def _limited_tokens(usage: Usage, policy: AdmissionPolicy) -> int:
+    """That count towards limits; the settled total and the ledger know all."""
     forgiven = int(usage.cached_prompt_tokens * (1.0 - policy.cached_token_weight))
     return usage.total_tokens - forgiven
 
@@ -71,6 +68,7 @@ class Settlement:
         self._context = context
         self._reservation = reservation
         self._meter = meter
+        self._has_turn = context.grant.admission.ttft_target_ms is not None
 
     @property
     def turn(self) -> int:
@@ -95,14 +93,16 @@ class Settlement:
                     cached=usage.cached_prompt_tokens,
                     output=usage.completion_tokens,
                 ),
-                limited_tokens=_limited_tokens(usage, context.grant.admission),
+                limited_tokens=(
+                    _limited_tokens(usage, context.grant.admission)
+                    if usage.cached_prompt_tokens
+                    else total_tokens
+                ),
             )
             self.closing = Closing(usage, outcome, committed, settled)
-            # Where it has waited and was charged, whoever served it then.
-            desk.turnstile.settle(self._context, meter, total_tokens)
-            asyncio.get_running_loop().call_soon(
-                desk.experience.note, context, meter.replica, usage, outcome
-            )
+            if self._has_turn:  # where it has waited and was charged, whoever served it then
+                desk.turnstile.settle(self._context, meter, total_tokens)
+            desk.experience.note_soon(context, meter.replica, usage, outcome)
         return self.closing
 
     def withdraw(self) -> Closing:
@@ -110,5 +110,6 @@ class Settlement:
         if self.closing is None:
             settled = self._desk.limiter.release(self._reservation)
             self.closing = Closing(None, None, None, settled)
-            self._desk.turnstile.settle(self._context, self._meter, 0)
+            if self._has_turn:
+                self._desk.turnstile.settle(self._context, self._meter, 0)
         return self.closing

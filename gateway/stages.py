@@ -1,11 +1,12 @@
 """What a request passes through, and what its way there is made of."""
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from gateway.access_log import AccessLog, Trace
 from gateway.admission.quota_plan import PlanBook, QuotaPlan
 from gateway.admission.redis_limiter import RedisLimiter
-from gateway.admission.verdict import Reservation, refused, turn_of
+from gateway.admission.verdict import Reservation, Verdict, refused, turn_of
 from gateway.api.context import InferenceRequest, RequestContext
 from gateway.api.headers import rate_limit_headers, request_id_header
 from gateway.api.request_body import RequestReader
@@ -55,24 +56,24 @@ class Stages:
             exchange.request = request
         return request
 
-    async def admit(self, reservation: Reservation, trace: Trace) -> None:
-        """Raises RateLimited, QuotaUnavailable and what else a limit says."""
-        verdict = await self.limiter.reserve(reservation)
+    def admit(self, reservation: Reservation, verdict: Verdict, trace: Trace) -> None:
+        """Raises RateLimited, InsufficientQuota."""
         trace.budget = verdict.budget
         if verdict.refusal is not None:
             raise refused(verdict.refusal, reservation)
+        trace.admitted_monotonic_s = self.clock.monotonic_s()
         if verdict.shadows:
             self.access_log.note_shadows(trace, reservation.plan, verdict.shadows)
 
     def context(self, trace: Trace, grant: Grant, request: InferenceRequest) -> RequestContext:
         """``grant``: for the request's model."""
         return RequestContext(
-            request_id=trace.request_id,
-            event_id=event_id_of(trace.request_id),
-            grant=grant,
-            request=request,
-            admitted_at=self.clock.now(),
-            started_monotonic_s=trace.started_monotonic_s,
+            trace.request_id,
+            event_id_of(trace.request_id),
+            grant,
+            request,
+            datetime.fromtimestamp(self.clock.wall_s(), UTC),
+            trace.started_monotonic_s,
         )
 
 
@@ -87,8 +88,8 @@ def reservation_of(context: RequestContext, plan: QuotaPlan, body: bytes) -> Res
     if plan.price is not None:
         nano_usd = plan.nano_usd(uncached=prompt_tokens, cached=0, output=completion_tokens)
     return Reservation(
-        reservation_id=context.event_id,
-        plan=plan,
+        context.event_id,
+        plan,
         reserved_tokens=prompt_tokens + request.reserved_completion_tokens,
         budget_tokens=prompt_tokens + completion_tokens,
         reserved_nano_usd=nano_usd,
@@ -97,4 +98,5 @@ def reservation_of(context: RequestContext, plan: QuotaPlan, body: bytes) -> Res
 
 
 def answer_head(trace: Trace) -> bytes:
-    return request_id_header(trace.request_id) + rate_limit_headers(trace.budget)
+    head = request_id_header(trace.request_id)
+    return head if trace.budget is None else head + rate_limit_headers(trace.budget)

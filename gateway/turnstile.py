@@ -5,7 +5,8 @@ it.  Where none is, it is refused with the time after which one will, or waits i
 policy lets it and its turn can come in time.  Without a target, and without a forecast, nothing is
 held back.
 
-Whoever does not wait costs a plain call: no task, no future, no timer.  One timer serves all that
+Only requests whose policy has a target come here.  Whoever does not wait costs a plain call: no
+task, no future, no timer.  One timer serves all that
 wait, and only while somebody does.
 """
 
@@ -72,8 +73,6 @@ class Turnstile:
 
         ``turn``: the same number when the same is asked again, see ``verdict.turn_of``.
         """
-        if context.grant.admission.ttft_target_ms is None:
-            return None
         queue, ticket = self._queue(context.request.model), _Ticket(context, meter, turn)
         share, now_s = _share_of(context), self._clock.monotonic_s()
         queue.recent.asks(share, now_s)
@@ -106,7 +105,7 @@ class Turnstile:
     def settle(self, context: RequestContext, meter: Meter, num_tokens: int) -> None:
         """What it had in truth, in place of what it was charged: nothing, if it never went."""
         correction = num_tokens - meter.charged_tokens
-        if correction and context.grant.admission.ttft_target_ms is not None:
+        if correction:
             queue, share = self._queue(context.request.model), _share_of(context)
             queue.charge(share, correction)
             queue.recent.charge(share, correction, self._clock.monotonic_s())

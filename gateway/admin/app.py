@@ -19,7 +19,7 @@ from gateway.admin.policy_routes import policy_router
 from gateway.admin.responses import answer_errors, documented
 from gateway.admin.schemas import CallerBody
 from gateway.admin.settings import Settings
-from gateway.clock import SYSTEM_CLOCK, Clock, IdMaker, RandomDigits
+from gateway.clock import SYSTEM_CLOCK, Clock, IdMaker, random_digits
 from gateway.policy_documents.file import FileDocuments
 from gateway.policy_documents.valkey import ValkeyDocuments
 from gateway.resp_address import RespAddress
@@ -36,7 +36,7 @@ async def create_admin(settings: Settings, clock: Clock = SYSTEM_CLOCK) -> Async
         running = group.create_task(documents.run())
         try:
             app = _app(settings, desk, authority, documents)
-            ids, metrics = IdMaker(clock, RandomDigits()), AdminMetrics()
+            ids, metrics = IdMaker(clock, random_digits), AdminMetrics()
             _tell_metrics(app, metrics)
             yield AccessLog(app, metrics, ids.request_id, clock)
         finally:

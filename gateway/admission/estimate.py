@@ -25,6 +25,9 @@ _NUM_SIZES: Final = 7  # up to 63 bytes, 127, ... 2047, and all above
 _ANY_SIZE: Final = 7
 _KINDS_PER_MIX: Final = _NUM_SIZES + 1
 _SMALLEST_BITS: Final = 6
+_SIZE_CLASSES: Final = tuple(  # by the number of bits of a size in bytes
+    min(_NUM_SIZES - 1, max(0, num_bits - _SMALLEST_BITS)) for num_bits in range(65)
+)
 _LARGE_BYTES: Final = 512  # in which a template hardly counts
 _MAX_RATIO: Final = 8.0  # tokens a byte: a template around a prompt of few bytes
 _MIN_RATIO: Final = 1 / 256
@@ -89,7 +92,8 @@ class TokenEstimator:
             ratios = self._models[model] = Ratios(NUM_MIXES * _KINDS_PER_MIX, self._quantile)
         estimated = _ratio(ratios.high, mix, num_bytes)
         ratio = min(_MAX_RATIO, max(_MIN_RATIO, num_tokens / num_bytes))
-        ratios.learn(mix * _KINDS_PER_MIX + _size_class(num_bytes), ratio, estimated)
+        kind = mix * _KINDS_PER_MIX + _SIZE_CLASSES[num_bytes.bit_length()]
+        ratios.learn(kind, ratio, estimated)
         if num_bytes >= _LARGE_BYTES:
             ratios.learn(mix * _KINDS_PER_MIX + _ANY_SIZE, ratio, estimated)
 
@@ -97,16 +101,12 @@ class TokenEstimator:
 def _ratio(learned: Callable[[int], float | None], mix: int, num_bytes: int) -> float:
     """Of its own size; if that was hardly seen, of larger ones and a template; or a safe one."""
     first = mix * _KINDS_PER_MIX
-    ratio = learned(first + _size_class(num_bytes))
+    ratio = learned(first + _SIZE_CLASSES[num_bytes.bit_length()])
     if ratio is not None:
         return ratio
     safe = _safe_ratio(mix, num_bytes)
     of_mix = learned(first + _ANY_SIZE)
     return safe if of_mix is None else min(safe, of_mix + _TEMPLATE_TOKENS / num_bytes)
-
-
-def _size_class(num_bytes: int) -> int:
-    return min(_NUM_SIZES - 1, max(0, num_bytes.bit_length() - _SMALLEST_BITS))
 
 
 def _safe_ratio(mix: int, num_bytes: int) -> float:

@@ -61,7 +61,7 @@ class LocalShares:
         self._leases: dict[object, _Lease] = {}  # by home: the node that decides as a rule
         self.num_gateways = 1
         self._shares: dict[tuple[TenantId, str], _Share] = {}
-        self._admitted: set[str] = set()  # ids of running requests
+        self.running: set[str] = set()  # ids of requests that it admitted
         self.num_admitted = 0
 
     def renew(self, home: object, num_gateways: int, now_s: float) -> None:
@@ -97,14 +97,10 @@ class LocalShares:
                 share.tokens.level -= tokens
                 share.requests.level -= 1
                 share.num_running += 1
-            self._admitted.add(reservation.reservation_id)
+            self.running.add(reservation.reservation_id)
             self.num_admitted += 1
         retry_after_ms = None if refusal is None else refusal.retry_after_ms
         return Verdict(self._budget(shares, retry_after_ms), refusal)
-
-    def has_admitted(self, reservation_id: str) -> bool:
-        """And it runs still."""
-        return reservation_id in self._admitted
 
     def settle(self, reservation: Reservation, used_tokens: int, now_s: float) -> None:
         """Changes nothing for one that was not admitted here."""
@@ -117,9 +113,9 @@ class LocalShares:
     def _give_back(
         self, reservation: Reservation, used_tokens: int, num_requests: int, now_s: float
     ) -> None:
-        if reservation.reservation_id not in self._admitted:
+        if reservation.reservation_id not in self.running:
             return
-        self._admitted.remove(reservation.reservation_id)
+        self.running.remove(reservation.reservation_id)
         plan = reservation.plan
         for rule in plan.rules:
             share = self._share(plan.tenant_id, rule, now_s)

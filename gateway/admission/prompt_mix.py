@@ -60,7 +60,14 @@ def mix_of(json_text: bytes | memoryview) -> int:
 
     What it is written in, and whether it holds one message or several: a template adds to each.
     """
-    text = _sample(json_text)
+    num_bytes = len(json_text)
+    if num_bytes <= _SAMPLE_BYTES:
+        text = bytes(json_text)
+    else:
+        middle = (num_bytes - _PIECE_BYTES) // 2
+        until = middle + _PIECE_BYTES
+        pieces = json_text[:_PIECE_BYTES], json_text[middle:until], json_text[-_PIECE_BYTES:]
+        text = b"".join(pieces)
     num_messages = text.count(b'"role"')
     if num_messages > _MANY_MESSAGES:
         num_messages = _MANY_MESSAGES
@@ -85,14 +92,6 @@ def _writing_of(text: bytes) -> int:
     return (
         4 * _OF_SIGNS[64 * num_signs // num_bytes] + _OF_SPACES[64 * text.count(b" ") // num_bytes]
     )
-
-
-def _sample(text: bytes | memoryview) -> bytes:
-    if len(text) <= _SAMPLE_BYTES:
-        return bytes(text)
-    middle = (len(text) - _PIECE_BYTES) // 2
-    pieces = text[:_PIECE_BYTES], text[middle : middle + _PIECE_BYTES], text[-_PIECE_BYTES:]
-    return b"".join(pieces)
 
 
 def _script_mix(text: bytes) -> int:

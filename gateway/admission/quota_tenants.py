@@ -8,7 +8,7 @@ from contracts.names import TenantId
 from gateway.admission.quota_scripts import pack_keys
 from gateway.admission.quota_store import slot_of
 from gateway.admission.verdict import Reservation
-from gateway.completion import Completion
+from gateway.completion import Broadcast
 
 _MAX_TENANTS = 10_000  # whose keys are kept packed
 
@@ -19,7 +19,7 @@ class Settlement(msgspec.Struct, eq=False):
     reservation_id: str
     spent: bytes | None  # its part of the command, packed; None while the request runs
     decided: Reservation | None  # first tells the store what it did not decide itself
-    is_confirmed: Completion[bool]
+    is_confirmed: Broadcast[bool]  # one for all of a command
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +27,7 @@ class QuotaTenant:
     keys: bytes  # packed
     slot: int
     joining: list[Settlement] = field(default_factory=list)  # until the next write to the store
+    is_confirmed: Broadcast[bool] = field(default_factory=Broadcast)  # of those
     owed: dict[str, Settlement] = field(default_factory=dict)  # by reservation id: to be told again
     num_at_once: int = 1  # of what is owed, in one call: more as long as they succeed
 

@@ -20,6 +20,7 @@ from gateway.admission.quota_tenants import QuotaTenant, QuotaTenants
 from gateway.admission.reservation_leases import ReservationLeases
 from gateway.admission.reserve_call import (
     ReserveCall,
+    asked,
     num_arguments_of,
     reserve_arguments,
     reserve_call,
@@ -28,7 +29,7 @@ from gateway.admission.reserve_call import (
 from gateway.admission.script_runner import ScriptRunner
 from gateway.admission.settlement_queue import SettlementQueue, spent, spent_nothing
 from gateway.admission.verdict import Reservation, Verdict
-from gateway.completion import Completion
+from gateway.completion import Broadcast
 from gateway.errors import QuotaUnanswered, QuotaUnavailable
 
 _MAX_CALLS: Final = 10_000  # as many plans
@@ -60,7 +61,7 @@ class RedisLimiter:
             self._runner,
             lease=self._leases.lease,
             max_open=max_open,
-            on_told=self._leases.hold,
+            on_told=self._leases.held.__setitem__,
         )
 
     @property
@@ -85,7 +86,7 @@ class RedisLimiter:
         call = self._calls.get(plan) or self._new_call(plan)
         tenant = call.tenant
         try:
-            reply = await self._store.call(call.command(reservation), tenant.slot)
+            reply = await self._store.call(call.beginning + asked(reservation), tenant.slot)
             if type(reply) is not list:  # an error, maybe only that the script is not known
                 reply = await self._ask_again(tenant, reservation)
             verdict = verdict_of(reply, plan)
@@ -95,7 +96,7 @@ class RedisLimiter:
         except QuotaUnavailable as away:
             return self._reserve_without_the_store(reservation, tenant, away)
         if verdict.refusal is None:
-            self._leases.hold(reservation.reservation_id, tenant)
+            self._leases.held[reservation.reservation_id] = tenant
         return verdict
 
     def _new_call(self, plan: QuotaPlan) -> ReserveCall:
@@ -140,28 +141,30 @@ class RedisLimiter:
         used_tokens: int,
         used_nano_usd: int,
         limited_tokens: int | None = None,
-    ) -> Completion[bool]:
+    ) -> Broadcast[bool]:
         """``limited_tokens``: those that count towards limits, if not all.
 
         True once the store has confirmed; False if it did not at once.
 
         Then it goes on in the background, whether or not somebody waits.
         """
+        reservation_id = reservation.reservation_id
         limited = used_tokens if limited_tokens is None else limited_tokens
-        if self._shares.has_admitted(reservation.reservation_id):
+        if reservation_id in self._shares.running:
             self._shares.settle(reservation, limited, self._monotonic_s())
-        used = spent(reservation.reservation_id, used_tokens, limited, used_nano_usd)
-        return self._put(reservation, used)
+        used = spent(reservation_id, used_tokens, limited, used_nano_usd)
+        tenant = self._leases.held.pop(reservation_id, None)
+        if tenant is None:  # decided without the store
+            tenant = self._tenants.tenant(reservation.plan.tenant_id)
+        return self._queue.put(tenant, reservation_id, used)
 
-    def release(self, reservation: Reservation) -> Completion[bool]:
+    def release(self, reservation: Reservation) -> Broadcast[bool]:
         """As ``settle``, for an ask that led to no request: gives the request back, too."""
         self._shares.release(reservation, self._monotonic_s())
-        return self._put(reservation, spent_nothing(reservation.reservation_id))
-
-    def _put(self, reservation: Reservation, used: bytes) -> Completion[bool]:
-        self._leases.drop(reservation.reservation_id)
+        self._leases.held.pop(reservation.reservation_id, None)
         tenant = self._tenants.tenant(reservation.plan.tenant_id)
-        return self._queue.put(tenant, reservation.reservation_id, used)
+        nothing = spent_nothing(reservation.reservation_id)
+        return self._queue.put(tenant, reservation.reservation_id, nothing)
 
     async def run(self) -> None:
         """Renews leases, and sends again what was not confirmed; runs until cancelled."""

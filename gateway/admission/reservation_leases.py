@@ -24,13 +24,7 @@ class ReservationLeases:
         self._runner = runner
         self._lease_s = lease_s
         self.lease = pack_number(int(lease_s * 1000))
-        self._held: dict[str, QuotaTenant] = {}  # by reservation id
-
-    def hold(self, reservation_id: str, tenant: QuotaTenant) -> None:
-        self._held[reservation_id] = tenant
-
-    def drop(self, reservation_id: str) -> None:
-        self._held.pop(reservation_id, None)
+        self.held: dict[str, QuotaTenant] = {}  # by reservation id
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -41,7 +35,7 @@ class ReservationLeases:
     async def _renew(self) -> None:
         """Not answered is not retried: the next renewal comes before the lease ends."""
         ids_by_tenant: dict[QuotaTenant, list[bytes]] = {}
-        for reservation_id, tenant in self._held.items():
+        for reservation_id, tenant in self.held.items():
             ids_by_tenant.setdefault(tenant, []).append(pack_id(reservation_id))
         for tenant, ids in ids_by_tenant.items():
             for first in range(0, len(ids), _MOST_AT_ONCE):

@@ -20,10 +20,7 @@ class ReserveCall(msgspec.Struct, frozen=True, eq=False):
     """The asks of one plan, packed as far as they are the same."""
 
     tenant: QuotaTenant
-    beginning: bytes
-
-    def command(self, reservation: Reservation) -> bytes:
-        return self.beginning + _asked(reservation)
+    beginning: bytes  # of the command: ``asked`` follows
 
 
 def reserve_call(lease: bytes, tenant: QuotaTenant, plan: QuotaPlan) -> ReserveCall:
@@ -40,11 +37,13 @@ def num_arguments_of(reservation: Reservation) -> int:
 def reserve_arguments(lease: bytes, reservation: Reservation, *, is_decided: bool) -> bytes:
     """``lease``: in milliseconds, packed."""
     how = _DECIDED if is_decided else _TO_DECIDE
-    return b"%b%b%b%b" % (lease, reservation.plan.arguments, how, _asked(reservation))
+    return b"%b%b%b%b" % (lease, reservation.plan.arguments, how, asked(reservation))
 
 
-def _asked(reservation: Reservation) -> bytes:
-    """Numbers with leading zeros: so their length is known, and Lua reads them all the same."""
+def asked(reservation: Reservation) -> bytes:
+    """What differs from ask to ask, packed.
+
+    Numbers with leading zeros: so their length is known, and Lua reads them all the same."""
     name = reservation.reservation_id.encode()
     return b"$20\r\n%020d\r\n$20\r\n%020d\r\n$20\r\n%020d\r\n$%d\r\n%b\r\n$10\r\n%010d\r\n" % (
         reservation.reserved_tokens,
@@ -60,10 +59,9 @@ def verdict_of(reply: object, plan: QuotaPlan) -> Verdict:
     """Raises QuotaUnavailable for what is no answer."""
     if type(reply) is not list or len(reply) != _NUM_REPLIED or type(reply[0]) is not int:
         raise QuotaUnavailable("The quota store answered something else.")
+    if reply[0] == 0:
+        return Verdict(Budget(*reply[_NUM_OF_REFUSAL:-1]), None, reply[-1])
     kind, rule, retry_after_ms, allowed, remaining = reply[:_NUM_OF_REFUSAL]
-    budget, shadows = Budget(*reply[_NUM_OF_REFUSAL:-1]), reply[-1]
-    if kind == 0:
-        return Verdict(budget, None, shadows)
     words = rule_in_words(plan.rules[rule - 1])
     refusal = Refusal(LIMIT_BY_NUMBER[kind], words, allowed, remaining, retry_after_ms)
-    return Verdict(msgspec.structs.replace(budget, retry_after_ms=retry_after_ms), refusal)
+    return Verdict(Budget(*(*reply[_NUM_OF_REFUSAL:-1], retry_after_ms)), refusal)

@@ -79,7 +79,8 @@ class _Connection(asyncio.Protocol):
         deadline_s = self._loop.time() + self._call_deadline_s
         self._pending.append((deadline_s, reply))
         self._unsent.append(command)
-        self._flush_soon()
+        if not self._is_flush_due:
+            self._flush_soon()
         if self._timer is None:
             self._timer = self._loop.call_at(deadline_s, self._check_oldest)
         return reply
@@ -87,7 +88,8 @@ class _Connection(asyncio.Protocol):
     def before_flush(self, callback: Callable[[], None]) -> None:
         """Calls it once, just before the next write: for calls that join until then."""
         self._before_flush.append(callback)
-        self._flush_soon()
+        if not self._is_flush_due:
+            self._flush_soon()
 
     def connection_made(  # type: ignore[override]  # uvloop's is a Transport in all but class
         self, transport: asyncio.Transport
@@ -127,9 +129,8 @@ class _Connection(asyncio.Protocol):
         return replies
 
     def _flush_soon(self) -> None:
-        if not self._is_flush_due:
-            self._is_flush_due = True
-            self._loop.call_soon(self._flush)
+        self._is_flush_due = True
+        self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         try:
@@ -189,19 +190,13 @@ class RespClient:
         self._sentinels = deque(address.sentinels)  # whoever answered last is asked first
         self._fault: str | None = None
         self.connected = asyncio.Event()
+        self.call: Callable[[bytes], Completion[object]] = _call_nobody
+        """Fails with QuotaUnavailable at once without a connection, else by the deadline."""
 
     @property
     def where(self) -> str:
         """For people; holds no password."""
         return self._address.words
-
-    def call(self, command: bytes) -> Completion[object]:
-        """Fails with QuotaUnavailable at once without a connection, else by the deadline."""
-        if self._connection is None:
-            reply: Completion[object] = Completion()
-            reply.fail(QuotaUnavailable("The quota store is not reachable."))
-            return reply
-        return self._connection.call(command)
 
     def before_flush(self, callback: Callable[[], None]) -> None:
         """Calls it once, just before the next write; at once without a connection."""
@@ -241,13 +236,14 @@ class RespClient:
         """How long it lasted, in seconds."""
         loop = asyncio.get_running_loop()
         self._connection, began_s = connection, loop.time()
+        self.call = connection.call
         self.connected.set()
         try:
             await connection.lost
             self._tell("lost")
             return loop.time() - began_s
         finally:
-            self._connection = None
+            self._connection, self.call = None, _call_nobody
             self.connected.clear()
             connection.abort()
 
@@ -314,6 +310,12 @@ def _check_role(reply: object) -> None:
     """Sentinels may be behind what has happened."""
     if not isinstance(reply, list) or reply[0] != b"master":
         raise QuotaRefused("READONLY")
+
+
+def _call_nobody(_: bytes) -> Completion[object]:
+    reply: Completion[object] = Completion()
+    reply.fail(QuotaUnavailable("The quota store is not reachable."))
+    return reply
 
 
 def _check_greeting(reply: object) -> None:

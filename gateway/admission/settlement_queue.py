@@ -20,7 +20,7 @@ from gateway.admission.reserve_call import num_arguments_of, reserve_arguments
 from gateway.admission.resp import pack_arguments
 from gateway.admission.script_runner import ScriptRunner, is_unknown_script
 from gateway.admission.verdict import Reservation
-from gateway.completion import Completion
+from gateway.completion import Broadcast, Completion
 from gateway.errors import QuotaRefused, QuotaUnavailable
 
 logger = logging.getLogger(__name__)
@@ -89,12 +89,12 @@ class SettlementQueue:
 
     def put_decision(self, tenant: QuotaTenant, reservation: Reservation) -> None:
         """What was admitted without the store: it is told as soon as it answers."""
-        settlement = Settlement(reservation.reservation_id, None, reservation, Completion())
+        settlement = Settlement(reservation.reservation_id, None, reservation, Broadcast())
         self._untold[reservation.reservation_id] = settlement
         self._num_open += 1
         self._owe(tenant, [settlement])
 
-    def put(self, tenant: QuotaTenant, reservation_id: str, spent: bytes) -> Completion[bool]:
+    def put(self, tenant: QuotaTenant, reservation_id: str, spent: bytes) -> Broadcast[bool]:
         """True once the store has confirmed; False if it did not at once.
 
         Then it goes on in the background, whether or not somebody waits.  ``spent``: as packed.
@@ -104,15 +104,16 @@ class SettlementQueue:
             untold.spent = spent
             untold.is_confirmed.resolve(False)
             return untold.is_confirmed
-        settlement = Settlement(reservation_id, spent, None, Completion())
         self._num_open += 1
         is_first = not self._joining
         if not tenant.joining:
+            tenant.is_confirmed = Broadcast()
             self._joining.append(tenant)
-        tenant.joining.append(settlement)
+        is_confirmed = tenant.is_confirmed
+        tenant.joining.append(Settlement(reservation_id, spent, None, is_confirmed))
         if is_first:
             self._store.before_flush(self._send_joined)
-        return settlement.is_confirmed
+        return is_confirmed
 
     async def run(self) -> None:
         """Sends again what is owed; runs until cancelled."""
@@ -226,7 +227,8 @@ class SettlementQueue:
     def _confirm(self, settlements: Sequence[Settlement]) -> None:
         self._close(len(settlements))
         for settlement in settlements:
-            settlement.is_confirmed.resolve(True)
+            if not settlement.is_confirmed.is_done:  # all of a command share it
+                settlement.is_confirmed.resolve(True)
 
     def _close(self, num_settlements: int) -> None:
         self._num_open -= num_settlements

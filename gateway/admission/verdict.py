@@ -31,29 +31,17 @@ class LimitKind(enum.Enum):
     NANO_USD_PER_DAY = ("nano-dollars per day", 6)
     NANO_USD_PER_MONTH = ("nano-dollars per month", 7)
 
-    @property
-    def words(self) -> str:
-        return self.value[0]
-
-    @property
-    def unit(self) -> str:
-        """OpenAI's ``type`` of a refusal: ``tokens``, ``requests``, or in kind."""
-        return self.words.rpartition(" per ")[0].replace(" ", "_") or "concurrent_requests"
-
-    @property
-    def is_budget(self) -> bool:
-        return self.value[1] > LimitKind.CONCURRENT_REQUESTS.value[1]
-
-    @property
-    def counts_requests(self) -> bool:
-        return self in (LimitKind.REQUESTS_PER_MINUTE, LimitKind.CONCURRENT_REQUESTS)
-
-    @property
-    def counts_money(self) -> bool:
-        return self in (LimitKind.NANO_USD_PER_DAY, LimitKind.NANO_USD_PER_MONTH)
+    def __init__(self, words: str, number: int) -> None:
+        self.words = words
+        self.number = number
+        self.is_budget = words.endswith(("day", "month"))
+        self.counts_requests = "requests" in words
+        self.counts_money = "dollars" in words
+        # OpenAI's ``type`` of a refusal: ``tokens``, ``requests``, or in kind.
+        self.unit = words.rpartition(" per ")[0].replace(" ", "_") or "concurrent_requests"
 
 
-LIMIT_BY_NUMBER = {kind.value[1]: kind for kind in LimitKind}
+LIMIT_BY_NUMBER = {kind.number: kind for kind in LimitKind}
 
 
 class Budget(msgspec.Struct, frozen=True):

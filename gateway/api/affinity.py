@@ -40,23 +40,19 @@ def prompt_affinity(tenant_salt: bytes, prompt: bytes) -> Affinity:
 
 def chat_affinity(tenant_salt: bytes, messages: bytes, tools: bytes) -> Affinity:
     """As ``prompt_affinity``."""
-    leading, question = _opening(messages)
-    shared = (tools + leading)[:_MAX_LEADING_BYTES]
-    conversation = tenant_salt + b"m" + shared + b"\n" + question[:_MAX_QUESTION_BYTES]
-    if len(shared) < _MIN_LEADING_BYTES:
-        return Affinity(conversation, conversation)
-    return Affinity(tenant_salt + b"l" + shared, conversation)
-
-
-def _opening(messages: bytes) -> tuple[bytes, bytes]:
-    """The raw messages before the first of the user's, and that one."""
-    leading: list[bytes] = []
+    leading: list[bytes] = []  # before the first of the user's
+    question = b""
     for message in _messages_decoder.decode(messages):
         raw = bytes(message)
         if raw.startswith(_USER_FIRST) or _is_users(raw):
-            return b"\n".join(leading), raw
+            question = raw[:_MAX_QUESTION_BYTES]
+            break
         leading.append(raw)
-    return b"\n".join(leading), b""
+    shared = (tools + b"\n".join(leading))[:_MAX_LEADING_BYTES]
+    conversation = tenant_salt + b"m" + shared + b"\n" + question
+    if len(shared) < _MIN_LEADING_BYTES:
+        return Affinity(conversation, conversation)
+    return Affinity(tenant_salt + b"l" + shared, conversation)
 
 
 def _is_users(message: bytes) -> bool:

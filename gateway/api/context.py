@@ -13,12 +13,14 @@ class Operation(enum.StrEnum):
     """What the data plane does, spelled as usage events spell their ``endpoint``."""
 
     path: str
+    path_bytes: bytes
 
     CHAT_COMPLETIONS = "chat.completions"
     COMPLETIONS = "completions"
 
     def __init__(self, name: str) -> None:
         self.path = "/v1/" + name.replace(".", "/")
+        self.path_bytes = self.path.encode()
 
 
 class InferenceRequest(msgspec.Struct, frozen=True):

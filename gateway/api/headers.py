@@ -34,18 +34,19 @@ def route_header(decision: Decision, costs: str) -> bytes:
     return f"{HEADER_ROUTE}: {printable}\r\n".encode()
 
 
-def rate_limit_headers(budget: Budget | None) -> bytes:
-    """OpenAI's six and the IETF's two, or nothing where no decision was made.
+def rate_limit_headers(budget: Budget) -> bytes:
+    """OpenAI's six and the IETF's two.
 
     https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/11/: a policy is a quota
     of units in a window of seconds; ``r`` are left of it for the next ``t`` seconds.
     """
-    if budget is None:
-        return b""
     requests_ms, tokens_ms = budget.requests_reset_ms, budget.tokens_reset_ms
     requests_left, tokens_left = budget.requests_remaining, budget.tokens_remaining
     limits, policy = _of_limits(budget.requests_limit, budget.tokens_limit)
-    window_ms = budget.retry_after_ms  # never beyond Retry-After, which the draft forbids
+    requests_s, tokens_s = -(-requests_ms // 1000), -(-tokens_ms // 1000)
+    if budget.retry_after_ms is not None:  # never beyond it, which the draft forbids
+        most_s = whole_seconds(budget.retry_after_ms)
+        requests_s, tokens_s = min(requests_s, most_s), min(tokens_s, most_s)
     return (
         b"%bx-ratelimit-remaining-requests: %d\r\nx-ratelimit-remaining-tokens: %d\r\n"
         b"x-ratelimit-reset-requests: %b\r\nx-ratelimit-reset-tokens: %b\r\n"
@@ -58,9 +59,9 @@ def rate_limit_headers(budget: Budget | None) -> bytes:
         b"%dms" % tokens_ms if tokens_ms < 1000 else format_duration(tokens_ms),
         policy,
         requests_left,
-        whole_seconds(requests_ms if window_ms is None else min(requests_ms, window_ms)),
+        requests_s,
         tokens_left,
-        whole_seconds(tokens_ms if window_ms is None else min(tokens_ms, window_ms)),
+        tokens_s,
     )
 
 

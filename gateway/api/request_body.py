@@ -10,10 +10,12 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET
 
+from contracts.admission import CompletionBound
 from contracts.policy import Limits
 from contracts.replica_api import CACHE_SALT_FIELD, GATEWAY_OWNED_FIELDS, PRIORITY_FIELD
 from gateway.admission.cost import CostModel
-from gateway.admission.estimate import completion_prompt, num_prompts, text_prompt
+from gateway.admission.estimate import completion_prompt, num_prompts
+from gateway.admission.prompt_mix import mix_of
 from gateway.api.affinity import chat_affinity, clients_affinity, prompt_affinity
 from gateway.api.context import InferenceRequest, Operation
 from gateway.api.schemas import ABSENT, ChatCompletionBody, CompletionBody, StreamOptions
@@ -69,7 +71,8 @@ class RequestReader:
                 raise _not_for_clients(body)
             share = partial(_share_of, body, grant.salt, session)
             model = self.models.resolve(body.model, share)
-            grant = grant.for_model(model)
+            if grant.by_model:
+                grant = grant.for_model(model)
             if grant.scope is not None:
                 grant.scope.check(operation, model)
             request = self._request(operation, body, model, grant, session)
@@ -83,14 +86,19 @@ class RequestReader:
     ) -> InferenceRequest:
         if isinstance(body, ChatCompletionBody):
             raw = bytes(body.messages)
-            prompt, num_choices = _measure_chat(body, raw)
+            if not raw.startswith(b"["):
+                raise InvalidRequest("Expected 'messages' to be an array.", param="messages")
+            num_bytes = len(raw)
+            if body.tools is not ABSENT:  # which the chat template writes into the prompt
+                num_bytes += len(bytes(body.tools))
+            prompt, num_choices = Prompt(num_bytes, mix_of(raw)), 1 if body.n is None else body.n
         else:
             raw = bytes(body.prompt)
             prompt, num_choices = _measure_completion(body, raw)
-        options = body.stream_options
-        tenant, policy = grant.tenant.tenant_id, grant.admission
-        bound = _completion_bound(body, grant.limits)
-        reserved = self.costs.answer_tokens(tenant, policy, model, at_most=bound)
+        options, policy = body.stream_options, grant.admission
+        reserved = bound = _completion_bound(body, grant.limits)
+        if policy.completion_bound is not CompletionBound.ASKED:
+            reserved = self.costs.answer_tokens(grant.tenant.tenant_id, model, at_most=bound)
         return InferenceRequest(
             operation,
             model_requested=body.model,
@@ -126,15 +134,6 @@ def _decode(operation: Operation, raw_body: bytes) -> Body:
 def _not_for_clients(body: Body) -> InvalidRequest:
     name = next(n for n in sorted(GATEWAY_OWNED_FIELDS) if getattr(body, n) is not ABSENT)
     return InvalidRequest(f"{name} is not for clients to set.", param=name)
-
-
-def _measure_chat(body: ChatCompletionBody, messages: bytes) -> tuple[Prompt, int]:
-    """The prompt, with tools, which the chat template writes into it, and its choices."""
-    if not messages.startswith(b"["):
-        raise InvalidRequest("Expected 'messages' to be an array.", param="messages")
-    num_tool_bytes = 0 if body.tools is ABSENT else len(bytes(body.tools))
-    measured = text_prompt(messages, num_tool_bytes)
-    return measured, 1 if body.n is None else body.n
 
 
 def _measure_completion(body: CompletionBody, prompt: bytes) -> tuple[Prompt, int]:
@@ -176,19 +175,13 @@ def _text_of(body: Body, tenant_salt: bytes, model: str) -> PromptText:
     return prompt_text(seed, bytes(body.prompt)[:-1])
 
 
-def check_prompt_fits(request: InferenceRequest, grant: Grant) -> None:
-    """Raises InvalidRequest for a prompt that the tenant may not send."""
-    if request.estimated_prompt_tokens > grant.admission.max_prompt_tokens:
-        raise _too_long(request, grant)
-
-
 def check_prompt_may_fit(request: InferenceRequest, grant: Grant) -> None:
     """Before it is counted.  Raises InvalidRequest for one so long that counting is no use."""
     if request.estimated_prompt_tokens > grant.admission.max_prompt_tokens * _MOST_TOO_HIGH:
-        raise _too_long(request, grant)
+        raise prompt_too_long(request, grant)
 
 
-def _too_long(request: InferenceRequest, grant: Grant) -> InvalidRequest:
+def prompt_too_long(request: InferenceRequest, grant: Grant) -> InvalidRequest:
     num_tokens, limit = request.estimated_prompt_tokens, grant.admission.max_prompt_tokens
     return InvalidRequest(
         f"The prompt may hold at most {limit} tokens, it has about {num_tokens}.",
@@ -198,20 +191,17 @@ def _too_long(request: InferenceRequest, grant: Grant) -> InvalidRequest:
 
 def _completion_bound(body: Body, limits: Limits) -> int:
     """Most tokens of one choice.  Whichever field the replica obeys, the bound holds."""
-    bound = 0  # what is asked for is more
+    bound, name = 0, "max_tokens"  # what is asked for is more
     if isinstance(body.max_tokens, int):
-        bound = _checked("max_tokens", body.max_tokens, limits)
-    if body.max_completion_tokens is not None:
-        bound = max(bound, _checked("max_completion_tokens", body.max_completion_tokens, limits))
-    return limits.default_completion_tokens if bound == 0 else bound
-
-
-def _checked(name: str, asked: int, limits: Limits) -> int:
-    if asked > limits.max_completion_tokens:
+        bound = body.max_tokens
+    asked = body.max_completion_tokens
+    if asked is not None and asked > bound:
+        bound, name = asked, "max_completion_tokens"
+    if bound > limits.max_completion_tokens:
         raise InvalidRequest(
-            f"{name} may be at most {limits.max_completion_tokens}, got {asked}.", param=name
+            f"{name} may be at most {limits.max_completion_tokens}, got {bound}.", param=name
         )
-    return asked
+    return limits.default_completion_tokens if bound == 0 else bound
 
 
 # What the replica gets

@@ -14,12 +14,11 @@ import logging
 import os
 import queue
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
 from contracts.spool import frame, segment_name
 from gateway.backoff import backoff_s
-from gateway.completion import Completion
+from gateway.completion import Broadcast
 from gateway.errors import SpoolUnavailable
 
 logger = logging.getLogger(__name__)
@@ -28,11 +27,12 @@ _BACKOFF_S = (0.05, 0.1, 0.25, 0.5, 1.0)
 _MAX_GATHERED_EVENTS = 20_000  # behind one write; seconds of full load, some 15 MB
 
 
-@dataclass(slots=True)
 class _Batch:
-    lines: list[bytes]
-    committed: list[Completion[None]]
-    since_s: float = 0.0  # of its oldest event, on the event loop's clock
+    since_s = 0.0  # of its oldest event, on the event loop's clock
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self.committed: Broadcast[None] = Broadcast()
 
 
 class Segment:
@@ -77,6 +77,10 @@ class Segment:
             raise FileNotFoundError(errno.ENOENT, "another file has taken the segment's place")
 
 
+def _not_in_time() -> SpoolUnavailable:
+    return SpoolUnavailable("The usage of this request could not be recorded in time.")
+
+
 def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -106,11 +110,11 @@ class Spool:
         self._segment_bytes = segment_bytes
         self._hold_s, self._gather_s = hold_s, gather_s
         self._loop = asyncio.get_running_loop()
-        self._gathered = _Batch([], [])
+        self._gathered = _Batch()
         self._writing: _Batch | None = None
         self._hold_check: asyncio.TimerHandle | None = None
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._is_idle = True  # nothing gathers, and nothing is being written
+        self._all_written: asyncio.Event | None = None  # set while somebody waits for it
         self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._thread = threading.Thread(
@@ -128,31 +132,31 @@ class Spool:
         self._open_segment()
         self._thread.start()
 
-    def append(self, event: bytes) -> Completion[None]:
+    def append(self, event: bytes) -> Broadcast[None]:
         """Writes the event that bears ``next_seq``.
 
         Fails with SpoolUnavailable when that takes too long; it is written all the same.
         """
         line = frame(event)
         self.next_seq += 1
-        committed: Completion[None] = Completion()
         gathered = self._gathered
         if not gathered.lines:
             gathered.since_s = self._loop.time()
         gathered.lines.append(line)
-        gathered.committed.append(committed)
         if len(gathered.lines) == _MAX_GATHERED_EVENTS:
             self._fall_behind()
-        if self._idle.is_set():
-            self._idle.clear()
+        if self._is_idle:
+            self._is_idle = False
             self._hand_over_soon()
-        return committed
+        return gathered.committed
 
     async def stop(self, timeout_s: float) -> int:
         """Waits for open events; returns how many could not be written."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
+        if not self._is_idle:
+            self._all_written = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._all_written.wait()
         if self._num_open():
             logger.error("usage events left unwritten", extra={"num_events": self._num_open()})
         self._stopping.set()
@@ -174,21 +178,22 @@ class Spool:
             self._loop.call_later(self._gather_s, self._hand_over)
 
     def _hand_over(self) -> None:
-        self._writing, self._gathered = self._gathered, _Batch([], [])
+        self._writing, self._gathered = self._gathered, _Batch()
         self._batches.put(self._writing)
         if self._hold_check is None:
             self._check_hold()
 
     def _committed(self, batch: _Batch) -> None:
         self.is_failing = False
-        self.num_committed += len(batch.committed)
+        self.num_committed += len(batch.lines)
         self._writing = None
         if self._gathered.lines:
             self._hand_over_soon()
         else:
-            self._idle.set()
-        for committed in batch.committed:
-            committed.resolve(None)
+            self._is_idle = True
+            if self._all_written is not None:
+                self._all_written.set()
+        batch.committed.resolve(None)
 
     def _check_hold(self) -> None:
         """Looks at both batches now and then, instead of a timer per event."""
@@ -198,9 +203,8 @@ class Spool:
         late = [batch for batch in waiting if batch.since_s <= latest_s]
         if late:
             self._fall_behind()
-        for committed in [committed for batch in late for committed in batch.committed]:
-            message = "The usage of this request could not be recorded in time."
-            committed.fail(SpoolUnavailable(message))
+        for batch in late:
+            batch.committed.fail(_not_in_time)
         if waiting:
             self._hold_check = self._loop.call_later(self._hold_s / 8, self._check_hold)
 

@@ -4,16 +4,14 @@ import msgspec
 
 from contracts.names import HEADER_EVENT_ID, HEADER_REQUEST_ID, HEADER_TENANT_ID
 from contracts.replica_api import CODE_NOT_SUPPORTED
-from gateway.api.context import RequestContext
 from gateway.errors import GatewayError, UpstreamAnswerTooLarge, UpstreamRefused
-from gateway.exchange import Exchange
 from gateway.providers.anthropic_answer import AnthropicAnswer
 from gateway.resilience.retries import is_retriable
 from gateway.routing.replica import Replica
 from gateway.routing.stay import Stay
 from gateway.upstream.response import UpstreamResponse
 
-_REQUEST_HEADERS = (
+REQUEST_HEADERS = (  # with the ids of request, event and tenant, and what the client sent
     f"{HEADER_REQUEST_ID}: %b\r\n{HEADER_EVENT_ID}: %b\r\n{HEADER_TENANT_ID}: %b\r\n"
     "content-type: application/json\r\n%b"
 ).encode()
@@ -50,8 +48,3 @@ def may_fall_back(failure: GatewayError) -> bool:
     if not isinstance(failure, UpstreamRefused):
         return True
     return not failure.is_clients_fault or _NOT_SUPPORTED in failure.error
-
-
-def request_headers(exchange: Exchange, context: RequestContext, request_id: str) -> bytes:
-    account = context.event_id.encode(), context.grant.tenant.tenant_id.encode()
-    return _REQUEST_HEADERS % (request_id.encode(), *account, exchange.head.forwarded)

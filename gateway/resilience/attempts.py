@@ -14,6 +14,7 @@ from gateway.api.headers import route_costs, route_header
 from gateway.api.upstream_errors import refusal
 from gateway.errors import (
     GatewayError,
+    Interrupted,
     NoReplicaAvailable,
     UpstreamError,
     UpstreamRefused,
@@ -24,7 +25,7 @@ from gateway.fleet import Fleet
 from gateway.metering import Meter
 from gateway.providers.anthropic_answer import AnthropicAnswer
 from gateway.providers.provider import Api, Provider
-from gateway.resilience.attempt import Attempt, is_replicas_end, may_retry, request_headers
+from gateway.resilience.attempt import REQUEST_HEADERS, Attempt, is_replicas_end, may_retry
 from gateway.resilience.fallback import Target
 from gateway.resilience.pause import pause
 from gateway.resilience.resumable_answer import ResumableAnswer
@@ -45,6 +46,7 @@ _LOOK_S = 0.1  # for a replica to resume on, while none is ready
 class Attempts:
     current: Attempt | None = None
     answer: ResumableAnswer | None = None  # None: the current attempt's cannot be resumed
+    _provider: Provider | None = None  # None: our own replicas
     _num_begun = 0
     _num_begun_before = 0  # by those whose turn is over
     _num_retries = 0
@@ -64,7 +66,6 @@ class Attempts:
         self._context = context
         self._meter = meter
         self._tried: set[str] = set()
-        self._provider: Provider | None = None  # None: our own replicas
 
     @property
     def translation(self) -> AnthropicAnswer | None:
@@ -80,13 +81,6 @@ class Attempts:
         self._tried.clear()
         self.answer = self._retry_after_ms = None
         self._meter.turn()
-
-    async def open(self) -> UpstreamResponse:
-        """The first answer with a head, from whichever replica gives one.
-
-        Raises UpstreamError, NoReplicaAvailable, Interrupted.
-        """
-        return await self._open(self._tried)
 
     def note_failure(self, failure: GatewayError) -> None:
         """Of an answer that had begun."""
@@ -118,7 +112,7 @@ class Attempts:
         has_looked = False
         while True:
             try:
-                response = await self._open(tried)
+                response = await self.open(tried)
             except NoReplicaAvailable:
                 if clock.monotonic_s() >= deadline_s:
                     raise failure from None
@@ -136,25 +130,19 @@ class Attempts:
                     continue
                 self._pass_over(tried, failure)
 
-    def _begin(self, tried: set[str]) -> Attempt:
-        """Raises NoReplicaAvailable."""
-        if self._provider is None:
-            return self._begin_with(self._choose(tried))
-        name, model = self._provider.name, self._context.request.model
-        if name in tried or (
-            self._retries.breakers and name in self._retries.breakers.barred(model)
-        ):
-            raise NoReplicaAvailable("The provider cannot take this request now.")
-        return self._begin_at(self._provider)
+    def _begin_at(self, provider: Provider, tried: set[str]) -> Attempt:
+        """Sends it there, with nothing of ours or the tenant's but what was asked.
 
-    def _begin_at(self, provider: Provider) -> Attempt:
-        """Sends it there, with nothing of ours or the tenant's but what was asked."""
+        Raises NoReplicaAvailable.
+        """
         request, replica = self._context.request, provider.replica
+        if provider.name in tried or provider.name in self._retries.breakers.barred(request.model):
+            raise NoReplicaAvailable("The provider cannot take this request now.")
         self._num_begun += 1
         began_s = self._fleet.clock.monotonic_s()
         path = provider.path_of(request.operation).encode()
         response = replica.client.post(path, provider.headers, self._exchange.body)
-        probe = self._probe_of(provider.name)
+        probe = self._retries.breakers.begin(request.model, provider.name)
         stay = Stay(replica, request.estimated_prompt_tokens, request.estimated_tokens, None)
         meter = self._meter
         meter.replica, meter.provider, meter.attempt = provider.name, provider.name, self._num_begun
@@ -171,53 +159,67 @@ class Attempts:
 
     def _begin_with(self, decision: Decision) -> Attempt:
         """Sends the request to the replica that was decided for."""
-        replica = self._fleet.pool[decision.endpoint.name]
-        request_id = f"{self._context.request_id}-{self._num_begun}"
+        fleet, context, meter = self._fleet, self._context, self._meter
+        replica = fleet.pool[decision.endpoint.name]
+        request_id = f"{context.request_id}-{self._num_begun}"
         self._num_begun += 1
-        request = self._context.request
-        began_s = self._fleet.clock.monotonic_s()
+        request, breakers = context.request, self._retries.breakers
+        began_s = fleet.clock.monotonic_s()
         response = replica.client.post(
-            request.operation.path.encode(),
-            request_headers(self._exchange, self._context, request_id),
+            request.operation.path_bytes,
+            REQUEST_HEADERS
+            % (
+                request_id.encode(),
+                context.event_id.encode(),
+                context.grant.tenant.tenant_id.encode(),
+                self._exchange.head.forwarded,
+            ),
             self._body_for(replica),
         )
-        probe = self._probe_of(replica.name)
-        stay = self._fleet.begin(decision, request, began_s, request_id)
+        probe = breakers.begin(request.model, replica.name) if breakers.failing else None
+        stay = fleet.begin(replica, request, began_s, decision.cached_tokens, request_id)
         if replica.prompt_tokens is not None and request.text is not None:
             replica.prompt_tokens.ask(request.text, self._exchange.body)
-        meter = self._meter
         meter.replica, meter.attempt = replica.name, self._num_begun
         meter.sent_monotonic_s = began_s
         meter.route, meter.home = decision.reason, decision.home
-        if self._fleet.limits.explains_routes and self._exchange.header(_EXPLAIN) is not None:
+        if fleet.limits.explains_routes and self._exchange.header(_EXPLAIN) is not None:
             meter.route_costs = route_costs(decision)
             meter.explanation = route_header(decision, meter.route_costs)
-        self.current = Attempt(replica, request_id, response, began_s, stay, probe)
-        return self.current
+        self.current = attempt = Attempt(replica, request_id, response, began_s, stay, probe)
+        return attempt
 
     def close(self, *, is_complete: bool) -> None:
         """Nothing more is wanted of the current one, which may have ended well; idempotent."""
         attempt, self.current = self.current, None
         self._exchange.body = b""
         if attempt is not None:
-            breakers, model = self._retries.breakers, self._context.request.model
-            if breakers and is_complete:
-                breakers.succeeded(model, attempt.replica.name, attempt.probe)
-            elif breakers:
-                breakers.undecided(model, attempt.replica.name, attempt.probe)
+            if self._retries.breakers.failing:
+                self._note_end(attempt, is_complete=is_complete)
             self._fleet.end(attempt.stay)
-            if is_complete:
-                attempt.response.discard()
-            else:
+            if not is_complete:
                 attempt.response.cancel()
+            elif not attempt.response.is_ended:
+                attempt.response.discard()
 
-    async def _open(self, tried: set[str]) -> UpstreamResponse:
+    async def open(self, tried: set[str] | None = None) -> UpstreamResponse:
+        """The first answer with a head, from whichever replica gives one.
+
+        Raises UpstreamError, NoReplicaAvailable, Interrupted.
+        """
+        tried = self._tried if tried is None else tried
+        exchange = self._exchange
         while True:
-            self._exchange.raise_if_interrupted()  # nothing is sent for a client that left
-            attempt = self._begin(tried)
+            if exchange.interruption is not None:  # nothing is sent for a client that left
+                raise Interrupted(*exchange.interruption)
+            if self._provider is None:
+                attempt = self._begin_with(self._choose(tried))
+            else:
+                attempt = self._begin_at(self._provider, tried)
             response = attempt.response
             try:
-                await self._exchange.watch(response.head)
+                exchange.watched = response.head
+                await response.head
             except UpstreamUnreachable:
                 self._fleet.pool.mark_unreachable(attempt.replica.name)
                 self._note_failure()
@@ -226,7 +228,8 @@ class Attempts:
                 self._note_failure()
                 raise
             else:
-                self._note_status(response.status)
+                if response.status != 200 or self._retries.breakers.failing:
+                    self._note_status(response.status)
                 if response.status != 503 or not self._is_turned_away(attempt):
                     return response
                 self._note_retry_after(response)
@@ -307,10 +310,10 @@ class Attempts:
             return False
         return self._fleet.has_candidate(self._context.request, tried)
 
-    def _probe_of(self, name: str) -> int | None:
-        """The request that goes there may be the one on which a breaker waits."""
+    def _note_end(self, attempt: Attempt, *, is_complete: bool) -> None:
         breakers = self._retries.breakers
-        return breakers.begin(self._context.request.model, name) if breakers else None
+        note = breakers.succeeded if is_complete else breakers.undecided
+        note(self._context.request.model, attempt.replica.name, attempt.probe)
 
     def _note_status(self, status: int) -> None:
         breakers, attempt = self._retries.breakers, self.current
@@ -318,8 +321,6 @@ class Attempts:
         told = self._context.request.model, attempt.replica.name, attempt.probe
         if is_replicas_failure(status):
             breakers.failed(*told)
-        elif not breakers:
-            return
         elif status == 503:
             breakers.undecided(*told)  # full, or leaving: neither well nor ill
         elif status == 200:
@@ -335,29 +336,24 @@ class Attempts:
         )
 
     def _choose(self, tried: set[str]) -> Decision:
-        barred: Collection[str] = ()
-        if self._retries.breakers:
-            barred = self._retries.breakers.barred(self._context.request.model)
-        try:
-            return self._choose_but({*tried, *barred} if barred else tried)
-        except NoReplicaAvailable:
-            if not barred:
-                raise
-            return self._choose_but(tried)  # rather one that fails than none
-
-    def _choose_but(self, tried: set[str]) -> Decision:
-        request, is_resuming = self._context.request, self._meter.num_breaks > 0
+        request, barred = self._context.request, frozenset[str]()
+        if self._retries.breakers.failing:
+            barred = self._retries.breakers.barred(request.model)
         target_ms = self._context.grant.admission.ttft_target_ms
-        try:
-            decision = self._fleet.choose(request, tried, target_ms)
-            while is_resuming and not self._can_resume(decision):
+        while True:
+            try:
+                avoided = {*tried, *barred} if barred else tried
+                decision = self._fleet.choose(request, avoided, target_ms)
+            except NoReplicaAvailable as error:
+                if not barred:
+                    if self._retry_after_ms is not None:
+                        error.retry_after_ms = self._retry_after_ms
+                    raise
+                barred = frozenset()  # rather one that fails than none
+            else:
+                if not self._meter.num_breaks or self._can_resume(decision):
+                    return decision
                 tried.add(decision.endpoint.name)
-                decision = self._fleet.choose(request, tried, target_ms)
-        except NoReplicaAvailable as error:
-            if self._retry_after_ms is not None:
-                error.retry_after_ms = self._retry_after_ms
-            raise
-        return decision
 
     def _can_resume(self, decision: Decision) -> bool:
         """One of another make cannot."""
@@ -365,7 +361,7 @@ class Attempts:
 
     def _body_for(self, replica: Replica) -> bytes:
         request, body = self._context.request, self._exchange.body
-        if not (replica.has_reported and request.is_resumable):
+        if not replica.has_reported or not request.is_resumable:
             self.answer = None
             return body
         if self.answer is None:

@@ -7,7 +7,7 @@ full.
 """
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sized
 from enum import StrEnum
 from typing import Final
 
@@ -46,26 +46,22 @@ class Breakers:
     def __init__(self, monotonic_s: Callable[[], float]) -> None:
         self._monotonic_s = monotonic_s
         self._breakers: dict[tuple[str, str], _Breaker] = {}  # by model and replica
+        self.failing: Sized = self._breakers
+        """Empty while nobody has failed lately: then there is nothing to ask or to tell but a
+        failure."""
         self._num_probes = 0
         self.num_openings = 0
 
-    def __bool__(self) -> bool:
-        """Somebody has failed lately."""
-        return bool(self._breakers)
-
-    def __len__(self) -> int:
-        return len(self._breakers)
-
-    def barred(self, model: str) -> Collection[str]:
+    def barred(self, model: str) -> frozenset[str]:
         """The replicas that get no request for the model now."""
         now_s = self._monotonic_s()
         self._forget(now_s)
-        return {
+        return frozenset(
             replica
             for (of_model, replica), breaker in self._breakers.items()
             if of_model == model and breaker.probe_at_s is not None
             if breaker.probe is not None or now_s < breaker.probe_at_s
-        }
+        )
 
     def begin(self, model: str, replica: str) -> int | None:
         """A request goes there.  The probe's number, if it is one: its end is told with that."""

@@ -110,7 +110,9 @@ class ResumableAnswer:
         has_text = _NO_TEXT[0] not in event and _NO_TEXT[1] not in event
         if not has_text and _NO_LOGPROBS in event:  # nor would there be one without ids
             return b""
-        return self._in_envelope(event)
+        if self._is_resumed or self._envelope is None:
+            return self._in_envelope(event)
+        return event
 
     def usage_event(self, usage: Usage) -> bytes:
         """In place of a resumed replica's, which counts what it was given as its prompt."""

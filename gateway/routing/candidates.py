@@ -2,9 +2,12 @@
 for a decision among a thousand must not look at each."""
 
 from collections.abc import Collection, Sequence
+from typing import Final
 
 from gateway.routing.endpoint import Endpoint, LoadSum
 from gateway.routing.ring import PrefixRing
+
+_MAX_WALKS: Final = 1_024
 
 
 class Candidates:
@@ -18,12 +21,24 @@ class Candidates:
         self.places = {endpoint.name: place for place, endpoint in enumerate(endpoints)}
         self.places_by_bit = {endpoint.block_bit: place for place, endpoint in enumerate(endpoints)}
         self.bits = sum(bit for bit in self.places_by_bit if bit)  # of those that tell their blocks
+        self._walks: dict[int, Sequence[int]] = {}
         self.is_even = False
         self.look()
         self.load = LoadSum(sum(endpoint.load_tokens for endpoint in endpoints))
 
     def __len__(self) -> int:
         return len(self.endpoints)
+
+    def walk(self, point: int) -> Sequence[int]:
+        """All places in the ring's order, from a point on that is asked for often."""
+        walk = self._walks.get(point)
+        if walk is None:
+            if len(self._walks) >= _MAX_WALKS:
+                self._walks.clear()
+            names = self.ring.walk(point)
+            walk = [self.places[name] for name in names if name in self.places]
+            self._walks[point] = walk
+        return walk
 
     def look(self) -> None:
         """Whether all are as fast as another, and warm."""

@@ -16,7 +16,7 @@ _CALM_TICKS: Final = 20  # without pressure before an owner is let go
 class HotPrefixes:
     def __init__(self) -> None:
         self._uses: dict[int, float] = {}  # by the key's point on the ring, fading
-        self._owners: dict[int, int] = {}  # by the key's point on the ring; two or more
+        self.owners: dict[int, int] = {}  # by the key's point on the ring; two or more
         self._calm: OrderedDict[int, int] = OrderedDict()  # ticks since it was pressed
 
     def use(self, point: int) -> float:
@@ -30,19 +30,19 @@ class HotPrefixes:
         return uses
 
     def num_owners(self, point: int) -> int:
-        return self._owners.get(point, 1)
+        return self.owners.get(point, 1)
 
     def grow(self, point: int, num_owners: int) -> None:
         """It was pressed, and has so many owners from now on."""
-        self._owners[point] = num_owners
+        self.owners[point] = num_owners
         self.press(point)
-        if len(self._owners) > _MAX_PREFIXES:
+        if len(self.owners) > _MAX_PREFIXES:
             oldest, _ = self._calm.popitem(last=False)
-            del self._owners[oldest]
+            del self.owners[oldest]
 
     def press(self, point: int) -> None:
         """Those that it has are wanted."""
-        if point in self._owners:
+        if point in self.owners:
             self._calm[point] = 0
             self._calm.move_to_end(point)
 
@@ -54,6 +54,6 @@ class HotPrefixes:
             self._calm[point] += 1
             if self._calm[point] >= _CALM_TICKS:
                 self._calm[point] = 0
-                self._owners[point] -= 1
-                if self._owners[point] == 1:
-                    del self._owners[point], self._calm[point]
+                self.owners[point] -= 1
+                if self.owners[point] == 1:
+                    del self.owners[point], self._calm[point]

@@ -48,8 +48,8 @@ class ReplicaPool:
         self._began_s = clock.monotonic_s()
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None  # while it watches
-        self._known_models = frozenset[str]()  # ready or not
-        self._ready_models = frozenset[str]()
+        self._own_names = frozenset[str]()  # of models, ready or not, that are no aliases
+        self.ready_models = frozenset[str]()  # served now
         self._created_unix_s: dict[str, int] = {}
         self.ring = PrefixRing(self._replicas)  # ready or not: those that come back keep their keys
         self.is_blind = True  # nobody knows what other gateways send
@@ -85,10 +85,10 @@ class ReplicaPool:
 
         Raises ModelNotFound, or NoReplicaAvailable if nobody can say.
         """
-        if model in self._aliases:
-            return self._aliases.resolve(model, share, self._ready_models)
-        if model in self._known_models:
+        if model in self._own_names:
             return model
+        if model in self._aliases:
+            return self._aliases.resolve(model, share, self.ready_models)
         if any(replica.models is None for replica in self._replicas.values()):
             raise NoReplicaAvailable("The replicas have not told yet which models they serve.")
         raise self.not_found(model)
@@ -271,9 +271,9 @@ class ReplicaPool:
     def _changed_models(self) -> None:
         self.version += 1
         known = [r.models for r in self._replicas.values() if r.models is not None]
-        self._known_models = frozenset[str]().union(*known)
+        self._own_names = frozenset(m for models in known for m in models if m not in self._aliases)
         ready = [r.endpoint.models for r in self._replicas.values() if r.is_ready]
-        self._ready_models = frozenset[str]().union(*ready)
+        self.ready_models = frozenset[str]().union(*ready)
 
 
 def _compare_speeds(replicas: Collection[Replica]) -> None:

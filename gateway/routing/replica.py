@@ -41,16 +41,6 @@ class Replica:
     def is_ready(self) -> bool:
         return self.endpoint.is_ready
 
-    def begin(self, num_tokens: int) -> None:
-        """One more request is open on it, of so many tokens."""
-        self.num_in_flight += 1
-        self.endpoint.add_load(num_tokens)
-
-    def end(self, num_tokens: int) -> None:
-        """One that still counts as so many."""
-        self.num_in_flight -= 1
-        self.endpoint.add_load(-num_tokens)
-
     def report(self, load: ReplicaLoad, now_s: float) -> None:
         self.engine = Engine.PANDAL
         self.forecast.report(load, now_s)

@@ -35,7 +35,9 @@ class Router:
 
     def decide(self, request: RoutingRequest, tried: Collection[str] = ()) -> Decision:
         """Of those that have not been ``tried``.  Raises NoReplicaAvailable."""
-        group = self.candidates(request.model)
+        group = self._candidates.get(request.model)
+        if group is None or self._version != self._pool.version:
+            group = self.candidates(request.model)
         if tried:
             group = group.without(tried)
         endpoints = group.endpoints

@@ -14,7 +14,8 @@ class Stay:
         self.prompt_tokens = prompt_tokens  # that are still to be prefilled, without cached ones
         self.num_tokens = num_tokens  # that count as its load now, those included
         self.visit = visit  # None: nobody asks for forecasts
-        replica.begin(num_tokens)
+        replica.num_in_flight += 1
+        replica.endpoint.add_load(num_tokens)
 
     def first_token(self) -> None:
         """Its prompt is through."""
@@ -23,4 +24,5 @@ class Stay:
         self.prompt_tokens = 0
 
     def end(self) -> None:
-        self.replica.end(self.num_tokens)
+        self.replica.num_in_flight -= 1
+        self.replica.endpoint.add_load(-self.num_tokens)

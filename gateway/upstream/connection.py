@@ -18,6 +18,10 @@ _AT_ONCE_S = 0.05  # from the writing of a request to a reset that nothing but a
 _BYTES_ACKED = struct.Struct("=120xQ")  # tcpi_bytes_acked of Linux' struct tcp_info, since 4.1
 
 
+def _always() -> bool:
+    return True
+
+
 def _seconds(retry_after: bytes | None) -> int | None:
     """``None`` also for a date, which it may be."""
     return int(retry_after) if retry_after and _SECONDS.fullmatch(retry_after) else None
@@ -47,6 +51,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._idle_timeout_s = idle_timeout_s
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self.is_closing: Callable[[], bool] = _always  # before and after its transport's life
         self._headers: dict[bytes, bytes] = {}
         self.on_header = self._headers.__setitem__  # the parser calls it; the last of a name counts
         self._parser = httptools.HttpResponseParser(self)
@@ -56,19 +61,17 @@ class UpstreamConnection(asyncio.Protocol):
         self._num_request_bytes = 0
         self._sent_s = 0.0
         self.idle_since_s = 0.0
-        self._reset_message()
+        self._is_head_in = self._has_answered = self._is_complete = False  # of the message
+        self._is_reusable = self._has_excess = False  # as of the last one
         self._deadline_s = 0.0
-
-    @property
-    def is_usable(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
 
     def send(self, response: UpstreamResponse) -> None:
         """Writes the request.  The connection is busy until ``on_idle`` or ``on_closed``."""
         assert self._transport is not None
         assert self._response is None
         self._response = response
-        self._reset_message()
+        self._headers.clear()
+        self._is_head_in = self._has_answered = self._is_complete = False
         response.source = self
         response.is_sent = True
         self._num_request_bytes = len(response.request)
@@ -86,29 +89,31 @@ class UpstreamConnection(asyncio.Protocol):
         self, transport: asyncio.Transport
     ) -> None:
         self._transport = transport
+        self.is_closing = transport.is_closing
 
     def data_received(self, data: bytes) -> None:
         self._has_answered = True
-        if self._is_head_in:  # else one that comes byte by byte would never be late
-            self._deadline_s = self._loop.time() + self._idle_timeout_s
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._fail(UpstreamError("The replica's answer is not valid HTTP."))
             return
-        if self._response is None:
+        response = self._response
+        if response is None:
             self.close()  # bytes nobody asked for
         elif self._is_complete:
-            self._finish()
+            self._finish(response)
         else:
-            self._response.publish()
+            if self._is_head_in:  # else one that comes byte by byte would never be late
+                self._deadline_s = self._loop.time() + self._idle_timeout_s
+            response.publish()
 
     def connection_lost(self, exc: Exception | None) -> None:
         response, self._response = self._response, None
         if response is not None:
             response.source = None
             self._end_by_loss(response, exc)
-        self._transport = None
+        self._transport, self.is_closing = None, _always
         self._on_closed(self)
 
     # httptools
@@ -119,13 +124,15 @@ class UpstreamConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         self._is_head_in = status >= 200
-        self._deadline_s = self._loop.time() + self._idle_timeout_s
         if status >= 200 and self._response is not None and not self._has_excess:
             content_type = self._headers.get(b"content-type")  # as most write it
             if content_type is None:
                 content_type = self._header(b"content-type") or b""
-            retry_after_s = None if status == 200 else _seconds(self._header(b"retry-after"))
-            self._response.set_head(status, content_type, retry_after_s)
+            response = self._response
+            response.request = b""  # nobody will send it again
+            response.status, response.content_type = status, content_type
+            if status != 200:
+                response.retry_after_s = _seconds(self._header(b"retry-after"))
 
     def on_body(self, body: bytes) -> None:
         if self._response is not None and not self._has_excess:
@@ -133,21 +140,13 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() < 200:  # 1xx: the real answer follows
-            self._reset_message()
-            self._has_answered = True
+            self._headers.clear()
+            self._is_head_in = False
             return
         self._is_complete = True
         self._is_reusable = self._parser.should_keep_alive()  # llhttp forgets it right after this
 
     # One exchange
-
-    def _reset_message(self) -> None:
-        self._headers.clear()
-        self._is_head_in = False
-        self._has_answered = False
-        self._is_complete = False
-        self._is_reusable = False
-        self._has_excess = False
 
     def _header(self, name: bytes) -> bytes | None:
         """Of that (lower-case) name."""
@@ -156,9 +155,8 @@ class UpstreamConnection(asyncio.Protocol):
                 return value
         return None
 
-    def _finish(self) -> None:
-        response, self._response = self._response, None
-        assert response is not None
+    def _finish(self, response: UpstreamResponse) -> None:
+        self._response = None
         self._num_served += 1
         self._num_sent_bytes += self._num_request_bytes
         self.idle_since_s = self._loop.time()
@@ -171,13 +169,15 @@ class UpstreamConnection(asyncio.Protocol):
             self._on_idle(self)
         else:
             self.close()
-        response.end()
+        response.is_ended = True
+        response.publish()
 
     def _end_by_loss(self, response: UpstreamResponse, exc: Exception | None) -> None:
         if self._num_served > 0 and not self._has_answered and self._is_unread(exc):
             self._on_stale(response)
         elif response.status and not self._is_framed():
-            response.end()  # the close is the end: HTTP/1.0 style
+            response.is_ended = True  # the close is the end: HTTP/1.0 style
+            response.publish()
         else:
             response.fail(UpstreamError("The replica closed the connection before the end."))
 

@@ -141,11 +141,15 @@ class ReplicaClient:
 
     def _send(self, request: bytes) -> UpstreamResponse:
         response = UpstreamResponse(request)
-        connection = self._take_idle()
-        if connection is None:
-            self._dial(response)
+        oldest_s = self._loop.time() - self._timeouts.keep_alive_s
+        while self._idle:
+            connection = self._idle.pop()  # the warmest
+            if connection.idle_since_s > oldest_s and not connection.is_closing():
+                connection.send(response)
+                break
+            connection.close()  # the replica may be about to close it
         else:
-            connection.send(response)
+            self._dial(response)
         if self._check is None:
             self._check_soon()
         return response
@@ -164,16 +168,6 @@ class ReplicaClient:
             is_busy = self._dialling or len(self._open) > len(self._idle)
             if is_busy and self._check is None:
                 self._check_soon()
-
-    def _take_idle(self) -> UpstreamConnection | None:
-        """The warmest; those that the replica may be about to close are closed instead."""
-        oldest_s = self._loop.time() - self._timeouts.keep_alive_s
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.is_usable and connection.idle_since_s > oldest_s:
-                return connection
-            connection.close()
-        return None
 
     def _dial(self, response: UpstreamResponse) -> None:
         response.is_sent = False  # what was written to a dead connection does not count

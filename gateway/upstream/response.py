@@ -95,15 +95,9 @@ class UpstreamResponse:
     def discard(self) -> None:
         """The consumer has all it wants; the connection is worth keeping if the end is near."""
         self._is_discarding = True
-        if not self.is_ended:
-            self.take()
+        self.take()
 
     # For the connection
-
-    def set_head(self, status: int, content_type: bytes, retry_after_s: int | None) -> None:
-        self.request = b""
-        self.status, self.content_type = status, content_type
-        self.retry_after_s = retry_after_s
 
     def add(self, chunk: bytes) -> None:
         if self._is_discarding:
@@ -118,36 +112,28 @@ class UpstreamResponse:
         """Wakes the consumer: once per read of the socket, not once per chunk."""
         if self.status and not self.head.is_done:
             self.head.resolve(None)
-        waiter = self._next
+        waiter, chunks = self._next, self._chunks
         if waiter is None or waiter.is_done:
             return
-        is_over = self.is_ended or self._failure is not None
-        if self._taker is not None and self._chunks and not is_over:
-            self._offer(self._taker, waiter)
-        elif self._chunks or is_over:
+        if self.is_ended or self._failure is not None:
             self._next = None
             self._give(waiter)
-
-    def _offer(self, taker: Taker, waiter: Completion[bytes]) -> None:
-        chunks = self._chunks
-        if len(chunks) == 1 and not self.is_paused:
-            chunk = chunks.pop()
-            self._num_buffered_bytes = 0
-        else:
-            chunk = self.take()
-        try:
-            is_taken = taker(chunk)
-        except UpstreamError as failure:
-            self._next = None
-            waiter.fail(failure)
-        else:
-            if not is_taken:
+        elif chunks:
+            taker = self._taker
+            try:
+                if len(chunks) == 1 and not self.is_paused:
+                    chunk = chunks.pop()
+                    self._num_buffered_bytes = 0
+                else:
+                    chunk = self.take()
+                if taker is not None and taker(chunk):
+                    return
+            except UpstreamError as failure:
+                self._next = None
+                waiter.fail(failure)
+            else:
                 self._next = None
                 waiter.resolve(chunk)
-
-    def end(self) -> None:
-        self.is_ended = True
-        self.publish()
 
     def fail(self, failure: UpstreamError) -> None:
         self._failure = failure

@@ -245,7 +245,7 @@ async def test_a_full_disk_delays_events_and_loses_none(tmp_path: Path) -> None:
     with file_limit(500):
         late = [spool.append(payload(spool.next_seq)) for _ in range(5)]
         await asyncio.to_thread(eventually, lambda: spool.is_failing, "the spool to fail")
-        assert not any(future.done() for future in late)
+        assert not any(committed.is_done for committed in late)
     await asyncio.gather(*late)
     assert not spool.is_failing
     assert await spool.stop(5.0) == 0

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.prompt_corpus import Chat, chats
-from contracts.admission import AdmissionPolicy, CompletionBound
 from contracts.names import tenant_id
 from gateway.admission.answer_lengths import AnswerLengths
 from gateway.admission.cost import CostModel
@@ -135,18 +134,15 @@ def test_a_quantile_is_found() -> None:
 
 # Answers
 
-LEARNING = AdmissionPolicy(completion_bound=CompletionBound.LEARNED)
 
-
-def test_an_answer_is_reserved_as_asked_unless_the_policy_allows_debt() -> None:
+def test_an_answer_is_as_long_as_usual_and_no_longer_than_asked() -> None:
     costs = CostModel(0.95)
     for _ in range(100):
         costs.learn_answer(ACME, MODEL, 40, at_most=1_000)
-    assert costs.answer_tokens(ACME, AdmissionPolicy(), MODEL, 1_000) == 1_000
-    assert costs.answer_tokens(ACME, LEARNING, MODEL, 1_000) < 60
-    assert costs.answer_tokens(ACME, LEARNING, MODEL, 7) == 7, "never more than was asked for"
-    assert costs.answer_tokens(tenant_id("other"), LEARNING, MODEL, 1_000) == 1_000
-    assert costs.answer_tokens(ACME, LEARNING, "model-b", 1_000) == 1_000
+    assert costs.answer_tokens(ACME, MODEL, 1_000) < 60
+    assert costs.answer_tokens(ACME, MODEL, 7) == 7, "never more than was asked for"
+    assert costs.answer_tokens(tenant_id("other"), MODEL, 1_000) == 1_000
+    assert costs.answer_tokens(ACME, "model-b", 1_000) == 1_000
 
 
 def test_few_answers_say_nothing() -> None:

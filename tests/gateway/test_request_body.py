@@ -1,5 +1,6 @@
 """What a client may send, and what a replica gets of it."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from contracts.admission import ADMISSION_TIERS
+from contracts.admission import ADMISSION_TIERS, CompletionBound
 from contracts.names import tenant_id
 from contracts.policy import TIERS, ApiKeyRecord, TenantPolicy
 from contracts.replica_api import GATEWAY_OWNED_FIELDS
@@ -92,6 +93,21 @@ GRANT = Grant(
     ADMISSION_TIERS["free"],
     b"s" * 32,
 )
+
+
+def test_an_answer_is_reserved_as_asked_unless_the_policy_allows_debt() -> None:
+    costs, body = CostModel(0.95), json.dumps(chat(max_tokens=100)).encode()
+    for _ in range(100):
+        costs.learn_answer(GRANT.tenant.tenant_id, "model-a", 4, at_most=100)
+
+    def reserved(bound: CompletionBound) -> int:
+        policy = replace(GRANT.admission, completion_bound=bound)
+        grant = dataclasses.replace(GRANT, admission=policy)
+        reader = RequestReader(OneModel("model-a"), costs)
+        return reader.read(Operation.CHAT_COMPLETIONS, body, grant)[0].reserved_completion_tokens
+
+    assert reserved(CompletionBound.ASKED) == 100
+    assert reserved(CompletionBound.LEARNED) < 10
 
 
 @given(body=bodies, cut=st.integers(min_value=0, max_value=5), operation=st.sampled_from(Operation))

@@ -33,11 +33,11 @@ async def test_a_lease_is_renewed_three_times_before_it_ends(made_at_s: float) -
     leases = ReservationLeases(store, LEASE_S)
     running = asyncio.create_task(leases.run())
     await asyncio.sleep(made_at_s)
-    leases.hold("r1", QuotaTenants().tenant(tenant_id("acme")))
+    leases.held["r1"] = QuotaTenants().tenant(tenant_id("acme"))
     await asyncio.sleep(LEASE_S - 1)
     assert len(store.called_at_s) >= 3
     assert store.called_at_s[0] <= made_at_s + LEASE_S / 4
-    leases.drop("r1")
+    del leases.held["r1"]
     num_calls = len(store.called_at_s)
     await asyncio.sleep(LEASE_S)
     assert len(store.called_at_s) == num_calls

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.usage import UsageSource
@@ -151,6 +151,7 @@ def check(run: Undisturbed, cuts: Sequence[int], sizes: Iterator[int]) -> None:
     cuts=st.lists(st.integers(0, 12), max_size=3),
     sizes=st.lists(st.integers(1, 5), min_size=1, max_size=5),
 )
+@settings(deadline=None)
 def test_the_client_reads_one_answer(
     text: str, stop: str | None, ends_itself: bool, kind: str, cuts: list[int], sizes: list[int]
 ) -> None:

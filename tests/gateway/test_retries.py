@@ -112,7 +112,7 @@ def test_it_is_the_replicas_for_one_model() -> None:
 def test_an_answer_in_between_begins_the_row_anew() -> None:
     breakers = broken(Seconds(), 4)
     breakers.succeeded("m", "a", None)
-    assert not breakers
+    assert not breakers.failing
     breakers.failed("m", "a", None)
     assert breakers.state("m", "a") == "closed"
 
@@ -125,7 +125,7 @@ def test_one_request_finds_out() -> None:
     probe = breakers.begin("m", "a")
     assert (breakers.state("m", "a"), breakers.barred("m")) == ("half_open", {"a"})
     breakers.succeeded("m", "a", probe)
-    assert not breakers
+    assert not breakers.failing
 
 
 def test_a_probe_that_fails_makes_the_pause_longer() -> None:
@@ -166,7 +166,7 @@ def test_the_probes_end_alone_decides(end: str) -> None:
     getattr(breakers, end)("m", "a", None)
     assert breakers.barred("m") == {"a"}, "the probe is under way"
     breakers.succeeded("m", "a", probe)
-    assert not breakers
+    assert not breakers.failing
 
 
 def test_the_probe_of_an_earlier_opening_decides_nothing() -> None:
@@ -179,7 +179,7 @@ def test_the_probe_of_an_earlier_opening_decides_nothing() -> None:
     breakers.succeeded("m", "a", old)
     assert breakers.barred("m") == {"a"}
     breakers.succeeded("m", "a", new)
-    assert not breakers
+    assert not breakers.failing
 
 
 def test_who_failed_and_went_is_forgotten() -> None:
@@ -190,4 +190,4 @@ def test_who_failed_and_went_is_forgotten() -> None:
     seconds.now_s += 601.0
     breakers.failed("m", "pod-100", None)
     assert breakers.barred("m") == set()
-    assert len(breakers) == 1
+    assert len(breakers.failing) == 1

@@ -105,14 +105,13 @@ async def test_a_prompt_counts_until_the_first_token_and_the_answer_until_its_en
     endpoint = fleet.pool["a"].endpoint
     request = inference_request("m", prompt_tokens=700, reserved_tokens=50)
     fleet.require_candidate(request)
-    decision = fleet.choose(request, {"b"})
-    stay = fleet.begin(decision, request, 0.0)
+    stay = fleet.begin(fleet.pool["a"], request, 0.0)
     assert endpoint.load_tokens == 750
     fleet.first_token(stay, 0.1)
     assert endpoint.load_tokens == 50
     fleet.end(stay)
     assert endpoint.load_tokens == 0
-    fleet.end(fleet.begin(decision, request, 0.0))
+    fleet.end(fleet.begin(fleet.pool["a"], request, 0.0))
     assert endpoint.load_tokens == 0, "also where no token came"
 
 
@@ -268,7 +267,7 @@ async def test_one_that_joins_warms_up_and_one_that_was_there_from_the_beginning
 async def test_one_that_leaves_gets_nothing_more_and_what_runs_there_goes_on() -> None:
     fleet, request = fleet_of("a", "b"), inference_request("m")
     replica = fleet.pool["a"]
-    stay = fleet.begin(fleet.choose(request, {"b"}), request, 0.0)
+    stay = fleet.begin(replica, request, 0.0)
     fleet.pool.leave("a")
     assert {fleet.choose(request, ()).endpoint.name for _ in range(20)} == {"b"}
     fleet.ended("a", Outcome.UPSTREAM_FAILED)

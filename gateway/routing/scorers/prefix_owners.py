@@ -11,6 +11,7 @@ it needs; when that one is busy, the request goes to the least busy of all.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 from typing import Final
 
 from gateway.routing.candidates import Candidates
@@ -24,6 +25,7 @@ from gateway.routing.scorers.least_tokens import LeastTokens
 _KEY_SHARES: Final = 65_536  # in which the keys of one that joins move to it
 _TIMES_THE_SAVING: Final = 2.0  # it is computed again, and so is what it displaces
 _LEAST_RATIO: Final = 0.1  # of a prompt: with less to be found again, any place is as good
+_load_of = attrgetter("load_tokens")
 _HEIR_SHARE: Final = 0.5  # of what home is worth: the heir has it only from the next time on
 
 
@@ -45,12 +47,14 @@ class PrefixOwners:
             return self.least_tokens.score(request, group)
         point = ring_point(affinity.key)
         worth = _TIMES_THE_SAVING * saving / self.hot.use(point)
-        if self.hot.num_owners(point) == 1:
+        if point not in self.hot.owners:
             home = group.places.get(group.ring.home(point))
             if home is not None:
                 endpoint = group.endpoints[home]
-                most = max(worth, self._share(request, group))  # as if another were idle
-                if endpoint.load_tokens <= most and endpoint.warmth == 1.0:
+                load = endpoint.load_tokens
+                if endpoint.warmth == 1.0 and (  # as if another were idle
+                    load <= worth or load <= self._share(request, group)
+                ):
                     return _at(home, request, group, saving)
         return self._among_owners(request, point, saving, worth, group)
 
@@ -62,15 +66,15 @@ class PrefixOwners:
         self, request: RoutingRequest, point: int, saving: float, worth: float, group: Candidates
     ) -> Scores:
         """Looks at everybody's load."""
-        loads = [endpoint.load_tokens for endpoint in group.endpoints]
-        walk = _members(point, group)
+        loads = list(map(_load_of, group.endpoints))
+        walk = iter(group.walk(point)) if group.is_even else _members(point, group)
         owners = list(islice(walk, self.hot.num_owners(point)))
         usual = owners[0]
         if len(owners) > 1:
             usual = owners[ring_point(request.affinity.conversation) % len(owners)]
         least, share = min(loads), self._share(request, group)
         most = max(share, least + worth)
-        if loads[usual] <= most and loads[usual] <= min(loads[o] for o in owners) + worth:
+        if loads[usual] <= most and loads[usual] <= min(map(loads.__getitem__, owners)) + worth:
             return _at(usual, request, group, saving, owners)
         self.hot.press(point)
         home = group.endpoints[owners[0]].name
