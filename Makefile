@@ -5,7 +5,7 @@ READY := .venv/.ready
 READY_TO_CHANGE := .venv/.ready-to-change
 PIP := $(BIN)/pip install --disable-pip-version-check --progress-bar off -q
 
-.PHONY: setup fmt check test run bench chart
+.PHONY: setup fmt check test soak run bench chart
 
 # A start does without what fails here: it fetches the model, and compiles, itself.
 setup: $(READY)
@@ -35,6 +35,10 @@ check: $(READY_TO_CHANGE)
 # Two files at a time: most tests wait for processes they have started.
 test: $(READY_TO_CHANGE)
 	$(BIN)/pytest -q -rs -n 2 --dist loadfile $(ARGS)
+
+# Ten thousand requests while everything is killed or restarted: some minutes.
+soak: $(READY_TO_CHANGE)
+	$(BIN)/pytest -q -rs tests/system/test_faults.py --num-faulty-requests 10000 $(ARGS)
 
 run: $(READY)
 	@$(BIN)/pandal up $(ARGS)

@@ -10,21 +10,31 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final
 
 from billing.alerts import AlertBook
+from billing.auditor import AuditReport
 from billing.consumer import Consumer, EventSource
 from billing.current_prices import CurrentPrices
 from billing.errors import BillingError, PriceBookInvalid, RequestInvalid
-from billing.kafka_source import KafkaSource
+from billing.kafka_source import KafkaSource, num_unread
 from billing.kafka_wiring import client_arguments
 from billing.ledger import Ledger, utc_now
+from billing.lookup import next_offset
+from billing.reconciliation import AuditRules, Sources, policy_tenants, reconcile
 from billing.settings import PREFIX, Settings, unread_variables
 from billing.spool_source import SpoolSource
-from billing.watches import BudgetWatch, CounterWatch, watch
+from billing.telemetry import Telemetry, Told
+from billing.watches import BudgetWatch, CounterWatch, ReconciliationWatch, watch
 from contracts.environment import BadSettings, read_settings
 from contracts.logs import configure_logging, log_bad_settings
 
 logger = logging.getLogger(__name__)
+
+_SETTLED_IN_S: Final = 60.0  # after a start much is on its way
+_PATIENCE_S: Final = 10.0  # for accounts that move while they are compared
 
 
 def main() -> int:
@@ -41,6 +51,9 @@ def main() -> int:
     except (PriceBookInvalid, RequestInvalid) as exc:
         logger.critical("billing cannot start", extra={"error": str(exc)})
         return 2
+    except OSError as exc:
+        logger.critical("billing cannot start", extra={"error": str(exc)})
+        return 2
     except BillingError as exc:
         logger.critical("billing stopped", extra={"error": str(exc)})
         return 1
@@ -52,16 +65,18 @@ async def _run(settings: Settings) -> None:
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
-    ledger = Ledger(settings.ledger_url.get_secret_value())
+    ledger, told = Ledger(settings.ledger_url.get_secret_value()), Told()
     try:
-        prices = CurrentPrices(settings.price_book, ledger)
         source = _source(settings, ledger)
         consumer = Consumer(
-            source=source, ledger=ledger, prices=prices, poll_interval_s=settings.poll_interval_s
+            source=source,
+            ledger=ledger,
+            prices=CurrentPrices(settings.price_book, ledger),
+            poll_interval_s=settings.poll_interval_s,
+            on_posted=told.note_posted,
         )
-        logger.info("started")
         try:
-            async with _watching(settings):
+            async with _telling(settings, told), _watching(settings, told):
                 await consumer.run(stop)
         finally:
             await source.close()
@@ -70,22 +85,40 @@ async def _run(settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def _watching(settings: Settings) -> AsyncIterator[None]:
-    """What looks after budgets, for as long as the block runs."""
+async def _telling(settings: Settings, told: Told) -> AsyncIterator[None]:
+    """Raises OSError when the port is taken."""
+    if settings.port is None:
+        logger.info("started")
+        yield
+        return
+    async with Telemetry(told).served(settings.host, settings.port) as port:
+        logger.info("started", extra={"port": port})
+        yield
+
+
+@asynccontextmanager
+async def _watching(settings: Settings, told: Told) -> AsyncIterator[None]:
+    """What looks after budgets and books, for as long as the block runs."""
     done = asyncio.Event()
     with ExitStack() as stack:
-        watches = [asyncio.create_task(watch(step, done)) for step in _steps(settings, stack, done)]
+        watches = [watch(step, done) for step in _steps(settings, stack, done)]
+        interval_s = settings.reconcile_interval_s
+        if interval_s > 0:
+            books = ReconciliationWatch(_reconciliation(settings, done.is_set), told)
+            first_s = min(interval_s, _SETTLED_IN_S)
+            watches.append(watch(books.step, done, first_s=first_s, interval_s=interval_s))
+        tasks = [asyncio.create_task(each) for each in watches]
         try:
             yield
         finally:
             done.set()
-            await asyncio.gather(*watches)
+            await asyncio.gather(*tasks)
 
 
 def _steps(
     settings: Settings, stack: ExitStack, done: asyncio.Event
 ) -> Iterator[Callable[[], None]]:
-    """What is watched; ``stack`` closes it."""
+    """What is looked at all the time; ``stack`` closes it."""
     ledger_url = settings.ledger_url.get_secret_value()
     if settings.terms is not None:
         book = stack.enter_context(closing(AlertBook(ledger_url, utc_now)))
@@ -95,10 +128,39 @@ def _steps(
         yield CounterWatch(ledger_url, quota_url, settings.policy_file, utc_now).step
 
 
+def _reconciliation(
+    settings: Settings, is_stopping: Callable[[], bool]
+) -> Callable[[], AuditReport]:
+    ledger_url = settings.ledger_url.get_secret_value()
+    quota_url = settings.quota_url
+    sources = Sources(
+        ledger_url=ledger_url,
+        price_book=settings.price_book,
+        spool_dir=settings.spool_dir,
+        journals_dir=settings.usage_journals,
+        quota_url=None if quota_url is None else quota_url.get_secret_value(),
+        policy_tenants=lambda: policy_tenants(settings.policy_file),
+        num_unread=lambda: (
+            0
+            if settings.kafka_bootstrap is None
+            else num_unread(
+                _brokers(settings), settings.kafka_topic, partial(next_offset, ledger_url)
+            )
+        ),
+    )
+    rules = AuditRules(
+        grace=timedelta(seconds=settings.reconcile_grace_s),
+        patience_s=min(_PATIENCE_S, settings.reconcile_interval_s),
+        span=timedelta(seconds=settings.reconcile_span_s),
+        recovers=True,
+    )
+    return lambda: reconcile(sources, rules, is_stopping)
+
+
 def _source(settings: Settings, ledger: Ledger) -> EventSource:
     if settings.kafka_bootstrap is not None:
         return KafkaSource(
-            brokers={"bootstrap_servers": settings.kafka_bootstrap, **client_arguments(settings)},
+            brokers=_brokers(settings),
             topic=settings.kafka_topic,
             group=settings.kafka_group,
             session_timeout_s=settings.kafka_session_timeout_s,
@@ -107,6 +169,11 @@ def _source(settings: Settings, ledger: Ledger) -> EventSource:
         )
     assert settings.spool_dir is not None  # Settings has checked it
     return SpoolSource(settings.spool_dir, ledger.next_offset, keep_s=settings.spool_keep_s)
+
+
+def _brokers(settings: Settings) -> dict[str, Any]:  # aiokafka has no types
+    """Raises SourceUnavailable for certificates that cannot be read."""
+    return {"bootstrap_servers": settings.kafka_bootstrap, **client_arguments(settings)}
 
 
 if __name__ == "__main__":

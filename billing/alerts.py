@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import Connection, TextClause, func, select, text
+from sqlalchemy import Connection, func, select
 
 from billing.budgets import BudgetDays, open_periods, reached
+from billing.bulk_insert import insert_once
 from billing.ledger_database import (
     open_for_posting,
     open_for_reading,
@@ -153,12 +154,5 @@ def _key(alert: Alert) -> dict[str, Any]:  # Any: values of a row
     }
 
 
-def _once(table: str, columns: Sequence[str]) -> TextClause:
-    return text(
-        f"INSERT INTO {table} ({', '.join(columns)}) "
-        f"VALUES ({', '.join(f':{name}' for name in columns)}) ON CONFLICT DO NOTHING"
-    )
-
-
-_ONCE_RAISED: Final = _once("alerts", alerts.columns.keys())
-_ONCE_DELIVERED: Final = _once("alert_deliveries", alert_deliveries.columns.keys())
+_ONCE_RAISED: Final = insert_once(alerts)
+_ONCE_DELIVERED: Final = insert_once(alert_deliveries)

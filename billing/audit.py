@@ -16,6 +16,8 @@ from billing.records import EventKey
 from contracts.replica_usage import ReplicaUsage
 from contracts.usage import Outcome, UsageEvent, UsageSource
 
+_CLOCKS_DIFFER = timedelta(minutes=1)  # between a gateway and the store, at most
+
 
 class Kind(StrEnum):
     SEQUENCE_GAP = "sequence gap"  # a gateway's event that never came
@@ -25,6 +27,7 @@ class Kind(StrEnum):
     COUNTS_DIFFER = "counts differ"  # event and replica
     MISPRICED = "mispriced"  # the entries are not what tokens and price book make
     QUOTA_DIFFERS = "quota differs"  # what the quota was told, and what is billed
+    QUOTA_LOST = "quota lost"  # its store has: what it was told is less than what is billed
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,27 @@ class Account:
     def __add__(self, other: "Account") -> "Account":
         return Account(self.num_requests + other.num_requests, self.num_tokens + other.num_tokens)
 
+    def __sub__(self, other: "Account") -> "Account":
+        return Account(self.num_requests - other.num_requests, self.num_tokens - other.num_tokens)
+
     def __str__(self) -> str:
         return f"{self.num_requests} requests, {self.num_tokens} tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaTotals:
+    """What the quota has been told of a tenant, since its store began to count."""
+
+    account: Account
+    since: datetime | None  # None: nothing was told, or by an earlier version
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaLoss:
+    """What is billed and the quota was told before its store lost it."""
+
+    since: datetime  # the store has counted anew
+    missing: Account
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,19 +156,34 @@ def findings_of_event(posted: Posted, witnesses: Witnesses) -> Iterator[Finding]
 
 
 def findings_of_quota(
-    tenant_id: str, *, before: Account, quota: Account, ledger: Account, waiting: Account
+    tenant_id: str, *, before: Account, quota: Account, billed: Account
 ) -> Iterator[Finding]:
     """``before``: what the quota had been told when the other accounts began to be read.
 
     What an auditor has posted is among what is billed: the quota was told of it then.
     """
-    billed = ledger + waiting
     is_between = before.num_requests <= billed.num_requests <= quota.num_requests and (
         before.num_tokens <= billed.num_tokens <= quota.num_tokens
     )
     if not is_between:
         detail = f"quota was told {quota}; billed are {billed}"
         yield Finding(Kind.QUOTA_DIFFERS, tenant_id, "quota", detail)
+
+
+def finding_of_loss(tenant_id: str, loss: QuotaLoss) -> Finding:
+    detail = f"since {loss.since:%Y-%m-%d %H:%M:%S} UTC it lacks {loss.missing}"
+    return Finding(Kind.QUOTA_LOST, tenant_id, "quota", detail)
+
+
+def quota_loss(
+    *, first_event_at: datetime | None, since: datetime | None, quota: Account, billed: Account
+) -> QuotaLoss | None:
+    """What the store has lost: it began to count long after what is billed began to be served."""
+    missing = billed - quota
+    is_less = missing.num_requests >= 0 and missing.num_tokens >= 0
+    if since is None or first_event_at is None or not is_less:
+        return None
+    return QuotaLoss(since, missing) if first_event_at + _CLOCKS_DIFFER < since else None
 
 
 def without_event(
@@ -185,18 +222,46 @@ def _unwitnessed(event: UsageEvent, witnesses: Witnesses) -> str | None:
 
 def _differs(event: UsageEvent, records: Sequence[ReplicaUsage]) -> str | None:
     """An answer that took several attempts cost the replicas more than it is billed for."""
-    if event.usage_source is not UsageSource.ENGINE:
-        return None
     if event.total_tokens == 0 and event.outcome is not Outcome.COMPLETED:
         return None  # an answer that failed is not billed, whatever it took
+    if event.usage_source is not UsageSource.ENGINE:
+        return _exceeds(event, records)
     last = max(records, key=lambda record: record.arrived_at)
     whole = len(records) == 1 and last.resumed_tokens == 0 and last.is_final
-    served = sum(map(num_tokens, records))
-    if whole and served != event.total_tokens:
-        return f"event {event.total_tokens} tokens, {len(records)} record of {served}"
-    if event.total_tokens > served:
-        return f"event {event.total_tokens} tokens, {len(records)} records of {served}"
+    if whole and _classes_of_event(event) != _classes_of_record(last):
+        billed, served = _in_words(_classes_of_event(event)), _in_words(_classes_of_record(last))
+        return f"event {billed}, 1 record of {served}"
+    served_tokens = sum(map(num_tokens, records))
+    if event.total_tokens > served_tokens:
+        return f"event {event.total_tokens} tokens, {len(records)} records of {served_tokens}"
     return None
+
+
+def _exceeds(event: UsageEvent, records: Sequence[ReplicaUsage]) -> str | None:
+    """What was not counted to its end, or by the gateway, bills no more output than there was."""
+    if not all(record.is_final for record in records):
+        return None
+    generated = sum(record.output_text_tokens for record in records)
+    if event.output_tokens <= generated:
+        return None
+    return f"event {event.output_tokens} tokens of output, {len(records)} records of {generated}"
+
+
+_Classes = tuple[int, int, int]  # input that was computed and that was cached, output
+
+
+def _classes_of_event(event: UsageEvent) -> _Classes:
+    """As far as a replica's record tells them apart."""
+    computed = event.input_uncached_tokens + event.input_cache_write_tokens
+    return computed, event.input_cache_read_tokens, event.output_tokens
+
+
+def _classes_of_record(record: ReplicaUsage) -> _Classes:
+    return record.input_uncached_tokens, record.input_cache_read_tokens, record.output_text_tokens
+
+
+def _in_words(classes: _Classes) -> str:
+    return "{} uncached, {} cached, {} output tokens".format(*classes)
 
 
 def _money(entries: Mapping[str, tuple[int, int, str]]) -> str:

@@ -10,12 +10,16 @@ from sqlalchemy import Connection, func, not_, select, tuple_
 
 from billing.audit import Account, Boot, Posted, expected_entries
 from billing.bulk_insert import known_keys, rows_by_key
+from billing.late_reports import late_numbers
 from billing.ledger_schema import (
     TOKEN_COLUMNS,
     dead_letter_replays,
     dead_letters,
+    instant_from_microseconds,
+    late_reports,
     ledger_entries,
     microseconds,
+    quota_acknowledgements,
     source_offsets,
     unpriced_events,
     usage_events,
@@ -47,9 +51,14 @@ class Waiting:
         self.numbers.setdefault(event.gateway_boot_id, []).append(event.gateway_seq)
 
 
-def read_waiting(connection: Connection, spool_dir: Path) -> Waiting:
-    """Raises OSError.  What went to Kafka may be in both, and is not waiting then."""
+def read_waiting(connection: Connection, spool_dir: Path | None) -> Waiting:
+    """Raises OSError.  What went to Kafka may be in both, and is not waiting then.
+
+    ``None``: the spools are where they cannot be seen.
+    """
     waiting = Waiting()
+    if spool_dir is None:
+        return waiting
     for name in segment_names(spool_dir):
         offset = connection.execute(
             select(source_offsets.c.next_offset).where(
@@ -79,7 +88,7 @@ def _add_unknown(connection: Connection, waiting: Waiting, records: Sequence[Rec
 def boots(connection: Connection, waiting: Waiting) -> Iterator[Boot]:
     """Those whose numbers cannot all be there once; no others, a boot may have written millions.
 
-    Events that an auditor has posted bear no gateway's number.
+    Events that an auditor has posted bear no gateway's number, but for what it told late of them.
     """
     number = usage_events.c.gateway_seq
     by_gateways = not_(usage_events.c.is_recovered)
@@ -94,7 +103,9 @@ def boots(connection: Connection, waiting: Waiting) -> Iterator[Boot]:
         .group_by(usage_events.c.gateway_boot_id)
         .order_by(usage_events.c.gateway_boot_id)
     )
-    on_the_way = dict(waiting.numbers)
+    on_the_way = {boot_id: list(numbers) for boot_id, numbers in waiting.numbers.items()}
+    for boot_id, late in late_numbers(connection):
+        on_the_way.setdefault(boot_id, []).append(late)
     for boot_id, num_events, num_different, last in connection.execute(by_boot):
         coming = on_the_way.pop(boot_id, [])
         if num_events == num_different == last and not coming:
@@ -113,10 +124,55 @@ def ledger_accounts(connection: Connection, *, is_recovered: bool) -> Mapping[st
         .where(usage_events.c.is_recovered == is_recovered)
         .group_by(usage_events.c.tenant_id)
     )
-    return {
+    accounts = {
         tenant_id: Account(num_requests, int(num_tokens))
         for tenant_id, num_requests, num_tokens in connection.execute(query)
     }
+    if is_recovered:
+        for tenant_id, more in _more_told_late(connection):
+            accounts[tenant_id] += Account(0, more)
+    return accounts
+
+
+def _more_told_late(connection: Connection) -> Iterator[tuple[str, int]]:
+    """By tenant: tokens that gateways knew of and the replicas' records did not."""
+    query = select(late_reports.c.tenant_id, func.sum(late_reports.c.more_tokens)).group_by(
+        late_reports.c.tenant_id
+    )
+    for tenant_id, num_tokens in connection.execute(query):
+        yield tenant_id, int(num_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """Of one tenant's bills: what the quota's totals are known to have lost, the last time when."""
+
+    account: Account
+    lost_before: datetime
+
+
+def acknowledged(connection: Connection) -> Mapping[str, Acknowledged]:
+    columns = quota_acknowledgements.c
+    query = select(
+        columns.tenant_id,
+        func.sum(columns.num_requests),
+        func.sum(columns.num_tokens),
+        func.max(columns.lost_before_us),
+    ).group_by(columns.tenant_id)
+    return {
+        tenant_id: Acknowledged(
+            Account(int(num_requests), int(num_tokens)), instant_from_microseconds(lost_before_us)
+        )
+        for tenant_id, num_requests, num_tokens, lost_before_us in connection.execute(query)
+    }
+
+
+def first_event_at(connection: Connection, tenant_id: str) -> datetime | None:
+    query = select(func.min(usage_events.c.occurred_at_us)).where(
+        usage_events.c.tenant_id == tenant_id
+    )
+    at_us = connection.execute(query).scalar_one()
+    return None if at_us is None else instant_from_microseconds(at_us)
 
 
 def posted_events(

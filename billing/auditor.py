@@ -1,34 +1,38 @@
-"""An audit whole: read every account, compare, and post what a dead gateway no longer could.
+"""An audit: read every account, compare, say what differs.  Changes nothing.
 
 It reads while the fleet runs.  What is on its way between two accounts looks like a difference for
 a moment, so whoever asks looks again before believing one.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Final
 
 from sqlalchemy import Connection
 
 from billing.audit import (
     Account,
     Finding,
+    QuotaLoss,
+    QuotaTotals,
     Witness,
     Witnesses,
+    finding_of_loss,
     findings_of_boot,
     findings_of_event,
     findings_of_missing,
     findings_of_quota,
     num_tokens,
+    quota_loss,
     without_event,
 )
 from billing.audit_facts import (
+    Acknowledged,
     Waiting,
+    acknowledged,
     boots,
-    latest_tiers,
+    first_event_at,
     ledger_accounts,
     num_dead_letters,
     num_unpriced,
@@ -36,17 +40,13 @@ from billing.audit_facts import (
     read_waiting,
 )
 from billing.bulk_insert import known_keys
-from billing.ledger import Ledger, PostResult
 from billing.ledger_database import LedgerRef, reading
-from billing.posting import rate_batch
 from billing.pricing import PriceBook
 from billing.recorded_prices import check_recorded
-from billing.records import Batch, EventKey, Record
+from billing.records import EventKey
 from contracts.replica_usage import ReplicaUsage
-from contracts.usage import Outcome, UsageEvent, UsageSource, encode_usage_event
 
-_UNKNOWN: Final = "unknown"  # what only the gateway knew
-_ATTEMPT: Final = re.compile(r"-[0-9]+$")  # a gateway's suffix to its request id
+_NOTHING = QuotaTotals(Account(), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,12 @@ class Accounts:
     ledger: Account
     waiting: Account
     recovered: Account
+    acknowledged: Account  # of what is billed: the quota is known to have lost it
+
+    @property
+    def told_to_quota(self) -> Account:
+        """What it should have been told, and have kept."""
+        return self.ledger + self.recovered + self.waiting - self.acknowledged
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +71,26 @@ class AuditReport:
     accounts: Mapping[str, Accounts]  # by tenant
     findings: Sequence[Finding]
     missing: Mapping[EventKey, Sequence[ReplicaUsage]]  # served, and not billed
+    lost: Mapping[str, QuotaLoss]  # by tenant, of quotas that stood still meanwhile
     num_waiting: int
+    num_unread: int | None  # events that brokers have and the ledger has not; None: who knows
     num_unreadable: int  # lines of the spool
     num_dead_letters: int
     num_unpriced: int
     num_not_by_gateways: int  # a replica's records of requests that no gateway sent
 
+    @property
+    def has_read_all(self) -> bool:
+        """What is missing here is on no way that can be seen."""
+        return self.num_waiting == self.num_unread == 0
+
 
 @dataclass(frozen=True, slots=True)
 class AuditScope:
-    spool_dir: Path
+    spool_dir: Path | None  # None: it is not to be seen from here
+    num_unread: Callable[[], int | None]
     witnesses: Callable[[], Sequence[Witness]]
-    quota: Callable[[], Mapping[str, Account] | None]  # by tenant; None: nobody could be asked
+    quota: Callable[[], Mapping[str, QuotaTotals] | None]  # by tenant; None: it cannot be asked
     since: datetime | None  # of events that are checked one by one; None: all
     grace: timedelta  # until a replica's record without an event is missing one
 
@@ -90,6 +104,7 @@ def audit(
     snapshot, and the quota before and after: what is billed must lie between.
     """
     quota_before = scope.quota()
+    num_unread = scope.num_unread()
     with reading(ledger) as connection:
         check_recorded(connection, price_book)
         journals = scope.witnesses()
@@ -98,96 +113,27 @@ def audit(
         witnesses = Witnesses.of(journals)
         known = known_keys(connection, witnesses.by_event) | waiting.keys
         missing = without_event(witnesses, known, now=now, grace=scope.grace)
-        accounts = _accounts(connection, journals, quota, waiting)
-        findings = [
-            *(f for boot in boots(connection, waiting) for f in findings_of_boot(boot)),
-            *_event_findings(connection, price_book, scope.since, witnesses),
-            *findings_of_missing(missing),
-            *_quota_findings(accounts, quota_before),
-        ]
+        lost = acknowledged(connection)
+        accounts = _accounts(connection, journals, quota, waiting, lost)
+        comparison = _QuotaComparison(accounts, quota_before, quota, lost)
+        losses = comparison.losses(connection)
         return AuditReport(
             accounts=accounts,
-            findings=findings,
+            findings=[
+                *(f for boot in boots(connection, waiting) for f in findings_of_boot(boot)),
+                *_event_findings(connection, price_book, scope.since, witnesses),
+                *findings_of_missing(missing),
+                *comparison.findings(losses),
+            ],
             missing=missing,
+            lost={t: loss for t, loss in losses.items() if comparison.stood_still(t)},
             num_waiting=len(waiting.keys),
+            num_unread=num_unread,
             num_unreadable=waiting.num_unreadable,
             num_dead_letters=num_dead_letters(connection),
             num_unpriced=num_unpriced(connection),
             num_not_by_gateways=witnesses.num_without_event,
         )
-
-
-def recover(
-    ledger: Ledger,
-    reader: LedgerRef,
-    price_book: PriceBook,
-    missing: Mapping[EventKey, Sequence[ReplicaUsage]],
-) -> PostResult:
-    """Posts each once, marked recovered; what has come meanwhile is a repeat, and stays.
-
-    Raises PriceBookInvalid for another ledger's, having changed nothing.
-    """
-    with reading(reader) as connection:
-        check_recorded(connection, price_book)
-        tiers = latest_tiers(connection, [tenant_id for tenant_id, _ in missing])
-    events = [recovered_event(records, tiers) for records in missing.values()]
-    source_id = "audit"
-    start = ledger.next_offset(source_id)
-    first = 0 if start is None else start
-    batch = Batch(
-        source_id,
-        start,
-        first + len(events),
-        [Record(first + n, encode_usage_event(event)) for n, event in enumerate(events)],
-    )
-    return ledger.post(rate_batch(batch, price_book))
-
-
-def recovered_event(records: Sequence[ReplicaUsage], tiers: Mapping[str, str]) -> UsageEvent:
-    """What the gateway would have said, as far as its replicas know.
-
-    Of several attempts the last counts, and of those it went on from what they had generated.
-    """
-    chain = _last_chain(records)
-    first, last = chain[0], chain[-1]
-    tenant_id = last.tenant_id or ""
-    is_whole = all(record.is_final for record in chain)
-    return UsageEvent(
-        event_id=last.event_id or "",
-        request_id=_ATTEMPT.sub("", last.request_id),
-        tenant_id=tenant_id,
-        key_id=_UNKNOWN,
-        tier=tiers.get(tenant_id, _UNKNOWN),
-        model_requested=last.model,
-        model=last.model,
-        replica=None,
-        endpoint=last.endpoint,
-        is_stream=last.is_stream,
-        admitted_at=first.arrived_at,
-        occurred_at=last.finished_at,
-        outcome=Outcome.GATEWAY_LOST,
-        usage_source=UsageSource.ENGINE if is_whole else UsageSource.PARTIAL,
-        input_uncached_tokens=first.input_uncached_tokens,
-        input_cache_read_tokens=first.input_cache_read_tokens,
-        output_text_tokens=sum(record.output_text_tokens for record in chain),
-        reserved_tokens=0,
-        ttft_ms=None,
-        gateway_id="auditor",
-        gateway_boot_id=last.replica_boot_id,
-        gateway_seq=last.replica_seq,
-        attempt=len(records),
-        is_recovered=True,
-    )
-
-
-def _last_chain(records: Sequence[ReplicaUsage]) -> list[ReplicaUsage]:
-    """The last attempt, after those whose tokens it was given to go on from."""
-    chain: list[ReplicaUsage] = []
-    for record in sorted(records, key=lambda r: r.arrived_at, reverse=True):
-        chain.insert(0, record)
-        if record.resumed_tokens == 0:
-            break
-    return chain
 
 
 def _event_findings(
@@ -200,8 +146,9 @@ def _event_findings(
 def _accounts(
     connection: Connection,
     witnesses: Sequence[Witness],
-    quota: Mapping[str, Account] | None,
+    quota: Mapping[str, QuotaTotals] | None,
     waiting: Waiting,
+    lost: Mapping[str, Acknowledged],
 ) -> Mapping[str, Accounts]:
     by_gateways = ledger_accounts(connection, is_recovered=False)
     recovered = ledger_accounts(connection, is_recovered=True)
@@ -211,10 +158,11 @@ def _accounts(
     return {
         tenant_id: Accounts(
             engine=engine.get(tenant_id, Account()) if witnesses else None,
-            quota=told.get(tenant_id, Account()) if quota is not None else None,
+            quota=told.get(tenant_id, _NOTHING).account if quota is not None else None,
             ledger=by_gateways.get(tenant_id, Account()),
             waiting=waiting.accounts.get(tenant_id, Account()),
             recovered=recovered.get(tenant_id, Account()),
+            acknowledged=lost[tenant_id].account if tenant_id in lost else Account(),
         )
         for tenant_id in sorted(tenants)
     }
@@ -230,15 +178,77 @@ def _engine_accounts(witnesses: Sequence[Witness]) -> Mapping[str, Account]:
     return accounts
 
 
-def _quota_findings(
-    accounts: Mapping[str, Accounts], before: Mapping[str, Account] | None
-) -> Iterator[Finding]:
-    for tenant_id, of_tenant in accounts.items():
-        if of_tenant.quota is not None and before is not None:
-            yield from findings_of_quota(
-                tenant_id,
-                before=before.get(tenant_id, Account()),
-                quota=of_tenant.quota,
-                ledger=of_tenant.ledger + of_tenant.recovered,
-                waiting=of_tenant.waiting,
-            )
+class _QuotaComparison:
+    """The quota's totals from before and after the ledger's snapshot beside what is billed."""
+
+    def __init__(
+        self,
+        accounts: Mapping[str, Accounts],
+        before: Mapping[str, QuotaTotals] | None,
+        after: Mapping[str, QuotaTotals] | None,
+        acknowledged: Mapping[str, Acknowledged],
+    ) -> None:
+        self._acknowledged = acknowledged
+        self._before = {} if before is None else before
+        self._after = {} if after is None else after
+        self._billed = {
+            tenant_id: of_tenant.told_to_quota
+            for tenant_id, of_tenant in accounts.items()
+            if before is not None and after is not None
+        }
+
+    def stood_still(self, tenant_id: str) -> bool:
+        return self._told_before(tenant_id) == self._told_after(tenant_id)
+
+    def losses(self, connection: Connection) -> Mapping[str, QuotaLoss]:
+        """By tenant.  Only where there is a difference is it looked for what explains it."""
+        differing = [tenant_id for tenant_id in self._billed if list(self._differences(tenant_id))]
+        found: dict[str, QuotaLoss] = {}
+        for tenant_id in differing:
+            self._add_loss(connection, found, tenant_id, self._told_after(tenant_id).since)
+        # A tenant who has used nothing since has no totals at all: the others tell when it was.
+        latest = max((loss.since for loss in found.values()), default=None)
+        for tenant_id in differing:
+            if self._told_after(tenant_id) == _NOTHING:
+                self._add_loss(connection, found, tenant_id, latest)
+        return found
+
+    def findings(self, losses: Mapping[str, QuotaLoss]) -> Iterator[Finding]:
+        for tenant_id in self._billed:
+            if tenant_id in losses:
+                yield finding_of_loss(tenant_id, losses[tenant_id])
+            else:
+                yield from self._differences(tenant_id)
+
+    def _add_loss(
+        self,
+        connection: Connection,
+        found: dict[str, QuotaLoss],
+        tenant_id: str,
+        since: datetime | None,
+    ) -> None:
+        known = self._acknowledged.get(tenant_id)
+        if known is not None and since is not None and since <= known.lost_before:
+            return
+        loss = quota_loss(
+            first_event_at=first_event_at(connection, tenant_id),
+            since=since,
+            quota=self._told_after(tenant_id).account,
+            billed=self._billed[tenant_id],
+        )
+        if loss is not None:
+            found[tenant_id] = loss
+
+    def _differences(self, tenant_id: str) -> Iterator[Finding]:
+        return findings_of_quota(
+            tenant_id,
+            before=self._told_before(tenant_id).account,
+            quota=self._told_after(tenant_id).account,
+            billed=self._billed[tenant_id],
+        )
+
+    def _told_before(self, tenant_id: str) -> QuotaTotals:
+        return self._before.get(tenant_id, _NOTHING)
+
+    def _told_after(self, tenant_id: str) -> QuotaTotals:
+        return self._after.get(tenant_id, _NOTHING)

@@ -11,7 +11,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Column, Connection, Select, Table, select, text
+from sqlalchemy import Column, Connection, Select, Table, TextClause, select, text
 
 from billing.errors import LedgerUnavailable
 from billing.ledger_schema import usage_events
@@ -34,6 +34,15 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[Row]) -> No
     places = ", ".join("?" * len(table.columns))
     connection.exec_driver_sql(
         f"INSERT INTO {table.name} ({columns}) VALUES ({places})", list(rows)
+    )
+
+
+def insert_once(table: Table) -> TextClause:
+    """Of one row, by the names of its columns; a row under its key stays as it is."""
+    columns = table.columns.keys()
+    return text(
+        f"INSERT INTO {table.name} ({', '.join(columns)}) "
+        f"VALUES ({', '.join(f':{name}' for name in columns)}) ON CONFLICT DO NOTHING"
     )
 
 

@@ -6,12 +6,12 @@ It remembers nothing that the ledger does not: killed anywhere, it goes on from 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Protocol
 
 from billing.current_prices import CurrentPrices
 from billing.errors import BillingError, OffsetConflict, SourceLost
-from billing.ledger import Ledger
+from billing.ledger import Ledger, PostResult
 from billing.posting import rate_batch
 from billing.pricing import PriceBook
 from billing.records import Batch
@@ -54,11 +54,13 @@ class Consumer:
         ledger: Ledger,
         prices: CurrentPrices,
         poll_interval_s: float,
+        on_posted: Callable[[PostResult], None],
     ) -> None:
         self._source = source
         self._ledger = ledger
         self._prices = prices
         self._poll_interval_s = poll_interval_s
+        self._on_posted = on_posted
         self._num_failures = 0
         self._told_unpriced: set[str] = set()
 
@@ -107,6 +109,7 @@ class Consumer:
             logger.info("another consumer was first", extra={"source_id": batch.source_id})
             await self._source.seek(batch.source_id, exc.stored_offset)
             return
+        self._on_posted(result)
         self._tell_unpriced(result.unpriced_models)
         logger.info(
             "batch posted",

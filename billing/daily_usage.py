@@ -6,6 +6,7 @@ In the transaction that posts, so it is never more or less than the events and e
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+import msgspec
 from sqlalchemy import BigInteger, Connection, text
 
 from billing.ledger_schema import daily_usage, day_of, microseconds, split_pico_usd
@@ -44,6 +45,13 @@ def add_charges(connection: Connection, posted: Iterable[Posted]) -> None:
     _add(connection, ((event, charges, 0) for event, charges in posted))
 
 
+def replace_event(connection: Connection, former: Posted, latter: Posted) -> None:
+    """One event that has been added before by another, perhaps of another key."""
+    event, charges = former
+    taken_back = [msgspec.structs.replace(c, pico_usd=-c.pico_usd) for c in charges]
+    _add(connection, ((event, taken_back, -1), (*latter, 1)))
+
+
 def _add(
     connection: Connection, posted: Iterable[tuple[UsageEvent, Sequence[Charge], int]]
 ) -> None:
@@ -57,7 +65,7 @@ def _add(
         found["num_requests"] += times
         if times:
             for token_class, tokens in tokens_by_class(event).items():
-                found[_TOKENS[token_class]] += tokens
+                found[_TOKENS[token_class]] += times * tokens
         for charge in charges:
             micro_usd, rest = split_pico_usd(charge.pico_usd)
             found["micro_usd"] += micro_usd

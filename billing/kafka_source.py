@@ -18,7 +18,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord
 from aiokafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 
 from billing.errors import SourceLost, SourceUnavailable
-from billing.records import Batch, Record
+from billing.records import KAFKA_SOURCE, Batch, Record
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,6 @@ _FETCH_WAIT_MS: Final = 100
 _RECEIVE_DEADLINE_S: Final = 1.0
 _CALL_DEADLINE_S: Final = 10.0
 _CLOSE_DEADLINE_S: Final = 5.0
-_SOURCE_PREFIX: Final = "kafka/"
 _FAILURES: Final = (KafkaError, OSError, TimeoutError)
 
 NextOffset = Callable[[str], int | None]
@@ -124,6 +123,35 @@ class KafkaSource:
         task = asyncio.create_task(_stop(consumer))
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
+
+
+def num_unread(brokers: Mapping[str, Any], topic: str, next_offset: NextOffset) -> int:
+    """Records that the brokers hold and the ledger has not read.  Blocks: no event loop's thread.
+
+    ``brokers``: as ``KafkaSource`` has it.
+
+    Raises SourceUnavailable.
+    """
+    try:
+        return asyncio.run(_num_unread(brokers, topic, next_offset))
+    except _FAILURES as exc:
+        raise SourceUnavailable(f"kafka: {type(exc).__name__}: {exc}") from exc
+
+
+async def _num_unread(brokers: Mapping[str, Any], topic: str, next_offset: NextOffset) -> int:
+    consumer = AIOKafkaConsumer(topic, **brokers, enable_auto_commit=False)
+    try:
+        async with asyncio.timeout(_CALL_DEADLINE_S):
+            await consumer.start()
+            numbers = consumer.partitions_for_topic(topic)
+            partitions = [TopicPartition(topic, number) for number in numbers or ()]
+            begins = await consumer.beginning_offsets(partitions)
+            ends = await consumer.end_offsets(partitions)
+    finally:
+        async with asyncio.timeout(_CLOSE_DEADLINE_S):
+            await _stop(consumer)
+    stored = {each: next_offset(_source_id(each)) for each in partitions}
+    return sum(ends[p] - (begins[p] if at is None else at) for p, at in stored.items())
 
 
 class _Session(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no types
@@ -256,9 +284,9 @@ def _record(message: ConsumerRecord) -> Record:
 
 
 def _source_id(partition: TopicPartition) -> str:
-    return f"{_SOURCE_PREFIX}{partition.topic}/{partition.partition}"
+    return f"{KAFKA_SOURCE}{partition.topic}/{partition.partition}"
 
 
 def _partition(source_id: str) -> TopicPartition:
-    topic, _, number = source_id.removeprefix(_SOURCE_PREFIX).rpartition("/")
+    topic, _, number = source_id.removeprefix(KAFKA_SOURCE).rpartition("/")
     return TopicPartition(topic, int(number))

@@ -11,10 +11,12 @@ from datetime import UTC, datetime
 
 from sqlalchemy import Connection, delete, insert, select, tuple_, update
 
+from billing.audit import QuotaLoss
 from billing.bulk_insert import (
     Row,
     in_parts,
     insert_new_events,
+    insert_once,
     insert_rows,
     rows_by_key,
 )
@@ -22,19 +24,21 @@ from billing.daily_usage import add_charges, add_events
 from billing.dead_letter import DeadLetter, DeadReason
 from billing.errors import OffsetConflict
 from billing.late import LatestInvoices, latest_invoices
+from billing.late_reports import LateReport, post_late_reports
 from billing.ledger_database import alone, books_shared, open_for_posting, translated_errors
 from billing.ledger_schema import (
     dead_letter_replays,
     dead_letters,
     ledger_entries,
     microseconds,
+    quota_acknowledgements,
     source_offsets,
     unpriced_events,
     usage_events,
 )
 from billing.posting import Posting, RatedBatch, charges_for
 from billing.pricing import PriceBook
-from billing.rating import Charge, tokens_by_class
+from billing.rating import Charge
 from billing.recorded_prices import record_prices
 from billing.records import EventKey
 from contracts.usage import UsageEvent, decode_usage_event
@@ -89,7 +93,7 @@ class Ledger:
             fresh, known = _insert_events(connection, rows, batch.postings)
             _insert_entries(connection, fresh)
             add_events(connection, ((p.event, p.charges or ()) for p in fresh))
-            dead = [*batch.dead_letters, *_contradictions(connection, known)]
+            dead = [*batch.dead_letters, *_contradictions(connection, known, posted_at_us)]
             num_dead = _post_dead_letters(connection, batch.source_id, dead)
         num_events = len(batch.postings) + len(batch.dead_letters)
         return PostResult(
@@ -100,6 +104,18 @@ class Ledger:
             num_dead=num_dead,
             unpriced_models=frozenset(p.event.model for p in fresh if p.charges is None),
         )
+
+    def acknowledge(self, tenant_id: str, loss: QuotaLoss) -> bool:
+        """That the quota's totals lack so much of what is billed.  False: as said before."""
+        row = {
+            "tenant_id": tenant_id,
+            "lost_before_us": microseconds(loss.since),
+            "num_requests": loss.missing.num_requests,
+            "num_tokens": loss.missing.num_tokens,
+            "posted_at_us": microseconds(self._now()),
+        }
+        with translated_errors(), self._engine.begin() as connection:
+            return bool(connection.execute(insert_once(quota_acknowledgements), row).rowcount)
 
     def mark_replayed(self, letters: Sequence[tuple[str, int]]) -> None:
         """Dead letters, by source and offset, that have been posted after all."""
@@ -171,27 +187,29 @@ def _insert_events(
     return fresh, known
 
 
-def _contradictions(connection: Connection, known: Sequence[Posting]) -> list[DeadLetter]:
-    """A repeat is the same event again; anything else under its id must not vanish as one."""
-    stored = _stored_payloads(connection, {_key(posting.event) for posting in known})
-    return [
-        _contradictory(posting)
-        for posting in known
-        if not _is_same(posting, stored[_key(posting.event)])
-    ]
+def _contradictions(
+    connection: Connection, known: Sequence[Posting], posted_at_us: int
+) -> list[DeadLetter]:
+    """A repeat is the same event again; anything else under its id must not vanish as one.
 
-
-def _is_same(posting: Posting, stored: bytes) -> bool:
-    """Equal bytes are the rule; an equal event in other bytes is a repeat as well.
-
-    So is what a gateway says after all of a request that an auditor has posted in its place.
+    But for what an auditor has recovered: what its gateway says after all stands beside it.
     """
-    if stored == posting.payload:
-        return True
-    known = decode_usage_event(stored)
-    if known.is_recovered:
-        return tokens_by_class(known) == tokens_by_class(posting.event)
-    return known == posting.event
+    stored = _stored_payloads(connection, {_key(posting.event) for posting in known})
+    reports: list[LateReport] = []
+    contradicting: list[Posting] = []
+    for posting in known:
+        payload = stored[_key(posting.event)]
+        if payload == posting.payload or posting.event.is_recovered:
+            continue
+        event = decode_usage_event(payload)
+        if event.is_recovered:
+            reports.append(LateReport(event, posting))
+        elif event != posting.event:  # an equal event in other bytes is a repeat as well
+            contradicting.append(posting)
+    if reports:
+        accepted = post_late_reports(connection, reports, posted_at_us)
+        contradicting += [report.posting for report in reports if report.key not in accepted]
+    return [_contradictory(posting) for posting in contradicting]
 
 
 def _stored_payloads(connection: Connection, keys: Collection[EventKey]) -> dict[EventKey, bytes]:

@@ -45,6 +45,8 @@ APPEND_ONLY: Final = (
     "invoices",
     "alerts",
     "alert_deliveries",
+    "late_reports",
+    "quota_acknowledgements",
 )
 
 metadata: Final = MetaData()
@@ -212,6 +214,31 @@ alert_deliveries: Final = Table(
     *(Column(name, Text, primary_key=True) for name in _ALERT),
     Column("threshold_percent", BigInteger, primary_key=True),
     Column("delivered_at_us", BigInteger, nullable=False),
+)
+
+late_reports: Final = Table(  # of recovered events, by the gateways that should have told them
+    "late_reports",
+    metadata,
+    Column("tenant_id", Text, primary_key=True),
+    Column("event_id", Text, primary_key=True),
+    Column("gateway_boot_id", Text, nullable=False),
+    Column("gateway_seq", BigInteger, nullable=False),
+    Column("more_tokens", BigInteger, nullable=False),  # than was recovered; below zero: fewer
+    Column("posted_at_us", BigInteger, nullable=False),
+    Column("payload", LargeBinary, nullable=False),  # the event as it came
+    ForeignKeyConstraint(
+        ["tenant_id", "event_id"], ["usage_events.tenant_id", "usage_events.event_id"]
+    ),
+)
+
+quota_acknowledgements: Final = Table(  # what is billed and the quota's totals will never have
+    "quota_acknowledgements",
+    metadata,
+    Column("tenant_id", Text, primary_key=True),
+    Column("lost_before_us", BigInteger, primary_key=True),
+    Column("num_requests", BigInteger, nullable=False),
+    Column("num_tokens", BigInteger, nullable=False),
+    Column("posted_at_us", BigInteger, nullable=False),
 )
 
 TOKEN_COLUMNS: Final = tuple(usage_events.c[f"{c.value}_tokens"] for c in TokenClass)

@@ -23,6 +23,7 @@ from billing.ledger_schema import (
 )
 from billing.money import usd_from_pico_usd
 from billing.pricing import TokenClass
+from billing.records import KAFKA_SOURCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,13 @@ def next_offset(ledger: LedgerRef, source_id: str) -> int | None:
     with reading(ledger) as connection:
         offset: int | None = connection.execute(query).scalar_one_or_none()
     return offset
+
+
+def reads_kafka(ledger: LedgerRef) -> bool:
+    """Whether events have ever come from there."""
+    query = select(func.count()).where(source_offsets.c.source_id.startswith(KAFKA_SOURCE))
+    with reading(ledger) as connection:
+        return bool(connection.execute(query).scalar_one())
 
 
 def _event_usd(connection: Connection, tenant_id: str, event_id: str) -> Decimal | None:

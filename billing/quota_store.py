@@ -4,31 +4,42 @@ For what is rare: an audit, and budgets after a loss.  One server; a cluster's o
 followed.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import redis
 from redis.sentinel import Sentinel
 
-from billing.audit import Account
+from billing.audit import Account, QuotaTotals
 from billing.errors import QuotaStoreUnavailable
-from contracts.names import TenantId, quota_settled_key
+from contracts.debts import OwedSettlement, encode_debt
+from contracts.names import TenantId, quota_holds_key, quota_owed, quota_settled_key
 
 _TIMEOUT_S = 2.0
 _SENTINELS_SCHEME, _SENTINELS_PORT = "redis+sentinel://", 26379
 
 
-def settled_accounts(url: str, tenant_ids: Iterable[TenantId]) -> Mapping[str, Account]:
+def settled_totals(url: str, tenant_ids: Iterable[TenantId]) -> Mapping[str, QuotaTotals]:
     """By tenant.  Raises QuotaStoreUnavailable."""
     names = sorted(set(tenant_ids))
     with quota_store(url) as store:
         found = [store.hgetall(quota_settled_key(name)) for name in names]
-    return {
-        name: Account(int(each.get(b"requests", 0)), int(each.get(b"tokens", 0)))
-        for name, each in zip(names, found, strict=True)
-    }
+    return {name: _totals(each) for name, each in zip(names, found, strict=True)}
+
+
+def held_reservations(url: str, tenant_id: TenantId) -> Sequence[str]:
+    """Ids that the store knows and nobody has settled.  Raises QuotaStoreUnavailable."""
+    with quota_store(url) as store:
+        return [held.decode() for held in store.hkeys(quota_holds_key(tenant_id))]
+
+
+def tell_owed(url: str, debts: Sequence[OwedSettlement]) -> None:
+    """For a gateway to settle: the next that looks.  Raises QuotaStoreUnavailable."""
+    with quota_store(url) as store:
+        store.rpush(quota_owed(), *map(encode_debt, debts))
 
 
 @contextmanager
@@ -64,3 +75,11 @@ def _client(url: str) -> redis.Redis:
         password=unquote(who.password or "") or None, **limits,
     )  # fmt: skip
     return found
+
+
+def _totals(fields: Mapping[bytes, bytes]) -> QuotaTotals:
+    since_ms = fields.get(b"since_ms")
+    return QuotaTotals(
+        Account(int(fields.get(b"requests", 0)), int(fields.get(b"tokens", 0))),
+        None if since_ms is None else datetime.fromtimestamp(int(since_ms) / 1e3, UTC),
+    )

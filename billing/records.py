@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+KAFKA_SOURCE: Final = "kafka/"  # begins the ids of those that are partitions of a topic
 
 EventKey = tuple[str, str]  # (tenant_id, event_id): event ids are unique only within a tenant
 

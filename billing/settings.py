@@ -51,6 +51,17 @@ class Settings(BaseSettings):
     # ledger after the store was lost.  None: nobody does that.
     quota_url: SecretStr | None = None
     policy_file: Path | None = None
+    # How often all accounts are compared, as `pandal audit` does.  0: only when somebody asks.
+    reconcile_interval_s: float = Field(default=3_600.0, ge=0)
+    # How old a replica's record without an event must be to be posted: brokers may be away as long.
+    reconcile_grace_s: float = Field(default=3_600.0, ge=0)
+    # How far back events are compared one by one: each is looked at twice.
+    reconcile_span_s: float = Field(default=7_200.0, gt=0)
+    # The folder that has the replicas' journals, one folder each.  None: they are not to be seen.
+    usage_journals: Path | None = None
+    # Of metrics and probes.  0: any free port, told in the log.  None: nobody asks.
+    port: int | None = Field(default=None, ge=0, le=65_535)
+    host: str = "127.0.0.1"  # reachable from this machine only, unless someone says otherwise
     # A person who has just sent a request should find its line in the ledger.
     poll_interval_s: float = Field(default=0.2, gt=0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -1,4 +1,4 @@
-"""What billing looks after beside posting: budgets that run out, counters that were lost.
+"""What billing looks after beside posting: budgets that run out, counters that were lost, books.
 
 Each is a step that blocks and may fail; it is taken again and again, in a thread, for as long as
 billing runs.  A failure is said once, until it is over, and never stops the posting.
@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from billing.alerts import AlertBook
+from billing.auditor import AuditReport
 from billing.errors import AlertRefused, BillingError, LedgerMissing
+from billing.ledger import utc_now
 from billing.spend_counters import raise_counters
+from billing.telemetry import Told
 from billing.terms import Terms, terms_at
 from billing.webhook import WebhookSender
 from contracts.errors import ContractError
@@ -22,12 +25,20 @@ from contracts.policy import decode_policy_document
 
 logger = logging.getLogger(__name__)
 
+_MOST_TOLD: Final = 20  # findings: one cause makes many
 INTERVAL_S: Final = 2.0  # a budget is known to have run out within five seconds, a posting included
 
 
-async def watch(step: Callable[[], None], stop: asyncio.Event) -> None:
-    """Until ``stop`` is set."""
+async def watch(
+    step: Callable[[], None],
+    stop: asyncio.Event,
+    *,
+    first_s: float = 0.0,
+    interval_s: float = INTERVAL_S,
+) -> None:
+    """Until ``stop`` is set, the first time after ``first_s``."""
     fault: str | None = None
+    await _pause(stop, first_s)
     while not stop.is_set():
         try:
             await asyncio.to_thread(step)
@@ -38,9 +49,13 @@ async def watch(step: Callable[[], None], stop: asyncio.Event) -> None:
             fault = str(exc)
         except Exception:
             logger.exception("a watch of billing failed")
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(INTERVAL_S):
-                await stop.wait()
+        await _pause(stop, interval_s)
+
+
+async def _pause(stop: asyncio.Event, pause_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(pause_s):
+            await stop.wait()
 
 
 class BudgetWatch:
@@ -118,3 +133,24 @@ class CounterWatch:
             )
             if num_raised:
                 logger.warning("spend counters raised", extra={"num_raised": num_raised})
+
+
+class ReconciliationWatch:
+    """Compares all accounts; what differs is told in the log and the metrics."""
+
+    def __init__(self, reconcile: Callable[[], AuditReport], told: Told) -> None:
+        self._reconcile = reconcile
+        self._told = told
+
+    def step(self) -> None:
+        """Raises LedgerUnavailable, PriceBookInvalid, ContractError, OSError."""
+        report = self._reconcile()
+        self._told.note_reconciled(report.findings, utc_now())
+        for finding in report.findings[:_MOST_TOLD]:
+            fields = {
+                "tenant_id": finding.tenant_id,
+                "reason": finding.kind.value,
+                "error": f"{finding.subject}: {finding.detail}",
+            }
+            logger.error("accounts differ", extra=fields)
+        logger.info("accounts compared", extra={"num_events": len(report.findings)})

@@ -52,6 +52,13 @@ GATEWAY_POLICY_REFUSED: Final = "pandal_gateway_policy_refused"  # 1: the stored
 GATEWAY_POLICY_LOST: Final = "pandal_gateway_policy_store_lost"  # 1: the last good one is in force
 GATEWAY_SPOOLED_EVENTS: Final = "pandal_gateway_spooled_events_total"
 GATEWAY_SHIPPED_EVENTS: Final = "pandal_gateway_shipped_events_total"
+GATEWAY_OUTBOX_BYTES: Final = "pandal_gateway_outbox_waiting_bytes"  # not in Kafka, of any boot
+GATEWAY_SHED_EVENTS: Final = "pandal_gateway_shed_events_total"  # given up: the outbox was full
+
+# Billing
+BILLING_EVENTS: Final = "pandal_billing_events_total"  # label outcome: posted, repeated, ...
+BILLING_DIFFERENCES: Final = "pandal_billing_differences"  # label kind; of the last reconciliation
+BILLING_RECONCILED_AT: Final = "pandal_billing_reconciled_timestamp_seconds"
 
 # Admin API
 ADMIN_REQUESTS: Final = "pandal_admin_requests_total"  # labels method, route, status

@@ -49,6 +49,14 @@ def quota_gateways(tag: str) -> str:
     return f"{{{tag}}}"
 
 
+QUOTA_OWED_TAG = ":owed"
+
+
+def quota_owed() -> str:
+    """List, of no tenant: what gateways that died left unsettled.  See ``contracts.debts``."""
+    return f"{{{QUOTA_OWED_TAG}}}:settlements"
+
+
 # The policy document is of no tenant.  Its keys share a slot as well.
 POLICY_TAG = ":policy"
 
@@ -99,7 +107,10 @@ def quota_swept_key(tenant: TenantId) -> str:
 
 
 def quota_settled_key(tenant: TenantId) -> str:
-    """Hash: lifetime totals of settled requests and tokens, for reconciliation with the ledger."""
+    """Hash: lifetime totals of settled requests and tokens, for reconciliation with the ledger.
+
+    ``since_ms``: when the store began to count them, by its own clock.
+    """
     return f"{{{tenant}}}:quota:settled"
 
 

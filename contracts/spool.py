@@ -11,9 +11,10 @@ be torn (no newline yet): a reader waits for the rest, and ignores it once the s
 for a record without its newline was never acknowledged.
 
 A segment can not grow once a newer one of the same boot exists, or its writer is gone.  The writer
-holds an exclusive ``flock(2)`` on it from right after its creation for as long as it may grow, so
-whoever gets that lock knows that the writer is gone.  Do not try for it on a file written within
-``LOCKED_WITHIN_S``: between creation and lock, the writer would find it taken and give the file up.
+holds an exclusive ``flock(2)`` on it from right after its creation, before the first record, for as
+long as it may grow, so whoever gets that lock knows that the writer is gone.  Do not try for it on
+an empty file made within ``LOCKED_WITHIN_S``: between creation and lock, the writer would find it
+taken and give the file up.
 
 Whoever takes the events on removes segments, and nobody else: the gateway's shipper where there is
 Kafka, billing where it reads the folder; never one that may grow, or before all its lines are kept.
@@ -30,6 +31,11 @@ _CRC_DIGITS = 8
 
 LOCKED_WITHIN_S = 60.0
 """A new segment is locked by then, however slow the machine."""
+
+
+def was_locked(size_bytes: int, age_s: float) -> bool:
+    """Whether its writer has had the lock; ``age_s``: since it was last written."""
+    return size_bytes > 0 or age_s >= LOCKED_WITHIN_S
 
 
 def segment_name(boot_id: str, index: int) -> str:

@@ -107,6 +107,7 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
     attempt: Annotated[int, msgspec.Meta(ge=1)] = 1  # which of them was answered
     parent_event_id: str | None = None  # of the event that this one is a part of, as a hedge is
     is_recovered: bool = False  # an auditor wrote it, out of the replica's own record
+    is_locally_admitted: bool = False  # by its gateway while the quota store was away
 
     @property
     def input_tokens(self) -> int:

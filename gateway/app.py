@@ -1,11 +1,9 @@
 """The composition root: opens every client, wires every part, and closes them in reverse."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 from fastapi import APIRouter, FastAPI
 
@@ -25,12 +23,10 @@ from gateway.event_encoder import EventEncoder
 from gateway.exact_counting import ExactCounting
 from gateway.experience import Experience
 from gateway.fleet import Fleet, Forecasting, RelayLimits
-from gateway.kafka_wiring import client_arguments
 from gateway.metering import EventSource
 from gateway.metrics import Metrics, QuotaStanding
-from gateway.outbox.kafka import KafkaShipper
 from gateway.outbox.spool import Spool
-from gateway.outbox.unshipped import unshipped
+from gateway.outbox_wiring import Life, Loop, owed_settlements, shipping
 from gateway.pipeline import Pipeline
 from gateway.policy_wiring import PolicyParts, wire_policies
 from gateway.readiness import Readiness
@@ -49,9 +45,6 @@ from gateway.workers.siblings import Siblings
 
 _GATHER_S = 0.01  # of events nobody waits for: fewer, larger writes
 _CLOSE_S = 5.0  # for the last settlements and events, after the last request
-
-
-Loop = Callable[[], Coroutine[Any, Any, None]]  # runs until cancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +90,12 @@ async def create_app(
     parts = _parts(settings, boot_id, clock)
     readiness = Readiness(parts.policies.live, parts.replicas.pool, parts.limiter, parts.spool)
     telemetry = wire_telemetry(settings, boot_id, clock)
-    shipping = _shipping(settings, boot_id, parts.metrics, clock)
+    spooled = _spooled(settings, parts, Life(boot_id, clock, place))
     plans = PlanBook(is_recorded=settings.records_admissions)
     async with (
         _closing(parts.replicas.pool),
         _open(parts.spool),
-        _background([*telemetry.loops, *_watching(settings, parts, place), *shipping]),
+        _background([*telemetry.loops, *_watching(settings, parts, place), *spooled]),
         wire_resilience(settings, clock, ids, plans, parts.metrics) as resilience,
     ):
         await parts.policies.start()
@@ -263,13 +256,9 @@ def _desk(settings: Settings, parts: _Parts, source: EventSource) -> SettlementD
     )
 
 
-def _shipping(settings: Settings, boot_id: str, metrics: Metrics, clock: Clock) -> list[Loop]:
-    """Without Kafka, billing reads the spool itself."""
-    if settings.kafka_bootstrap is None:
-        return []
-    open_pass = partial(unshipped, settings.spool_dir, boot_id, clock.wall_s)
-    brokers = {"bootstrap_servers": settings.kafka_bootstrap, **client_arguments(settings)}
-    return [KafkaShipper(brokers, open_pass, metrics.count_shipped).run]
+def _spooled(settings: Settings, parts: _Parts, life: Life) -> list[Loop]:
+    owed = owed_settlements(settings, parts.quota, parts.policies.live, life)
+    return [owed.run, *shipping(settings, parts.spool, parts.limiter, parts.metrics, life)]
 
 
 @asynccontextmanager

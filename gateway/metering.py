@@ -59,6 +59,7 @@ class Meter:
     """What is known so far about one answer.  Zero is a count, ``None`` is "unknown"."""
 
     charged_tokens: int = 0  # to its tenant's turns; none until it goes
+    is_locally_admitted = False  # the quota store was away
 
     replica: str | None = None
     provider: str | None = None  # None: a replica of ours
@@ -216,6 +217,7 @@ class EventSource:
             priority=grant.admission.priority,
             provider=meter.provider,
             attempt=meter.attempt,
+            is_locally_admitted=meter.is_locally_admitted,
         )
 
     def tpot_ms(self, meter: Meter, usage: Usage) -> float | None:

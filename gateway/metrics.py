@@ -65,11 +65,11 @@ class Metrics:
         self.num_active = 0
         self.num_shipped = 0
         self._refusals: Counter[Labels] = Counter()
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, tuple[str, Source]] = {}  # with their kinds
 
-    def read_from(self, name: str, source: Source) -> None:
-        """Of a counter that somebody else keeps, at every scrape."""
-        self._sources[name] = source
+    def read_from(self, name: str, source: Source, kind: str = "counter") -> None:
+        """Of numbers that somebody else keeps, at every scrape."""
+        self._sources[name] = kind, source
 
     def count_refusal(self, reason: str) -> None:
         self._refusals[(("reason", reason),)] += 1
@@ -129,8 +129,8 @@ class Metrics:
         )
 
     def _kept_elsewhere(self) -> Iterator[str]:
-        for name, source in self._sources.items():
-            yield from family(name, "counter", source())
+        for name, (kind, source) in self._sources.items():
+            yield from family(name, kind, source())
 
 
 def family(name: str, kind: str, values: Mapping[Labels, int]) -> Iterator[str]:

@@ -62,6 +62,8 @@ class Stages:
         if verdict.refusal is not None:
             raise refused(verdict.refusal, reservation)
         trace.admitted_monotonic_s = self.clock.monotonic_s()
+        if verdict.is_local:
+            trace.meter.is_locally_admitted = True
         if verdict.shadows:
             self.access_log.note_shadows(trace, reservation.plan, verdict.shadows)
 

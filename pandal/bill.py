@@ -7,33 +7,24 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from billing.errors import BillingError, LedgerMissing, RequestInvalid
 from billing.money import plain
 from billing.statement import Statement, statement
-from contracts.errors import ContractError
 from contracts.names import tenant_id
 from pandal.books import check_is_known, time_zone_of
-from pandal.datadir import DataDir
-from pandal.errors import BadOption, NotFound, PandalError
+from pandal.fleet_books import FleetBooks, translated
 
 
 def current_month(now: datetime) -> str:
     return now.astimezone(UTC).strftime("%Y-%m")
 
 
-def read_statement(data_dir: DataDir, tenant: str, month: str) -> Statement:
+def read_statement(books: FleetBooks, tenant: str, month: str) -> Statement:
     """Raises BadOption for a month or name that cannot be, NotFound for a tenant nobody knows."""
-    try:
+    with translated(books):
         name = tenant_id(tenant)
-        found = statement(data_dir.ledger_url, name, month, time_zone_of(data_dir, name))
+        found = statement(books.ledger_url, name, month, time_zone_of(books, name))
         if found.num_requests + found.num_requests_without_usage == 0:
-            check_is_known(data_dir, name)
-    except (ContractError, RequestInvalid) as exc:
-        raise BadOption(str(exc)) from exc
-    except LedgerMissing as exc:
-        raise NotFound(f"no ledger in {data_dir.root}: no fleet has run there yet") from exc
-    except BillingError as exc:
-        raise PandalError(str(exc)) from exc
+            check_is_known(books, name)
     return found
 
 

@@ -2,16 +2,19 @@
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import typer
 
-from pandal.datadir import DataDir, data_dir_at
+from pandal.datadir import data_dir_at
 from pandal.errors import BadOption
 from pandal.installation import require_extras
 from pandal.screen import SteadyConsole, say
 from pandal.settings import CommandSettings
+
+if TYPE_CHECKING:
+    from pandal.fleet_books import FleetBooks  # which imports billing, an extra
 
 DataDirOption = Annotated[
     Path | None,
@@ -25,6 +28,14 @@ PriceBookOption = Annotated[
         "--price-book",
         help="What the fleet bills by: TOML or YAML.",
         show_default="BILLING_PRICE_BOOK, or the packaged one",
+    ),
+]
+LedgerUrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ledger-url",
+        help="Another ledger, such as postgresql://billing@db/ledger.",
+        show_default="PANDAL_LEDGER_URL, or the data directory's",
     ),
 ]
 TenantArgument = Annotated[str, typer.Argument()]
@@ -47,26 +58,34 @@ def audit(
         typer.Option(min=0, help="Check events of so many hours.", show_default="all"),
     ] = None,
     recover: Annotated[
-        bool, typer.Option(help="Post what a replica served and no gateway lived to bill.")
+        bool, typer.Option(help="Mend what is certain: see docs/billing.md.")
     ] = True,
     price_book: PriceBookOption = None,
+    ledger_url: LedgerUrlOption = None,
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Whether engine, quota, events and ledger agree, to the token; status 1 if they do not."""
     require_extras(("billing",))
-    from pandal.audit import AuditRequest, report_json, run_audit, show_report
+    from billing.reconciliation import AuditRules
+    from pandal.audit import report_json, run_audit, show_report, sources_of
 
-    report = run_audit(
-        AuditRequest(
-            data_dir=_data_dir(data_dir),
-            price_book=_price_book(price_book),
-            grace_s=grace_s,
-            patience_s=patience_s,
-            hours=hours,
-            recovers=recover,
-        )
+    books = books_at(data_dir, ledger_url)
+    settings = CommandSettings()
+    quota_url = settings.quota_url
+    rules = AuditRules(
+        grace=timedelta(seconds=grace_s),
+        patience_s=patience_s,
+        span=None if hours is None else timedelta(hours=hours),
+        recovers=recover,
     )
+    sources = sources_of(
+        books,
+        price_book=_price_book(price_book),
+        quota_url=None if quota_url is None else quota_url.get_secret_value(),
+        kafka_bootstrap=settings.kafka_bootstrap,
+    )
+    report = run_audit(books, sources, rules)
     if as_json:
         say(report_json(report).decode())
     else:
@@ -90,6 +109,7 @@ def usage(
     ] = None,
     as_json: JsonOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, for spreadsheets.")] = False,
+    ledger_url: LedgerUrlOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
     """What was used and charged, by day, model or key, from the ledger."""
@@ -105,7 +125,7 @@ def usage(
     if since > until:
         raise BadOption(f"expected --from before --to, got {since} and {until}")
     query = UsageQuery(Grouping(by), since, until, tenant)
-    rows = read_usage(_data_dir(data_dir), query)
+    rows = read_usage(books_at(data_dir, ledger_url), query)
     if as_json:
         say(usage_json(query, rows).decode())
     elif as_csv:
@@ -121,23 +141,29 @@ def close(
     grace_hours: Annotated[
         float, typer.Option(min=0, help="After the month's end, for what comes late.")
     ] = 2.0,
+    ledger_url: LedgerUrlOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
     """Close a tenant's month: its invoice, which nothing changes any more."""
     require_extras(("billing",))
     from pandal.books import close_month
 
-    invoice = close_month(_data_dir(data_dir), tenant, month, grace_hours=grace_hours)
+    invoice = close_month(books_at(data_dir, ledger_url), tenant, month, grace_hours=grace_hours)
     say(msgspec.json.format(invoice.to_json(), indent=2).decode())
 
 
 @billing_app.command("invoice")
-def invoice(tenant: TenantArgument, month: MonthOption, data_dir: DataDirOption = None) -> None:
+def invoice(
+    tenant: TenantArgument,
+    month: MonthOption,
+    ledger_url: LedgerUrlOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
     """Print a closed month's invoice as it was issued."""
     require_extras(("billing",))
     from pandal.books import issued_invoice
 
-    document = issued_invoice(_data_dir(data_dir), tenant, month)
+    document = issued_invoice(books_at(data_dir, ledger_url), tenant, month)
     say(msgspec.json.format(document, indent=2).decode())
 
 
@@ -150,23 +176,30 @@ def adjust_(
     request: Annotated[
         str | None, typer.Option(help="The request id that it corrects.", show_default="none")
     ] = None,
+    ledger_url: LedgerUrlOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
     """Post a correction or a credit beside what was used."""
     require_extras(("billing",))
     from pandal.books import adjust
 
-    is_new = adjust(_data_dir(data_dir), tenant, usd=usd, reason=reason, name=name, request=request)
+    is_new = adjust(
+        books_at(data_dir, ledger_url), tenant, usd=usd, reason=reason, name=name, request=request
+    )
     say("posted" if is_new else "had been posted before")
 
 
 @billing_app.command("replay")
-def replay_(price_book: PriceBookOption = None, data_dir: DataDirOption = None) -> None:
+def replay_(
+    price_book: PriceBookOption = None,
+    ledger_url: LedgerUrlOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
     """Post the dead letters that this version understands."""
     require_extras(("billing",))
     from pandal.books import replay_dead_letters
 
-    result = replay_dead_letters(_data_dir(data_dir), _price_book(price_book))
+    result = replay_dead_letters(books_at(data_dir, ledger_url), _price_book(price_book))
     say(
         f"{result.num_posted} posted, {result.num_repeated} were in the ledger, "
         f"{result.num_left} left"
@@ -192,6 +225,7 @@ def export(
 def dry_run(
     price_book: Annotated[Path, typer.Argument(help="TOML or YAML.")],
     month: Annotated[str, typer.Option(help="YYYY-MM, UTC.")],
+    ledger_url: LedgerUrlOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
     """What a month would have cost under another price book.  Changes nothing."""
@@ -199,7 +233,7 @@ def dry_run(
     from billing.money import plain, usd_from_pico_usd
     from pandal.books import compare_books
 
-    for tenant, found in compare_books(_data_dir(data_dir), price_book, month).items():
+    for tenant, found in compare_books(books_at(data_dir, ledger_url), price_book, month).items():
         was, would_be = (
             plain(usd_from_pico_usd(pico_usd))
             for pico_usd in (found.charged_pico_usd, found.would_be_pico_usd)
@@ -208,8 +242,14 @@ def dry_run(
         say(f"{tenant}: {was} USD, would be {would_be} USD{unpriced}")
 
 
-def _data_dir(option: Path | None) -> DataDir:
-    return data_dir_at(CommandSettings().default_data_dir() if option is None else option)
+def books_at(data_dir: Path | None, ledger_url: str | None) -> "FleetBooks":
+    from pandal.fleet_books import FleetBooks
+
+    settings = CommandSettings()
+    if ledger_url is None and settings.ledger_url is not None:
+        ledger_url = settings.ledger_url.get_secret_value()
+    directory = settings.default_data_dir() if data_dir is None else data_dir
+    return FleetBooks(data_dir_at(directory), ledger_url)
 
 
 def _price_book(option: Path | None) -> Path | None:

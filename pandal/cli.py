@@ -12,7 +12,14 @@ from typing import Annotated
 import typer
 
 from pandal.bench.commands import bench_app
-from pandal.billing_commands import audit, billing_app, prices_app, usage
+from pandal.billing_commands import (
+    LedgerUrlOption,
+    audit,
+    billing_app,
+    books_at,
+    prices_app,
+    usage,
+)
 from pandal.datadir import DataDir, data_dir_at
 from pandal.doctor.command import doctor
 from pandal.errors import PandalError
@@ -167,6 +174,7 @@ def bill(
     month: Annotated[
         str | None, typer.Option(help="YYYY-MM, UTC.", show_default="the current one")
     ] = None,
+    ledger_url: LedgerUrlOption = None,
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -176,9 +184,8 @@ def bill(
     require_extras(("billing",))
     from pandal.bill import current_month, read_statement, show_statement
 
-    directory = _data_dir(data_dir, CommandSettings())
     month = current_month(datetime.now(UTC)) if month is None else month
-    found = read_statement(directory, tenant, month)
+    found = read_statement(books_at(data_dir, ledger_url), tenant, month)
     if as_json:
         say(found.to_json().decode())
     else:

@@ -125,6 +125,7 @@ def billing_child(plan: FleetPlan, inherited: Mapping[str, str]) -> ChildSpec:
         "BILLING_TERMS": str(plan.data_dir.terms),
         "BILLING_QUOTA_URL": plan.quota_url,
         "BILLING_POLICY_FILE": str(plan.data_dir.policies),
+        "BILLING_USAGE_JOURNALS": str(plan.data_dir.usage_journals),
         **_optional("BILLING_KAFKA_BOOTSTRAP", plan.kafka_bootstrap),
     }
     return _service(

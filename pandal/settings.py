@@ -30,6 +30,9 @@ class CommandSettings(BaseSettings):
     admin_token: SecretStr | None = None
     # The quota store of those gateways, as their GATEWAY_QUOTA_URL: dry runs read its record.
     quota_url: SecretStr | None = None
+    # The ledger that billing commands mean, if it is not the one in the data directory.  Here, and
+    # not on a command line, where others read it: it may hold a password.
+    ledger_url: SecretStr | None = None
     # Where model files are kept.  None: the replica's own default.
     model_cache: Path | None = None
     # What the fleet bills by, as its billing reads it.  None: the packaged price book.

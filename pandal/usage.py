@@ -8,33 +8,24 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from billing.errors import BillingError, LedgerMissing
 from billing.money import plain, sum_usd
 from billing.usage_report import UsageQuery, UsageRow, usage_rows
-from contracts.errors import ContractError
 from contracts.names import tenant_id
 from pandal.books import check_is_known
-from pandal.datadir import DataDir
-from pandal.errors import BadOption, NotFound, PandalError
+from pandal.fleet_books import FleetBooks, translated
 
 _BAR_CELLS: Final = 24
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 
 
-def read_usage(data_dir: DataDir, query: UsageQuery) -> list[UsageRow]:
+def read_usage(books: FleetBooks, query: UsageQuery) -> list[UsageRow]:
     """Raises BadOption, NotFound, PandalError."""
-    try:
+    with translated(books):
         if query.tenant_id is not None:
             tenant_id(query.tenant_id)
-        rows = usage_rows(data_dir.ledger_url, query)
+        rows = usage_rows(books.ledger_url, query)
         if query.tenant_id is not None and not rows:
-            check_is_known(data_dir, query.tenant_id)
-    except ContractError as exc:
-        raise BadOption(str(exc)) from exc
-    except LedgerMissing as exc:
-        raise NotFound(f"no ledger in {data_dir.root}: no fleet has run there yet") from exc
-    except BillingError as exc:
-        raise PandalError(str(exc)) from exc
+            check_is_known(books, query.tenant_id)
     return rows
 
 

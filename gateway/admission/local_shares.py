@@ -100,7 +100,7 @@ class LocalShares:
             self.running.add(reservation.reservation_id)
             self.num_admitted += 1
         retry_after_ms = None if refusal is None else refusal.retry_after_ms
-        return Verdict(self._budget(shares, retry_after_ms), refusal)
+        return Verdict(self._budget(shares, retry_after_ms), refusal, is_local=True)
 
     def settle(self, reservation: Reservation, used_tokens: int, now_s: float) -> None:
         """Changes nothing for one that was not admitted here."""

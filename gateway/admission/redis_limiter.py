@@ -80,6 +80,10 @@ class RedisLimiter:
     def num_open_settlements(self) -> int:
         return self._queue.num_open
 
+    @property
+    def is_owing(self) -> bool:
+        return self._queue.is_owing
+
     async def reserve(self, reservation: Reservation) -> Verdict:
         """Raises QuotaUnavailable.  The reservation is held only if the verdict has no refusal."""
         plan = reservation.plan

@@ -84,6 +84,11 @@ class SettlementQueue:
         return self._num_open
 
     @property
+    def is_owing(self) -> bool:
+        """The store has not confirmed something when it was asked to."""
+        return bool(self._owing)
+
+    @property
     def is_full(self) -> bool:
         return self._num_open >= self._max_open
 

@@ -84,6 +84,7 @@ class Verdict(msgspec.Struct, frozen=True):
     budget: Budget
     refusal: Refusal | None  # None: admitted
     shadows: int = 0  # which of the plan's shadow rules would have refused, in bits
+    is_local: bool = False  # decided without the store
 
 
 def refused(refusal: Refusal, reservation: Reservation) -> RateLimited | InsufficientQuota:

@@ -11,9 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from contracts.errors import ContractError
-from contracts.spool import LOCKED_WITHIN_S, SEGMENT_SUFFIX, parse_segment_name
+from contracts.spool import SEGMENT_SUFFIX, parse_segment_name, was_locked
 
 _CHECKPOINT_FOLDER = "shipped"
+_TOLD_FOLDER = "told"
+_COUNT_BYTES = 1 << 20
+_OWED_S = 86_400.0  # so long the quota store knows a reservation
 
 
 class SegmentFile:
@@ -24,6 +27,7 @@ class SegmentFile:
         self.path = path
         self.boot_id, self.index = parse_segment_name(path.name)
         self._checkpoint = path.parent / _CHECKPOINT_FOLDER / (path.name + ".offset")
+        self._told_mark = path.parent / _TOLD_FOLDER / path.name
 
     def shipped_bytes(self) -> int:
         """Zero if there is no checkpoint, or none that can be right: better twice than never."""
@@ -42,6 +46,14 @@ class SegmentFile:
                 block += file.readline()  # one line longer than the block
         return block[: block.rfind(b"\n") + 1].splitlines(keepends=True)
 
+    def num_unshipped(self) -> int:
+        """Events that nobody else has."""
+        offset_bytes, num_lines = self.shipped_bytes(), 0
+        while lines := self.read_lines(offset_bytes, _COUNT_BYTES):
+            num_lines += len(lines)
+            offset_bytes += sum(map(len, lines))
+        return num_lines
+
     def record_shipped(self, num_bytes: int) -> None:
         self._checkpoint.parent.mkdir(mode=0o700, exist_ok=True)
         written = self._checkpoint.with_suffix(".new")
@@ -51,15 +63,29 @@ class SegmentFile:
             os.fsync(file.fileno())  # or a power cut leaves an empty file under the new name
         written.replace(self._checkpoint)
 
+    def may_owe(self, now_s: float) -> bool:
+        """Whether the quota store may still have to be told of what a dead writer settled."""
+        try:
+            age_s = now_s - self.path.stat().st_mtime
+        except FileNotFoundError:
+            return False
+        return age_s < _OWED_S and not self._told_mark.exists()
+
+    def record_told(self) -> None:
+        """Not synced: told twice does no harm."""
+        self._told_mark.parent.mkdir(mode=0o700, exist_ok=True)
+        self._told_mark.touch()
+
     def set_aside(self, line: bytes) -> None:
         """Keeps a line that cannot be shipped, for people to look at."""
         with self.path.with_suffix(".corrupt").open("ab") as file:
             file.write(line)
 
     def remove(self) -> None:
-        """The segment first: a checkpoint without one is harmless."""
+        """The segment first: what is beside it is harmless alone."""
         self.path.unlink()
         self._checkpoint.unlink(missing_ok=True)
+        self._told_mark.unlink(missing_ok=True)
 
     @contextmanager
     def claimed(self, now_s: float) -> Iterator[bool]:
@@ -70,8 +96,9 @@ class SegmentFile:
             yield False  # shipped and removed by another gateway
             return
         try:
-            is_settled = now_s - os.fstat(descriptor).st_mtime >= LOCKED_WITHIN_S
-            yield is_settled and _is_lockable(descriptor)
+            status = os.fstat(descriptor)
+            is_old = was_locked(status.st_size, now_s - status.st_mtime)
+            yield is_old and _is_lockable(descriptor)
         finally:
             os.close(descriptor)
 

@@ -124,7 +124,8 @@ class Spool:
         self._segment: Segment | None = None  # the writer thread's own
         self._num_segments = 0
         self.num_committed = 0
-        self.is_failing = False  # or too slow: nothing new should be admitted
+        self.is_failing = False  # or too slow, or held back: nothing new should be admitted
+        self._is_held_back = False
 
     def start(self) -> None:
         """Raises OSError if the folder cannot be written to."""
@@ -149,6 +150,16 @@ class Spool:
             self._is_idle = False
             self._hand_over_soon()
         return gathered.committed
+
+    def hold_back(self, is_full: bool) -> None:
+        """Whether there is room for more; what was admitted before is written all the same."""
+        if is_full == self._is_held_back:
+            return
+        self._is_held_back = self.is_failing = is_full
+        if is_full:
+            logger.error("spool is full: too much waits to be shipped")
+        else:
+            logger.info("spool has room again")
 
     async def stop(self, timeout_s: float) -> int:
         """Waits for open events; returns how many could not be written."""
@@ -184,7 +195,7 @@ class Spool:
             self._check_hold()
 
     def _committed(self, batch: _Batch) -> None:
-        self.is_failing = False
+        self.is_failing = self._is_held_back
         self.num_committed += len(batch.lines)
         self._writing = None
         if self._gathered.lines:

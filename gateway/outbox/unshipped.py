@@ -1,7 +1,7 @@
 """What waits in the spool, in batches ready to be sent.  Reads, decodes and checkpoints: blocking.
 
 A shipper takes its own boot's segments, and those whose writer is dead.  A segment that will not
-grow and has been shipped whole is removed.
+grow and has been shipped whole is removed, unless the quota store has yet to be told of some of it.
 """
 
 import logging
@@ -29,21 +29,25 @@ class Record:
 Batch = list[Record]
 
 
-def unshipped(folder: Path, own_boot_id: str, now_s: Callable[[], float]) -> Generator[Batch]:
+def unshipped(
+    folder: Path, own_boot_id: str, now_s: Callable[[], float], is_owing: Callable[[], bool]
+) -> Generator[Batch]:
     """One pass over the spool.  Raises OSError.
 
     Asking for the next batch says that the last one was acknowledged; closed instead, the pass
-    leaves it to be shipped again.  ``now_s``: seconds since 1970.
+    leaves it to be shipped again.  ``now_s``: seconds since 1970.  ``is_owing``: whether this
+    process has not settled all that it has spooled.
     """
     segments = segments_of(folder)
     newest = max((s.index for s in segments if s.boot_id == own_boot_id), default=None)
     for segment in segments:
         if segment.boot_id == own_boot_id:
-            yield from _rest_of(segment, may_remove=segment.index != newest)
+            may_remove = segment.index != newest and not is_owing()
+            yield from _rest_of(segment, may_remove=may_remove)
             continue
         with segment.claimed(now_s()) as is_claimed:
             if is_claimed:  # its writer is dead
-                yield from _rest_of(segment, may_remove=True)
+                yield from _rest_of(segment, may_remove=not segment.may_owe(now_s()))
 
 
 def _rest_of(segment: SegmentFile, *, may_remove: bool) -> Generator[Batch]:

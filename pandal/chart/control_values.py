@@ -50,6 +50,9 @@ BILLING_MANAGED: Final = {
     "terms": "billing.terms",
     "quota_url": "gateway.quotaUrl, if billing.keepsCounters",
     "policy_file": "gateway.policies, if billing.keepsCounters",
+    "usage_journals": "nothing: each replica keeps its journal on a volume of its own",
+    "port": "billing.port",
+    "host": "the pod's",
 }
 
 
@@ -99,6 +102,7 @@ class Billing(Placement):
     enabled: bool = True
     replicas: int = Field(1, ge=0, description="More than one needs Kafka and a ledger by URL")
     image: Image = Image(repository="pandal/billing")
+    port: int = Field(9200, ge=1024, le=65_535, description="Of metrics and probes")
     ledger: Ledger = Ledger()
     prices: Prices = Prices()
     terms: Terms = Terms()

@@ -1,6 +1,6 @@
 """The checker, checked: what was dropped, doubled, mispriced or left behind is found, no more."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -9,97 +9,23 @@ import msgspec
 import pytest
 
 from billing.audit import Account, Kind, Witness
-from billing.auditor import AuditReport, AuditScope, audit, recover
 from billing.journals import read_journals
 from billing.ledger import Ledger
-from billing.lookup import totals
-from billing.posting import rate_batch
 from billing.pricing import Price, PriceBook, TokenClass
-from contracts.replica_usage import ReplicaUsage, encode_replica_usage
+from billing.recovery import recover
+from contracts.replica_usage import encode_replica_usage
 from contracts.spool import frame
-from contracts.usage import Outcome, UsageEvent, UsageSource, decode_usage_event
-from tests.billing.databases import rows
+from contracts.usage import Outcome, UsageSource
+from tests.billing.audited_books import EVENTS, GRACE, NOW, Books, event, record
 from tests.billing.usage_events import (
     BOOK,
     MODEL,
     NOON,
     PRICE,
     SEGMENT,
-    batch_of,
     line,
-    usage,
     write_segment,
 )
-
-NOW = NOON + timedelta(hours=2)
-GRACE = timedelta(hours=1)
-
-
-def event(number: int, **changes: object) -> UsageEvent:
-    return usage(number, gateway_seq=number, output_text_tokens=number, **changes)
-
-
-def record(event: UsageEvent, **changes: object) -> ReplicaUsage:
-    """What the replica says of it, where both agree."""
-    seen = ReplicaUsage(
-        event_id=event.event_id,
-        request_id=f"{event.request_id}-0",
-        tenant_id=event.tenant_id,
-        model=event.model,
-        endpoint=event.endpoint,
-        is_stream=event.is_stream,
-        finish_reasons=("stop",),
-        is_final=True,
-        input_uncached_tokens=event.input_uncached_tokens,
-        input_cache_read_tokens=event.input_cache_read_tokens,
-        output_text_tokens=event.output_text_tokens,
-        resumed_tokens=0,
-        arrived_at=event.admitted_at,
-        finished_at=event.occurred_at,
-        replica_boot_id="0b",
-        replica_seq=event.gateway_seq,
-    )
-    return msgspec.structs.replace(seen, **changes)
-
-
-EVENTS = [event(n) for n in (1, 2, 3)]
-
-
-class Books:
-    """A ledger, a spool, one replica's records, and what the quota was told."""
-
-    def __init__(self, ledger: Ledger, ledger_url: str, folder: Path) -> None:
-        self.ledger, self.ledger_url = ledger, ledger_url
-        self.spool_dir = folder / "spool"
-        self.records = [record(e) for e in EVENTS]
-        self.quota: Mapping[str, Account] | None = {
-            "acme": Account(3, sum(e.total_tokens for e in EVENTS))
-        }
-        self._next: int | None = None
-
-    def post(self, *events: UsageEvent, book: PriceBook = BOOK) -> None:
-        batch = batch_of(list(events), first=self._next)
-        self.ledger.post(rate_batch(batch, book))
-        self._next = batch.next_offset
-
-    def audit(self) -> AuditReport:
-        scope = AuditScope(
-            spool_dir=self.spool_dir,
-            witnesses=self.journals,
-            quota=self.ask_quota,
-            since=None,
-            grace=GRACE,
-        )
-        return audit(self.ledger_url, BOOK, scope, now=NOW)
-
-    def journals(self) -> Sequence[Witness]:
-        return [Witness("replica-0", self.records)]
-
-    def ask_quota(self) -> Mapping[str, Account] | None:
-        return self.quota
-
-    def found(self) -> list[tuple[Kind, str]]:
-        return [(finding.kind, finding.subject) for finding in self.audit().findings]
 
 
 @pytest.fixture
@@ -189,7 +115,11 @@ def test_an_event_without_a_price_waits_and_is_no_difference(books: Books) -> No
     [
         ({"output_text_tokens": 3}, True),
         ({"output_text_tokens": 1}, True),
-        ({"output_text_tokens": 3, "usage_source": UsageSource.COUNTED}, False),
+        ({"input_uncached_tokens": 35, "input_cache_read_tokens": 65}, True),
+        ({"output_text_tokens": 1, "usage_source": UsageSource.COUNTED}, False),
+        ({"input_uncached_tokens": 90, "usage_source": UsageSource.COUNTED}, False),
+        ({"output_text_tokens": 3, "usage_source": UsageSource.COUNTED}, True),
+        ({"output_text_tokens": 3, "usage_source": UsageSource.PARTIAL}, True),
         (
             {
                 "input_uncached_tokens": 0,
@@ -200,7 +130,16 @@ def test_an_event_without_a_price_waits_and_is_no_difference(books: Books) -> No
             False,
         ),
     ],
-    ids=["too many", "too few", "counted by the gateway", "failed, so not billed"],
+    ids=[
+        "too many",
+        "too few",
+        "as many of other classes",
+        "fewer, counted by the gateway",
+        "its estimate of a prompt",
+        "more than was generated, counted by the gateway",
+        "more than was generated, of an unfinished answer",
+        "failed, so not billed",
+    ],
 )
 def test_an_event_that_says_other_than_its_replica_is_found(
     books: Books, changes: dict[str, object], is_found: bool
@@ -314,71 +253,6 @@ def test_a_request_that_may_still_be_relayed_is_not_missing(books: Books) -> Non
     books.post(*EVENTS)
     books.records.append(record(late))
     assert books.found() == []
-
-
-def recover_all(books: Books) -> int:
-    result = recover(books.ledger, books.ledger_url, BOOK, books.audit().missing)
-    return result.num_posted
-
-
-def test_what_a_killed_gateway_never_wrote_is_posted_once_and_marked(books: Books) -> None:
-    """The quota is told of it then, and of no other."""
-    lost = record(event(4), output_text_tokens=9, finish_reasons=("abort",))
-    books.post(*EVENTS)
-    books.records.append(lost)
-    assert books.found() == [(Kind.NO_EVENT, "event-4")]
-    assert recover_all(books) == 1
-    assert recover_all(books) == 0
-    assert books.found() == [(Kind.QUOTA_DIFFERS, "quota")]
-    books.quota = {"acme": Account(4, 306 + 109)}
-    report = books.audit()
-    assert report.findings == []
-    assert report.accounts["acme"].recovered == Account(1, 109)
-    (posted,) = [r for r in rows(books.ledger_url, "usage_events") if r.is_recovered]
-    event_ = decode_usage_event(posted.payload)
-    assert event_.request_id == "request-4"
-    assert (event_.outcome, event_.usage_source) == (Outcome.GATEWAY_LOST, UsageSource.ENGINE)
-    assert event_.tier == "standard"
-    assert totals(books.ledger_url, "acme").num_unpriced_requests == 0
-
-
-def test_a_recovered_event_whose_gateway_speaks_up_later_counts_once(books: Books) -> None:
-    books.post(*EVENTS)
-    books.records.append(record(event(4)))
-    recover_all(books)
-    before = totals(books.ledger_url, "acme")
-    books.post(event(4))
-    assert totals(books.ledger_url, "acme") == before
-    assert rows(books.ledger_url, "dead_letters") == []
-
-
-def test_a_recovered_answer_of_two_replicas_is_one_prompt_and_both_outputs(books: Books) -> None:
-    first = record(event(4), output_text_tokens=10, is_final=False)
-    then = record(
-        event(4),
-        input_uncached_tokens=110,
-        input_cache_read_tokens=0,
-        output_text_tokens=20,
-        resumed_tokens=10,
-        arrived_at=NOON + timedelta(seconds=1),
-    )
-    books.post(*EVENTS)
-    books.records += [first, then]
-    assert recover_all(books) == 1
-    (posted,) = [r for r in rows(books.ledger_url, "usage_events") if r.is_recovered]
-    assert (posted.input_uncached_tokens, posted.input_cache_read_tokens) == (36, 64)
-    assert posted.output_text_tokens == 30
-    assert posted.usage_source == "partial"
-
-
-def test_a_recovered_answer_after_a_failed_attempt_is_the_last_one(books: Books) -> None:
-    failed = record(event(4), output_text_tokens=5, is_final=False)
-    then = record(event(4), output_text_tokens=7, arrived_at=NOON + timedelta(seconds=1))
-    books.post(*EVENTS)
-    books.records += [then, failed]
-    assert recover_all(books) == 1
-    (posted,) = [r for r in rows(books.ledger_url, "usage_events") if r.is_recovered]
-    assert posted.output_text_tokens == 7
 
 
 def test_journals_are_read_whole_but_for_what_is_torn(tmp_path: Path) -> None:

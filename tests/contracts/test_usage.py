@@ -60,7 +60,8 @@ GOLDEN = (
     b'"gateway_id":"gateway-0","gateway_boot_id":"0a","gateway_seq":1,'
     b'"input_cache_write_tokens":3,"output_reasoning_tokens":4,"settled_tokens":30,'
     b'"delivered_tokens":8,"output_charge":"delivered","tpot_ms":2.5,"provider":null,'
-    b'"adapter":"lora-1","priority":-1,"attempt":2,"parent_event_id":"e0","is_recovered":false}'
+    b'"adapter":"lora-1","priority":-1,"attempt":2,"parent_event_id":"e0","is_recovered":false,'
+    b'"is_locally_admitted":false}'
 )
 FIRST_SHAPE = GOLDEN[: GOLDEN.index(b',"input_cache_write_tokens"')] + b"}"
 """As the first gateways wrote it: spools and topics still hold such."""

@@ -66,6 +66,7 @@ class Valkey:
     def settled(self, tenant: str) -> dict[str, int]:
         with self.client as client:
             totals = client.hgetall(f"{{{tenant}}}:quota:settled")
+            totals.pop(b"since_ms", None)
             return {k.decode(): int(v) for k, v in totals.items()}
 
     def num_open_reservations(self, tenant: str) -> int:

@@ -69,7 +69,7 @@ async def shipping(broker: Broker, folder: Path) -> AsyncIterator[list[int]]:
     """Runs a shipper; yields the sizes of the batches it has shipped so far."""
     shipped: list[int] = []
     later_s = time.time() + LOCKED_WITHIN_S  # what is not locked now will not be
-    open_pass = partial(unshipped, folder, OWN_BOOT, lambda: later_s)
+    open_pass = partial(unshipped, folder, OWN_BOOT, lambda: later_s, lambda: False)
     shipper = KafkaShipper({"bootstrap_servers": broker.bootstrap}, open_pass, shipped.append)
     task = asyncio.create_task(shipper.run())
     try:
@@ -89,6 +89,7 @@ async def test_every_boots_events_arrive_in_order_keyed_by_tenant(
     broker.start()
     await create_topic(broker.bootstrap)
     earlier = write(folder, "0000000000aa", 0, range(1, 4), tail=b"torn")
+    SegmentFile(earlier).record_told()
     own = write(folder, OWN_BOOT, 0, range(1, 6))
     async with shipping(broker, folder) as shipped:
         await wait_for(shipped, 8)

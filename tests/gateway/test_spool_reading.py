@@ -1,5 +1,6 @@
 """The spool as its shipper reads it: nothing twice without need, and nothing never."""
 
+import fcntl
 import os
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from contracts.spool import frame, segment_name
 from contracts.usage import encode_usage_event
+from gateway.outbox.orphans import orphans
 from gateway.outbox.segments import SegmentFile, segments_of
 from gateway.outbox.unshipped import Batch, unshipped
 from tests.gateway.conftest import Tenant
@@ -33,7 +35,13 @@ NOW_S = 1_800_000_000.0
 
 
 def a_pass(folder: Path) -> Generator[Batch]:
-    return unshipped(folder, OWN_BOOT, lambda: NOW_S)
+    return unshipped(folder, OWN_BOOT, lambda: NOW_S, lambda: False)
+
+
+def told(folder: Path) -> list[int]:
+    """The numbers of what dead gateways may owe, as a pass tells them."""
+    some = orphans(folder, OWN_BOOT, lambda: NOW_S)
+    return [event.gateway_seq for events in some for event in events]
 
 
 def test_other_files_in_the_folder_are_none_of_ours(tmp_path: Path) -> None:
@@ -65,18 +73,66 @@ def test_a_pass_that_is_closed_ships_its_last_batch_again(tmp_path: Path) -> Non
     assert list(a_pass(tmp_path)) == [first]
 
 
-def test_a_dead_writers_segment_is_shipped_and_removed(tmp_path: Path) -> None:
+def test_a_dead_writers_segment_is_removed_once_it_is_shipped_and_nothing_of_it_is_owed(
+    tmp_path: Path,
+) -> None:
     path = write(tmp_path, DEAD_BOOT, 0, range(1, 4))
-    age(path, 61.0)
+    age(path, 1.0)
+    assert [len(batch) for batch in a_pass(tmp_path)] == [3]
+    assert path.exists(), "the quota store may not know of them"
+    assert told(tmp_path) == [1, 2, 3]
+    assert list(a_pass(tmp_path)) == []
+    assert not path.exists()
+    assert [list((tmp_path / name).iterdir()) for name in ("shipped", "told")] == [[], []]
+
+
+def test_what_dead_gateways_owe_is_told_once(tmp_path: Path) -> None:
+    """And again where the telling was broken off."""
+    write(tmp_path, OWN_BOOT, 0, range(1, 3))
+    path = write(tmp_path, DEAD_BOOT, 0, range(1, 4))
+    with path.open("ab") as file:
+        file.write(b"corrupt\ntorn")
+    age(path, 1.0)
+    broken_off = orphans(tmp_path, OWN_BOOT, lambda: NOW_S)
+    next(broken_off)
+    broken_off.close()
+    assert told(tmp_path) == [1, 2, 3]
+    assert told(tmp_path) == []
+
+
+def test_what_the_quota_store_has_forgotten_by_now_is_told_to_nobody(tmp_path: Path) -> None:
+    path = write(tmp_path, DEAD_BOOT, 0, range(1, 4))
+    age(path, 86_400.0)
+    assert told(tmp_path) == []
     assert [len(batch) for batch in a_pass(tmp_path)] == [3]
     assert not path.exists()
-    assert list((tmp_path / "shipped").iterdir()) == []
+
+
+def test_a_segment_stays_while_its_gateway_owes_the_quota_store(tmp_path: Path) -> None:
+    earlier = write(tmp_path, OWN_BOOT, 0, range(1, 4))
+    write(tmp_path, OWN_BOOT, 1, range(4, 6))
+    owing = unshipped(tmp_path, OWN_BOOT, lambda: NOW_S, lambda: True)
+    assert [len(batch) for batch in owing] == [3, 2]
+    assert earlier.exists()
+    assert list(a_pass(tmp_path)) == []
+    assert not earlier.exists()
+
+
+def test_a_living_writers_segment_is_nobody_elses(tmp_path: Path) -> None:
+    path = write(tmp_path, DEAD_BOOT, 0, range(1, 4))
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert list(a_pass(tmp_path)) == []
+        assert told(tmp_path) == []
+    assert path.exists()
 
 
 def test_a_strangers_new_segment_is_left_to_be_locked(tmp_path: Path) -> None:
-    path = write(tmp_path, DEAD_BOOT, 0, range(1, 4))
+    """Before its first record: whoever writes has locked it."""
+    path = write(tmp_path, DEAD_BOOT, 0, range(0))
     age(path, 59.0)
     assert list(a_pass(tmp_path)) == []
+    assert told(tmp_path) == []
     assert path.exists()
 
 

@@ -14,16 +14,16 @@ from billing.audit import Finding, Kind
 from billing.auditor import AuditReport
 from billing.ledger import Ledger
 from billing.posting import rate_batch
+from billing.reconciliation import seen_twice
 from contracts.replica_usage import encode_replica_usage
 from contracts.spool import frame
 from contracts.usage import UsageEvent
-from pandal.audit import seen_twice
 from pandal.cli import app
 from pandal.datadir import DataDir
 from pandal.errors import BadOption, NotFound, PandalError
 from pandal.usage import bar
+from tests.billing.audited_books import record
 from tests.billing.databases import rows
-from tests.billing.test_audit import record
 from tests.billing.test_service import BASE_PRICES
 from tests.billing.usage_events import BOOK, SEGMENT, batch_of, usage, write_segment
 
@@ -63,7 +63,9 @@ def test_usage_is_printed_as_a_table_as_json_and_as_csv(used: DataDir) -> None:
     as_csv = printed(used, "usage", *period, "--by", "model", "--csv")
     (line,) = csv.DictReader(io.StringIO(as_csv))
     assert line["output_text_tokens"] == "21"
-    assert "nothing was used" in printed(used, "usage", "globex", *period)
+    later = ("--from", "2026-03-01", "--to", "2026-03-02")
+    assert "nothing was used" in printed(used, "usage", "acme", *later)
+    assert type(run(used, "usage", "globex", *period).exception) is NotFound
 
 
 @pytest.mark.parametrize(
@@ -194,7 +196,9 @@ def test_what_moves_is_a_difference_only_when_it_is_seen_again() -> None:
                 *([Finding(Kind.MISPRICED, "acme", "event-2", "found late")] if n == 2 else []),
             ],
             missing={},
+            lost={},
             num_waiting=0,
+            num_unread=0,
             num_unreadable=0,
             num_dead_letters=0,
             num_unpriced=0,

@@ -12,14 +12,16 @@ from tests.support.ports import free_port, is_listening
 from tests.support.waiting import eventually
 from tests.system.fleet_process import FleetProcess
 
-UPSTREAM = Path(__file__).with_name("upstream_server.py")
+ROOT = Path(__file__).parents[2]
+UPSTREAM = "tests.system.upstream_server"
 StartFleet = Callable[..., FleetProcess]
 
 
 @contextmanager
 def upstream(*options: str) -> Iterator[str]:
     port = free_port()
-    with subprocess.Popen((sys.executable, str(UPSTREAM), str(port), *options)) as server:
+    command = (sys.executable, "-m", UPSTREAM, str(port), *options)
+    with subprocess.Popen(command, cwd=ROOT) as server:
         try:
             eventually(lambda: is_listening(port), "the upstream never listened")
             yield f"http://127.0.0.1:{port}"

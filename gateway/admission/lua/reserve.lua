@@ -169,6 +169,12 @@ local is_known = is_forced
   and (redis.call('HEXISTS', HOLDS, id) == 1 or redis.call('ZSCORE', SWEPT, id) ~= false)
 if is_known then
   refused_by, wait_ms = 0, 0 -- told before, when no answer came
+  local packed = redis.call('HGET', HOLDS, id)
+  local known = packed and cmsgpack.unpack(packed)
+  if known and known[IS_FORCED] == 0 then -- decided here; its gateway decided as well, and says so
+    known[IS_FORCED] = 1
+    redis.call('HSET', HOLDS, id, cmsgpack.pack(known))
+  end
 elseif is_forced or refused_by == 0 then
   refused_by, wait_ms = 0, 0
   if my_turn then

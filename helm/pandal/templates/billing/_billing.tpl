@@ -22,5 +22,7 @@ BILLING_TERMS: /etc/pandal/terms/terms.yaml
 {{- if include "pandal.billing.keepsCounters" . }}
 BILLING_POLICY_FILE: /etc/pandal/policies/policies.json
 {{- end }}
+BILLING_HOST: "0.0.0.0"
+BILLING_PORT: {{ $billing.port | quote }}
 {{- include "pandal.settings" (list "BILLING_" $billing.settings) }}
 {{- end -}}

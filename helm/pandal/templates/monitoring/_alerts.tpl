@@ -59,7 +59,12 @@ https://sre.google/workbook/alerting-on-slos/
 {{ include "pandal.alert" (list . "PandalBlocksUnaccounted" "critical" "0m" (printf "sum by (pod) (increase(pandal:block_audit_faults_total%s[10m])) > 0" $here) "{{ $labels.pod }} lost count of its KV blocks: a defect") }}
 {{ include "pandal.alert" (list . "PandalJournalLoses" "warning" "0m" (printf "sum by (pod) (increase(pandal:usage_journal_lost_total%s[10m])) > 0" $here) "{{ $labels.pod }} has no second witness of what was used") }}
 {{- if eq .Values.usage.transport "kafka" }}
-{{ include "pandal.alert" (list . "PandalOutboxGrows" "critical" "10m" (printf "sum(pandal_gateway_spooled_events_total%s) - sum(pandal_gateway_shipped_events_total%s) > 10000" $here $here) "Usage events do not reach Kafka") }}
+{{ include "pandal.alert" (list . "PandalOutboxGrows" "critical" "10m" (printf "sum(pandal_gateway_outbox_waiting_bytes%s) > %v" $here (divf .Values.gateway.settings.spoolMaxWaitingBytes 10)) "Usage events do not reach Kafka") }}
+{{ include "pandal.alert" (list . "PandalOutboxSheds" "critical" "0m" (printf "sum(increase(pandal_gateway_shed_events_total%s[10m])) > 0" $here) "The outbox was full: usage events were given up") }}
+{{- end }}
+{{- if and .Values.billing.enabled (gt (float64 .Values.billing.settings.reconcileIntervalS) 0.0) }}
+{{ include "pandal.alert" (list . "PandalBooksDiffer" "critical" "0m" (printf "sum by (kind) (pandal_billing_differences%s) > 0" $here) "Engine, quota and ledger differ: {{ $labels.kind }}") }}
+{{ include "pandal.alert" (list . "PandalBooksUnchecked" "warning" "10m" (printf "time() - max(pandal_billing_reconciled_timestamp_seconds%s) > %v or absent(pandal_billing_reconciled_timestamp_seconds%s)" $here (mulf .Values.billing.settings.reconcileIntervalS 3) $here) "Nobody has compared the accounts for three intervals") }}
 {{- end }}
 {{- if include "pandal.autoscaler.isInstalled" . }}
 {{ include "pandal.alert" (list . "PandalNobodyScales" "warning" "5m" (printf "sum(pandal_autoscaler_leads%s) < 1 or absent(pandal_autoscaler_leads%s)" $here $here) "No autoscaler leads") }}

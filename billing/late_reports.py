@@ -1,0 +1,134 @@
+"""What a gateway says after all of a request that an auditor had posted in its place.
+
+The event in the ledger stays as it is.  What the gateway knew better, its own number, the key and
+perhaps other tokens, is kept beside it; a difference in money is a correction, a line of its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, insert, select
+
+from billing.bulk_insert import rows_by_key
+from billing.daily_usage import replace_event
+from billing.invoice import LineKind
+from billing.late import latest_invoices
+from billing.ledger_schema import (
+    adjustments,
+    late_reports,
+    ledger_entries,
+    microseconds,
+    unpriced_events,
+)
+from billing.posting import Posting
+from billing.pricing import TokenClass
+from billing.rating import Charge, charged_tokens
+from billing.records import EventKey
+from contracts.usage import UsageEvent
+
+
+@dataclass(frozen=True, slots=True)
+class LateReport:
+    recovered: UsageEvent  # as the auditor has posted it
+    posting: Posting  # as its gateway tells it
+
+    @property
+    def key(self) -> EventKey:
+        return self.recovered.tenant_id, self.recovered.event_id
+
+
+def post_late_reports(
+    connection: Connection, reports: Sequence[LateReport], posted_at_us: int
+) -> set[EventKey]:
+    """Of those that stand, now or from before.
+
+    Another one of the same request does not, nor one whose difference in money nobody knows yet.
+    """
+    keys = {report.key for report in reports}
+    kept = _kept(connection, keys)
+    entries, waiting = _entries(connection, keys), _waiting(connection, keys)
+    accepted: set[EventKey] = set()
+    for report in reports:
+        key, payload = report.key, report.posting.payload
+        if key in kept:
+            accepted |= {key} if kept[key] == payload else set()
+            continue
+        charged = None if key in waiting else entries.get(key, ())
+        difference = _difference_pico_usd(report, charged)
+        if difference is None:
+            continue
+        _post(connection, report, difference, posted_at_us)
+        replace_event(
+            connection,
+            (report.recovered, () if charged is None else charged),
+            (report.posting.event, () if charged is None else report.posting.charges or ()),
+        )
+        kept[key] = payload
+        accepted.add(key)
+    return accepted
+
+
+def _difference_pico_usd(report: LateReport, charged: Sequence[Charge] | None) -> int | None:
+    """``charged`` None: it waits for a price."""
+    charges = report.posting.charges
+    if charged is not None and charges is not None:
+        return sum(c.pico_usd for c in charges) - sum(c.pico_usd for c in charged)
+    is_same = charged_tokens(report.posting.event) == charged_tokens(report.recovered)
+    return 0 if is_same else None
+
+
+def _post(
+    connection: Connection, report: LateReport, difference_pico_usd: int, posted_at_us: int
+) -> None:
+    event, recovered = report.posting.event, report.recovered
+    row = {
+        "tenant_id": recovered.tenant_id,
+        "event_id": recovered.event_id,
+        "gateway_boot_id": event.gateway_boot_id,
+        "gateway_seq": event.gateway_seq,
+        "more_tokens": event.total_tokens - recovered.total_tokens,
+        "posted_at_us": posted_at_us,
+        "payload": report.posting.payload,
+    }
+    connection.execute(insert(late_reports), row)
+    if difference_pico_usd == 0:
+        return
+    occurred_at_us = microseconds(recovered.occurred_at)
+    late = latest_invoices(connection, [recovered.tenant_id])
+    correction = {
+        "tenant_id": recovered.tenant_id,
+        "adjustment_id": f"late-report/{recovered.event_id}",
+        "kind": (LineKind.CREDIT if difference_pico_usd < 0 else LineKind.CORRECTION).value,
+        "event_id": recovered.event_id,
+        "occurred_at_us": occurred_at_us,
+        "posted_at_us": posted_at_us,
+        "pico_usd": difference_pico_usd,
+        "reason": "its gateway reported it after it had been recovered",
+        "late_after_invoice": late.number_after(recovered.tenant_id, occurred_at_us),
+    }
+    connection.execute(insert(adjustments), correction)
+
+
+def _kept(connection: Connection, keys: set[EventKey]) -> dict[EventKey, bytes]:
+    query = select(late_reports.c.tenant_id, late_reports.c.event_id, late_reports.c.payload)
+    rows = rows_by_key(connection, query, late_reports, keys)
+    return {(tenant_id, event_id): bytes(payload) for tenant_id, event_id, payload in rows}
+
+
+def _entries(connection: Connection, keys: set[EventKey]) -> Mapping[EventKey, list[Charge]]:
+    found: dict[EventKey, list[Charge]] = {}
+    for row in rows_by_key(connection, select(ledger_entries), ledger_entries, keys):
+        charge = Charge(TokenClass(row.token_class), row.tokens, row.pico_usd, row.price_id)
+        found.setdefault((row.tenant_id, row.event_id), []).append(charge)
+    return found
+
+
+def _waiting(connection: Connection, keys: set[EventKey]) -> set[EventKey]:
+    query = select(unpriced_events.c.tenant_id, unpriced_events.c.event_id)
+    return {(row[0], row[1]) for row in rows_by_key(connection, query, unpriced_events, keys)}
+
+
+def late_numbers(connection: Connection) -> list[tuple[str, int]]:
+    """(boot id, number) of each report: its event in the ledger bears others."""
+    query = select(late_reports.c.gateway_boot_id, late_reports.c.gateway_seq)
+    return [(boot_id, number) for boot_id, number in connection.execute(query)]

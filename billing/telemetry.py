@@ -1,0 +1,81 @@
+"""``/metrics`` and ``/health`` of billing, in plain HTTP/1.0.
+
+Asked by a probe and a scraper every few seconds: no framework is worth its start for that.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime
+from typing import Final
+
+from billing.audit import Finding, Kind
+from billing.ledger import PostResult
+from contracts import metrics as names
+
+_PATIENCE_S: Final = 5.0
+
+
+class Told:
+    """What has been posted in this life, and what the last reconciliation found."""
+
+    def __init__(self) -> None:
+        self.events: Counter[str] = Counter()  # by what became of them
+        self.differences: Counter[Kind] = Counter()
+        self.reconciled_at: datetime | None = None
+
+    def note_posted(self, result: PostResult) -> None:
+        self.events["posted"] += result.num_posted
+        self.events["repeated"] += result.num_repeated
+        self.events["unpriced"] += result.num_unpriced
+        self.events["dead"] += result.num_dead
+
+    def note_reconciled(self, findings: Sequence[Finding], at: datetime) -> None:
+        self.differences = Counter(finding.kind for finding in findings)
+        self.reconciled_at = at
+
+
+class Telemetry:
+    def __init__(self, told: Told) -> None:
+        self._told = told
+
+    @asynccontextmanager
+    async def served(self, host: str, port: int) -> AsyncIterator[int]:
+        """The port.  Raises OSError when it is taken."""
+        async with await asyncio.start_server(self._answer, host, port) as server:
+            yield int(server.sockets[0].getsockname()[1])
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, EOFError, asyncio.LimitOverrunError):  # a timeout is an OSError
+            async with asyncio.timeout(_PATIENCE_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                status, body = self._page(head.split(b" ", 2)[1:2])
+                writer.write(
+                    f"HTTP/1.0 {status}\r\nContent-Type: text/plain; version=0.0.4\r\n"
+                    f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
+                )
+                await writer.drain()
+        writer.close()
+
+    def _page(self, path: list[bytes]) -> tuple[str, str]:
+        match path:
+            case [b"/metrics"]:
+                return "200 OK", "\n".join([*self._lines(), ""])
+            case [b"/health"]:
+                return "200 OK", "ok\n"
+            case _:
+                return "404 Not Found", ""
+
+    def _lines(self) -> Iterator[str]:
+        told = self._told
+        yield f"# TYPE {names.BILLING_EVENTS} counter"
+        for outcome in ("posted", "repeated", "unpriced", "dead"):
+            yield f'{names.BILLING_EVENTS}{{outcome="{outcome}"}} {told.events[outcome]}'
+        if told.reconciled_at is None:
+            return
+        yield f"# TYPE {names.BILLING_RECONCILED_AT} gauge"
+        yield f"{names.BILLING_RECONCILED_AT} {told.reconciled_at.timestamp():.0f}"
+        yield f"# TYPE {names.BILLING_DIFFERENCES} gauge"
+        for kind in Kind:
+            yield f'{names.BILLING_DIFFERENCES}{{kind="{kind.value}"}} {told.differences[kind]}'

@@ -1,0 +1,47 @@
+"""Events of gateways that died: what one may still owe the quota store, for whoever tells it.
+
+Read once.  A mark beside the segment says that it has been; without one it is read again, which
+does no harm.
+"""
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+from contracts.errors import ContractError
+from contracts.spool import unframe
+from contracts.usage import UsageEvent, decode_usage_event
+from gateway.outbox.segments import SegmentFile, segments_of
+
+_READ_BYTES = 128 * 1024
+
+
+def orphans(
+    folder: Path, own_boot_id: str, now_s: Callable[[], float]
+) -> Generator[list[UsageEvent]]:
+    """One pass over the spool.  Raises OSError.
+
+    Asking for the next events says that the last ones were told; closed instead, the pass leaves
+    their segment to be read again.  ``now_s``: seconds since 1970.
+    """
+    for segment in segments_of(folder):
+        if segment.boot_id == own_boot_id or not segment.may_owe(now_s()):
+            continue
+        with segment.claimed(now_s()) as is_claimed:
+            if is_claimed:
+                yield from _events_of(segment)
+                segment.record_told()
+
+
+def _events_of(segment: SegmentFile) -> Generator[list[UsageEvent]]:
+    offset_bytes = 0
+    while lines := segment.read_lines(offset_bytes, _READ_BYTES):
+        yield [event for line in lines if (event := _event(line)) is not None]
+        offset_bytes += sum(map(len, lines))
+
+
+def _event(line: bytes) -> UsageEvent | None:
+    """``None`` for a line that is corrupt; whoever takes the events on says so."""
+    try:
+        return decode_usage_event(unframe(line))
+    except ContractError:
+        return None

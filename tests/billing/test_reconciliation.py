@@ -1,0 +1,154 @@
+"""Accounts that are compared again and again, and mended where that is certain."""
+
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from billing.audit import Kind
+from billing.errors import SourceUnavailable
+from billing.ledger import Ledger
+from billing.posting import rate_batch
+from billing.reconciliation import AuditRules, Sources, reconcile
+from contracts import metrics
+from contracts.debts import decode_debt
+from contracts.names import quota_holds_key, quota_owed, quota_settled_key, tenant_id
+from contracts.replica_usage import encode_replica_usage
+from contracts.spool import frame
+from tests.billing.audited_books import EVENTS, event, record
+from tests.billing.billing_process import BillingProcess
+from tests.billing.databases import rows
+from tests.billing.test_service import BASE_PRICES
+from tests.billing.usage_events import BOOK, NOON, SEGMENT, batch_of, write_segment
+from tests.gateway.processes import Valkey
+from tests.support.ports import free_port
+from tests.support.waiting import eventually
+
+ACME = tenant_id("acme")
+RULES = AuditRules(grace=timedelta(0), patience_s=0.5, span=None, recovers=True)
+
+
+@pytest.fixture(scope="module")
+def quota(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    valkey = Valkey(tmp_path_factory.mktemp("quota"))
+    valkey.start()
+    yield valkey
+    valkey.stop()
+
+
+@pytest.fixture
+def sources(ledger: Ledger, ledger_url: str, quota: Valkey, tmp_path: Path) -> Sources:
+    """Three events that all accounts know of."""
+    ledger.post(rate_batch(batch_of(EVENTS), BOOK))
+    with quota.client as client:
+        client.flushall()
+    tell(quota, 3, sum(each.total_tokens for each in EVENTS))
+    (tmp_path / "journals").mkdir()
+    serve(tmp_path, *EVENTS)
+    (tmp_path / "book.toml").write_text(BASE_PRICES.replace('"15"', '"15.000001"'))
+    return Sources(
+        ledger_url=ledger_url,
+        price_book=tmp_path / "book.toml",
+        spool_dir=tmp_path / "spool",
+        journals_dir=tmp_path / "journals",
+        quota_url=quota.url,
+        policy_tenants=lambda: (),
+        num_unread=lambda: 0,
+    )
+
+
+def serve(folder: Path, *events: object) -> None:
+    lines = [frame(encode_replica_usage(record(each))) for each in events]  # type: ignore[arg-type]
+    write_segment(folder / "journals" / "replica-0", SEGMENT, *lines)
+
+
+def tell(quota: Valkey, num_requests: int, num_tokens: int, **more: int) -> None:
+    totals = {"requests": num_requests, "tokens": num_tokens, **more}
+    with quota.client as client:
+        client.hset(quota_settled_key(ACME), mapping=totals)  # type: ignore[arg-type]
+
+
+def no_lag() -> int:
+    return 0
+
+
+def a_lag() -> int:
+    return 1
+
+
+def no_broker() -> int:
+    raise SourceUnavailable("kafka: gone")
+
+
+@pytest.mark.parametrize("num_unread", [a_lag, no_broker], ids=["a lag", "no broker"])
+def test_nothing_is_posted_from_a_journal_before_all_events_are_read(
+    sources: Sources, tmp_path: Path, num_unread: object
+) -> None:
+    serve(tmp_path, *EVENTS, event(4))
+    behind = replace(sources, num_unread=num_unread)  # type: ignore[arg-type]
+    assert [finding.kind for finding in reconcile(behind, RULES).findings] == [Kind.NO_EVENT]
+    assert len(rows(sources.ledger_url, "usage_events")) == 3
+    report = reconcile(sources, RULES)
+    assert [finding.kind for finding in report.findings] == [Kind.QUOTA_DIFFERS], "nobody told it"
+    assert len(rows(sources.ledger_url, "usage_events")) == 4
+
+
+def test_what_is_posted_and_still_held_is_told_to_the_gateways(
+    sources: Sources, quota: Valkey, tmp_path: Path
+) -> None:
+    """Of a gateway that was killed in the middle of an answer."""
+    serve(tmp_path, *EVENTS, event(4))
+    with quota.client as client:
+        client.hset(quota_holds_key(ACME), mapping={"event-4": b"held", "event-9": b"running"})
+        reconcile(sources, RULES)
+        (told,) = client.lrange(quota_owed(), 0, -1)
+    owed = decode_debt(told)
+    assert (owed.tenant_id, owed.event_id, owed.tokens) == ("acme", "event-4", 104)
+    assert owed.nano_usd == 187_201  # 36 at 3, 64 at 0.3 and 4 at 15.000001 a million, rounded up
+
+
+def test_a_quota_that_lost_its_memory_agrees_again(sources: Sources, quota: Valkey) -> None:
+    lost_at_ms = round((NOON + timedelta(hours=1)).timestamp() * 1e3)
+    tell(quota, 1, 103, since_ms=lost_at_ms)
+    late = replace(RULES, grace=timedelta(days=36_500))
+    assert [finding.kind for finding in reconcile(sources, late).findings] == [Kind.QUOTA_LOST]
+    assert reconcile(sources, RULES).findings == []
+    tell(quota, 1, 103)
+    with quota.client as client:
+        client.hincrby(quota_settled_key(ACME), "tokens", 1)
+    assert [finding.kind for finding in reconcile(sources, RULES).findings] == [Kind.QUOTA_DIFFERS]
+
+
+def test_billing_compares_by_itself_and_tells_what_it_finds(
+    sources: Sources, quota: Valkey, tmp_path: Path
+) -> None:
+    tell(quota, 2, 204)
+    port = free_port()
+    with BillingProcess(
+        tmp_path / "billing.log",
+        BILLING_LEDGER_URL=sources.ledger_url,
+        BILLING_SPOOL_DIR=str(sources.spool_dir),
+        BILLING_PRICE_BOOK=str(sources.price_book),
+        BILLING_USAGE_JOURNALS=str(sources.journals_dir),
+        BILLING_QUOTA_URL=quota.url,
+        BILLING_POLICY_FILE=str(tmp_path / "policies.json"),
+        BILLING_RECONCILE_INTERVAL_S="0.2",
+        BILLING_RECONCILE_SPAN_S="1000000000",
+        BILLING_PORT=str(port),
+    ) as billing:
+        billing.until_log_has("accounts differ")
+        differing = f'{metrics.BILLING_DIFFERENCES}{{kind="quota differs"}}'
+        assert f"{differing} 1" in page(port, "/metrics")
+        assert f"{metrics.BILLING_RECONCILED_AT} " in page(port, "/metrics")
+        assert page(port, "/health") == "ok\n"
+        tell(quota, 3, sum(each.total_tokens for each in EVENTS))
+        eventually(lambda: f"{differing} 0" in page(port, "/metrics"), "the accounts to agree")
+        assert billing.terminate() == 0
+
+
+def page(port: int, path: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as answer:
+        return str(answer.read().decode())

@@ -1,0 +1,191 @@
+"""What no gateway lived to bill, what it says late, and what the quota's store has lost."""
+
+from datetime import date, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from billing.audit import Account, Kind
+from billing.ledger import Ledger
+from billing.lookup import totals
+from billing.reconciliation import seen_twice
+from billing.recovery import recover
+from billing.usage_report import Grouping, UsageQuery, usage_rows
+from contracts.usage import Outcome, UsageSource, decode_usage_event
+from tests.billing.audited_books import EVENTS, Books, event, record
+from tests.billing.databases import rows
+from tests.billing.usage_events import (
+    BOOK,
+    NOON,
+    SEGMENT,
+    line,
+    write_segment,
+)
+
+
+@pytest.fixture
+def books(either: Ledger, either_url: str, tmp_path: Path) -> Books:
+    return Books(either, either_url, tmp_path)
+
+
+def recover_all(books: Books) -> int:
+    result = recover(books.ledger, books.ledger_url, BOOK, books.audit().missing)
+    return result.num_posted
+
+
+def test_what_a_killed_gateway_never_wrote_is_posted_once_and_marked(books: Books) -> None:
+    """The quota is told of it then, and of no other."""
+    lost = record(event(4), output_text_tokens=9, finish_reasons=("abort",))
+    books.post(*EVENTS)
+    books.records.append(lost)
+    assert books.found() == [(Kind.NO_EVENT, "event-4")]
+    assert recover_all(books) == 1
+    assert recover_all(books) == 0
+    assert books.found() == [(Kind.QUOTA_DIFFERS, "quota")]
+    books.quota = {"acme": Account(4, 306 + 109)}
+    report = books.audit()
+    assert report.findings == []
+    assert report.accounts["acme"].recovered == Account(1, 109)
+    (posted,) = [r for r in rows(books.ledger_url, "usage_events") if r.is_recovered]
+    event_ = decode_usage_event(posted.payload)
+    assert event_.request_id == "request-4"
+    assert (event_.outcome, event_.usage_source) == (Outcome.GATEWAY_LOST, UsageSource.ENGINE)
+    assert event_.tier == "standard"
+    assert totals(books.ledger_url, "acme").num_unpriced_requests == 0
+
+
+def used_by_key(books: Books) -> dict[str, int]:
+    query = UsageQuery(Grouping.KEY, date(2026, 1, 1), date(2027, 1, 1), "acme")
+    return {row.group: row.total_tokens for row in usage_rows(books.ledger_url, query)}
+
+
+def test_a_recovered_event_whose_gateway_speaks_up_later_counts_once(books: Books) -> None:
+    books.post(*EVENTS)
+    books.records.append(record(event(4)))
+    recover_all(books)
+    before = totals(books.ledger_url, "acme")
+    books.post(event(4))
+    books.post(event(4), event(5))
+    books.quota = {"acme": Account(5, 306 + 104 + 105)}
+    books.records.append(record(event(5)))
+    assert books.found() == [], "its number is no gap"
+    assert totals(books.ledger_url, "acme").pico_usd > before.pico_usd
+    assert rows(books.ledger_url, "dead_letters") == []
+    assert rows(books.ledger_url, "adjustments") == [], "as much as was recovered"
+    assert used_by_key(books) == {"key-1": 515, "unknown": 0}
+
+
+def test_what_a_late_gateway_knows_better_is_a_correction_once(books: Books) -> None:
+    lost = record(event(4), output_text_tokens=1, is_final=False)
+    books.post(*EVENTS)
+    books.records.append(lost)
+    recover_all(books)
+    books.post(event(4))
+    books.post(event(4))
+    (correction,) = rows(books.ledger_url, "adjustments")
+    assert (correction.kind, correction.event_id) == ("correction", "event-4")
+    assert correction.pico_usd == 3 * 15_000_001
+    books.quota = {"acme": Account(4, 306 + 104)}
+    assert books.found() == []
+    assert books.audit().accounts["acme"].recovered == Account(1, 104)
+    assert used_by_key(books) == {"key-1": 410, "unknown": 0}
+    books.post(event(4, request_id="another"))
+    (letter,) = rows(books.ledger_url, "dead_letters")
+    assert letter.reason == "contradictory"
+
+
+def test_what_an_auditor_would_recover_and_a_gateway_has_told_is_a_repeat(books: Books) -> None:
+    books.records.append(record(event(4), output_text_tokens=1))
+    missing = books.audit().missing
+    books.post(*EVENTS, event(4))
+    assert recover(books.ledger, books.ledger_url, BOOK, missing).num_repeated == 4
+    assert rows(books.ledger_url, "dead_letters") == []
+
+
+@pytest.mark.parametrize("num_unread", [0, 3, None], ids=["all read", "a lag", "unknown"])
+def test_who_has_not_read_all_says_so(books: Books, num_unread: int | None) -> None:
+    books.post(*EVENTS)
+    books.num_unread = num_unread
+    assert books.audit().has_read_all is (num_unread == 0)
+    books.num_unread = 0
+    write_segment(books.spool_dir, SEGMENT.replace("0a", "0c"), line(event(4)))
+    assert not books.audit().has_read_all
+
+
+LOST_AT = NOON + timedelta(minutes=5)
+
+
+def test_what_the_quotas_store_has_lost_is_told_apart_and_acknowledged_once(books: Books) -> None:
+    books.post(*EVENTS)
+    books.quota = {"acme": Account(1, 103)}
+    books.since = {"acme": LOST_AT}
+    report = books.audit()
+    assert [finding.kind for finding in report.findings] == [Kind.QUOTA_LOST]
+    assert seen_twice(report, books.audit()).lost == report.lost
+    loss = report.lost["acme"]
+    assert (loss.since, loss.missing) == (LOST_AT, Account(2, 203))
+    assert books.ledger.acknowledge("acme", loss)
+    assert not books.ledger.acknowledge("acme", loss)
+    assert books.found() == []
+    books.post(event(4))
+    books.records.append(record(event(4)))
+    assert books.found() == [(Kind.QUOTA_DIFFERS, "quota")], "what is not told now is a difference"
+    books.quota = {"acme": Account(2, 207)}
+    assert books.found() == []
+
+
+def test_a_tenant_without_any_totals_has_lost_them_when_others_have(books: Books) -> None:
+    other = [event(n, tenant_id="globex", event_id=f"globex-{n}") for n in (4, 5)]
+    books.post(*EVENTS, *other)
+    books.records += map(record, other)
+    books.quota = {"acme": Account(1, 103)}
+    assert {kind for kind, _ in books.found()} == {Kind.QUOTA_DIFFERS}, "nothing says why"
+    books.since = {"acme": LOST_AT}
+    assert set(books.audit().lost) == {"acme", "globex"}
+
+
+@pytest.mark.parametrize(
+    ("since", "told"),
+    [
+        (NOON + timedelta(seconds=59), Account(1, 103)),
+        (LOST_AT, Account(4, 409)),
+        (LOST_AT, Account(1, 307)),
+    ],
+    ids=["counted from the beginning", "told more", "told more tokens"],
+)
+def test_a_quota_that_differs_otherwise_has_lost_nothing(
+    books: Books, since: datetime, told: Account
+) -> None:
+    books.post(*EVENTS)
+    books.quota = {"acme": told}
+    books.since = {"acme": since}
+    assert books.found() == [(Kind.QUOTA_DIFFERS, "quota")]
+
+
+def test_a_recovered_answer_of_two_replicas_is_one_prompt_and_both_outputs(books: Books) -> None:
+    first = record(event(4), output_text_tokens=10, is_final=False)
+    then = record(
+        event(4),
+        input_uncached_tokens=110,
+        input_cache_read_tokens=0,
+        output_text_tokens=20,
+        resumed_tokens=10,
+        arrived_at=NOON + timedelta(seconds=1),
+    )
+    books.post(*EVENTS)
+    books.records += [first, then]
+    assert recover_all(books) == 1
+    (posted,) = [r for r in rows(books.ledger_url, "usage_events") if r.is_recovered]
+    assert (posted.input_uncached_tokens, posted.input_cache_read_tokens) == (36, 64)
+    assert posted.output_text_tokens == 30
+    assert posted.usage_source == "partial"
+
+
+def test_a_recovered_answer_after_a_failed_attempt_is_the_last_one(books: Books) -> None:
+    failed = record(event(4), output_text_tokens=5, is_final=False)
+    then = record(event(4), output_text_tokens=7, arrived_at=NOON + timedelta(seconds=1))
+    books.post(*EVENTS)
+    books.records += [then, failed]
+    assert recover_all(books) == 1
+    (posted,) = [r for r in rows(books.ledger_url, "usage_events") if r.is_recovered]
+    assert posted.output_text_tokens == 7
