@@ -18,6 +18,7 @@ Header = tuple[bytes, bytes]
 
 TRACEPARENT: Final = b"traceparent"
 _TRACESTATE: Final = b"tracestate"
+_TRACE: Final = b"trace"  # in the names of both
 FORWARDED_HEADERS: Final = frozenset({b"accept", TRACEPARENT, _TRACESTATE})
 _SESSION: Final = HEADER_SESSION_ID.encode()
 _CACHE: Final = b"x-pandal-cache"
@@ -67,6 +68,9 @@ def traced_head(head: RequestHead, traceparent: bytes, *, is_new: bool) -> Reque
 
     ``is_new``: the trace begins here, and what is said of the state of another is of no use.
     """
+    if _TRACE not in head.forwarded:  # nobody has said anything of one
+        forwarded = b"%b%b: %b\r\n" % (head.forwarded, TRACEPARENT, traceparent)
+        return msgspec.structs.replace(head, forwarded=forwarded)
     told_anew = (TRACEPARENT, _TRACESTATE) if is_new else (TRACEPARENT,)
     kept = [header for header in head.headers if header[0] not in told_anew]
     forwarded = _forwarded((*kept, (TRACEPARENT, traceparent)))

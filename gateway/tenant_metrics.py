@@ -6,28 +6,59 @@ from collections.abc import Collection, Iterator
 from contracts import metrics as names
 
 
+class _Counts:
+    """One tenant's."""
+
+    __slots__ = ("by_status", "num_cached_tokens", "num_input_tokens", "num_output_tokens")
+
+    def __init__(self) -> None:
+        self.by_status: Counter[int] = Counter()
+        self.num_input_tokens = self.num_cached_tokens = self.num_output_tokens = 0
+
+    @property
+    def by_kind(self) -> Counter[str]:
+        """Of status: 2xx, 4xx."""
+        found: Counter[str] = Counter()
+        for status, count in self.by_status.items():
+            found[f"{status // 100}xx"] += count
+        return found
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """By class, where there are any."""
+        found = {
+            "input": self.num_input_tokens,
+            "cached": self.num_cached_tokens,
+            "output": self.num_output_tokens,
+        }
+        return found if any(found.values()) else {}
+
+
 class TenantMetrics:
     def __init__(self, tenants: Collection[str]) -> None:
-        self._tenants = frozenset(tenants)
-        self._requests: Counter[tuple[str, str]] = Counter()  # by tenant and kind of status
-        self._tokens: Counter[tuple[str, str]] = Counter()  # by tenant and class
+        self._counts = {tenant: _Counts() for tenant in tenants}
 
     def count(self, tenant: str, status: int, tokens: tuple[int, int, int] | None) -> None:
         """``tokens``: uncached input, cached input, output."""
-        if tenant not in self._tenants:
+        counts = self._counts.get(tenant)
+        if counts is None:
             return
-        self._requests[tenant, f"{status // 100}xx"] += 1
+        counts.by_status[status] += 1
         if tokens is not None:
-            for kind, num_tokens in zip(("input", "cached", "output"), tokens, strict=True):
-                self._tokens[tenant, kind] += num_tokens
+            counts.num_input_tokens += tokens[0]
+            counts.num_cached_tokens += tokens[1]
+            counts.num_output_tokens += tokens[2]
 
     def lines(self) -> Iterator[str]:
         """In Prometheus' text format."""
-        for name, label, counts in (
-            (names.GATEWAY_TENANT_REQUESTS, "status", self._requests),
-            (names.GATEWAY_TENANT_TOKENS, "class", self._tokens),
+        requests = {tenant: counts.by_kind for tenant, counts in self._counts.items()}
+        tokens = {tenant: counts.tokens for tenant, counts in self._counts.items()}
+        for name, label, found in (
+            (names.GATEWAY_TENANT_REQUESTS, "status", requests),
+            (names.GATEWAY_TENANT_TOKENS, "class", tokens),
         ):
-            if counts:
+            if any(found.values()):
                 yield f"# TYPE {name} counter"
-            for (tenant, value), count in sorted(counts.items()):
-                yield f'{name}{{tenant="{tenant}",{label}="{value}"}} {count}'
+            for tenant, values in sorted(found.items()):
+                for value, count in sorted(values.items()):
+                    yield f'{name}{{tenant="{tenant}",{label}="{value}"}} {count}'

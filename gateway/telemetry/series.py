@@ -9,11 +9,16 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Series:
-    __slots__ = ("counts", "total")
+    __slots__ = ("_bounds", "counts", "total")
 
-    def __init__(self, num_buckets: int) -> None:
-        self.counts = [0] * num_buckets
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
 
 
 class Histograms:
@@ -21,12 +26,11 @@ class Histograms:
         self.name, self.unit, self.bounds = name, unit, bounds
         self.by_labels: dict[Labels, Series] = {}
 
-    def observe(self, labels: Labels, value: float) -> None:
-        """Beyond the bound a new series is not begun: what there is goes on."""
+    def of(self, labels: Labels) -> Series:
+        """Beyond the bound one that nobody is told of: what there is goes on."""
         series = self.by_labels.get(labels)
         if series is None:
-            if len(self.by_labels) >= _MAX_SERIES:
-                return
-            series = self.by_labels[labels] = Series(len(self.bounds) + 1)
-        series.counts[bisect_left(self.bounds, value)] += 1
-        series.total += value
+            series = Series(self.bounds)
+            if len(self.by_labels) < _MAX_SERIES:
+                self.by_labels[labels] = series
+        return series

@@ -14,6 +14,7 @@ from gateway.telemetry.series import Histograms, Labels
 from gateway.telemetry.trace_context import span_context
 
 _MAX_SPANS: Final = 4_096  # that wait for the collector; then new ones are dropped
+_MAX_KINDS: Final = 1_000
 _OPERATIONS: Final = {"chat.completions": "chat", "completions": "text_completion"}
 _FAILED: Final = frozenset((Outcome.UPSTREAM_FAILED, Outcome.CANCELLED))  # also behind a 200
 # https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/
@@ -22,6 +23,16 @@ _TTFT_S: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
 )  # fmt: skip
 _TOKENS: Final = tuple(4.0**power for power in range(14))
+
+
+class _Kind:
+    """What requests of the same labels are counted into: found once, and not once a request."""
+
+    def __init__(self, tracer: "Tracer", labels: Labels) -> None:
+        self.duration_s = tracer.duration_s.of(labels)
+        self.ttft_s = tracer.ttft_s.of(labels)
+        self.input_tokens = tracer.tokens.of((*labels, ("gen_ai.token.type", "input")))
+        self.output_tokens = tracer.tokens.of((*labels, ("gen_ai.token.type", "output")))
 
 
 class Tracer:
@@ -33,6 +44,7 @@ class Tracer:
         self.duration_s = Histograms("gen_ai.server.request.duration", "s", _DURATION_S)
         self.ttft_s = Histograms("gen_ai.server.time_to_first_token", "s", _TTFT_S)
         self.tokens = Histograms("gen_ai.client.token.usage", "{token}", _TOKENS)
+        self._kinds: dict[tuple[str, str | None, str | None], _Kind] = {}
 
     @property
     def histograms(self) -> list[Histograms]:
@@ -40,30 +52,36 @@ class Tracer:
 
     def begin(self, exchange: Exchange, trace: Trace) -> None:
         """From here on the replica is called in our name, and not in the client's."""
-        digits = event_id_of(trace.request_id)
-        trace.span = span_context(exchange.header(TRACEPARENT), digits, self._sample_ratio)
-        exchange.head = traced_head(
-            exchange.head, trace.span.header(), is_new=trace.span.parent_id is None
-        )
+        digits, head = event_id_of(trace.request_id), exchange.head
+        told = exchange.header(TRACEPARENT) if TRACEPARENT in head.forwarded else None
+        trace.span = span = span_context(told, digits, self._sample_ratio)
+        exchange.head = traced_head(head, span.header(), is_new=span.parent_id is None)
 
     def end(self, trace: Trace) -> None:
         took_s = self._clock.monotonic_s() - trace.started_monotonic_s
-        labels = _labels(trace)
-        self.duration_s.observe(labels, took_s)
+        kind, usage = self._kind(trace), trace.usage
+        kind.duration_s.observe(took_s)
         first_byte_s = trace.meter.first_byte_monotonic_s
         if first_byte_s is not None:
-            self.ttft_s.observe(labels, first_byte_s - trace.started_monotonic_s)
-        if trace.usage is not None:
-            for kind, num_tokens in (
-                ("input", trace.usage.prompt_tokens),
-                ("output", trace.usage.completion_tokens),
-            ):
-                self.tokens.observe((*labels, ("gen_ai.token.type", kind)), num_tokens)
+            kind.ttft_s.observe(first_byte_s - trace.started_monotonic_s)
+        if usage is not None:
+            kind.input_tokens.observe(usage.prompt_tokens)
+            kind.output_tokens.observe(usage.completion_tokens)
         if trace.span is not None and trace.span.is_sampled:
             self._keep(trace, took_s)
 
     def take_spans(self, most: int) -> list[FinishedSpan]:
         return [self._spans.popleft() for _ in range(min(most, len(self._spans)))]
+
+    def _kind(self, trace: Trace) -> _Kind:
+        request = trace.request
+        known = trace.operation, None if request is None else request.model, trace.reason
+        kind = self._kinds.get(known)
+        if kind is None:
+            if len(self._kinds) >= _MAX_KINDS:
+                self._kinds.clear()
+            kind = self._kinds[known] = _Kind(self, _labels(trace))
+        return kind
 
     def _keep(self, trace: Trace, took_s: float) -> None:
         if len(self._spans) >= _MAX_SPANS:

@@ -46,6 +46,6 @@ def test_a_share_is_sampled() -> None:
 def test_so_many_series_and_no_more() -> None:
     histograms = Histograms("h", "s", (1.0, 2.0))
     for number in range(300):
-        histograms.observe((("model", str(number)),), 1.5)
+        histograms.of((("model", str(number)),)).observe(1.5)
     assert len(histograms.by_labels) == 200
     assert histograms.by_labels[("model", "0"),].counts == [0, 1, 0]

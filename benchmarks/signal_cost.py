@@ -1,0 +1,166 @@
+"""What the signals of a request cost the gateway, in CPU time: each switched on beside the others.
+
+    python -m benchmarks.signal_cost [--rounds 40] [--requests 500]
+
+Gateways that differ in one signal are composed in one process, on the event loop of
+``gateway_steps``, and take rounds of the same requests in turn.  What is counted is the process's
+CPU time, so also that of the thread that writes the log.  A busy machine makes that dearer, never
+cheaper: each row is the best of its rounds, and what it costs more than the row before.  Counters
+cannot be switched off: their row is timed by itself.
+"""
+
+import argparse
+import asyncio
+import gc
+import logging
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import SecretStr
+
+from benchmarks import gateway_peers as peers
+from benchmarks.gateway_steps import (
+    NUM_WARM_UP,
+    Load,
+    LoopbackLoop,
+    Wire,
+    request_bytes,
+    settings_for,
+)
+from contracts.usage import Outcome, UsageSource
+from gateway.access_log import AccessLog
+from gateway.api.context import Operation
+from gateway.app import create_app
+from gateway.client_connection import ConnectionLimits
+from gateway.clock import SYSTEM_CLOCK
+from gateway.exchange import Exchange
+from gateway.line_writer import LineWriter
+from gateway.metering import Usage
+from gateway.metrics import Metrics
+from gateway.request_head import request_head
+from gateway.server import GatewayServer, Listener
+
+NUM_CLIENTS: Final = 16
+NUM_COUNTED: Final = 50_000
+LOGGER: Final = "gateway.access_log"
+TENANT: Final = "bench"  # as peers.write_policy calls it
+COLLECTOR: Final = "http://127.0.0.1:4318"  # answered by the loop itself
+
+# Each has what the one before it has, and one signal more.
+SIGNALS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "counters and histograms": {"log_level": "warning"},
+    "log line": {},
+    "labels of the tenant": {"metrics_tenants": (TENANT,)},
+    "traces, one in ten": {
+        "metrics_tenants": (TENANT,), "otlp_url": COLLECTOR, "otlp_sample_ratio": 0.1
+    },
+    "traces, all": {
+        "metrics_tenants": (TENANT,), "otlp_url": COLLECTOR, "otlp_sample_ratio": 1.0
+    },
+}  # fmt: skip
+
+
+@asynccontextmanager
+async def loaded(
+    folder: Path, loop: LoopbackLoop, request: bytes, changes: Mapping[str, Any]
+) -> AsyncIterator[Load]:
+    """A gateway with these settings, and clients that know it."""
+    quota_url = SecretStr(f"unix://{folder.parent}/quota.sock")
+    settings = settings_for(folder).model_copy(update={"quota_url": quota_url, **changes})
+    logging.getLogger(LOGGER).setLevel(settings.log_level.upper())
+    log = LineWriter(os.open(os.devnull, os.O_WRONLY))
+    async with create_app(settings, log.write) as gateway:
+        server = GatewayServer(
+            gateway,
+            Listener("127.0.0.1", 0, 75, 20.0, 0.0),
+            ConnectionLimits(8 << 20, 60.0, 60.0, 60.0),
+        )
+        server.config.load()
+        while gateway.readiness.reasons_not_ready():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        load = Load(loop, request)
+        for _ in range(NUM_CLIENTS):
+            load.connect(server)
+        await load.run(NUM_WARM_UP)
+        yield load
+
+
+async def rounds_us(loads: Sequence[Load], num_rounds: int, num_requests: int) -> list[list[float]]:
+    """A request's CPU time, by load and round; the loads take turns."""
+    found: list[list[float]] = [[] for _ in loads]
+    for number in range(num_rounds):
+        for index in range(len(loads)):
+            place = (index + number) % len(loads)  # nobody is always behind the same one
+            load, times = loads[place], found[place]
+            began_s = time.process_time()
+            await load.run(num_requests)
+            times.append((time.process_time() - began_s) * 1e6 / num_requests)
+    return found
+
+
+def counters_us() -> float:
+    """Of one request that was answered, best of ten."""
+    logging.getLogger(LOGGER).setLevel(logging.WARNING)
+    log = AccessLog(Metrics(), SYSTEM_CLOCK, lambda line: None)
+    head = request_head(Operation.CHAT_COMPLETIONS, [])
+    exchange = Exchange(Wire(LoopbackLoop(0).socket), head, lambda: None)
+    usage = Usage(200, 0, 16, UsageSource.ENGINE)
+    times = []
+    for _ in range(10):
+        began_s = time.process_time()
+        for _ in range(NUM_COUNTED // 10):
+            trace = log.begin("req_0", exchange)
+            trace.status, trace.usage, trace.outcome = 200, usage, Outcome.COMPLETED
+            trace.meter.route = "prefix"
+            trace.meter.first_byte_monotonic_s = trace.started_monotonic_s
+            log.finish(trace)
+        times.append((time.process_time() - began_s) * 1e6 / (NUM_COUNTED // 10))
+    return min(times)
+
+
+async def measure(folder: Path, loop: LoopbackLoop, options: argparse.Namespace) -> None:
+    request = request_bytes(900, is_stream=False)
+    async with AsyncExitStack() as stack:
+        for number in range(len(SIGNALS)):
+            (folder / str(number)).mkdir()
+        loads = [
+            await stack.enter_async_context(loaded(folder / str(number), loop, request, changes))
+            for number, changes in enumerate(SIGNALS.values())
+        ]
+        gc.collect()
+        gc.freeze()
+        found = await rounds_us(loads, options.rounds, options.requests)
+    failures = sum(load.failures.total() for load in loads)
+    print_table(found, counters_us(), failures)
+
+
+def print_table(found: Sequence[Sequence[float]], counters: float, num_failures: int) -> None:
+    best = [min(times) for times in found]
+    print("| signals | us a request, best (median) | all signals so far, us |")
+    print("|---|---|---|")
+    for name, least, times in zip(SIGNALS, best, found, strict=True):
+        told = f"{least:.1f} ({statistics.median(times):.1f})"
+        print(f"| {name} | {told} | {least - best[0] + counters:.1f} |")
+    print(f"failed: {num_failures}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--requests", type=int, default=500, help="of a round")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, handlers=[logging.NullHandler()])
+    with tempfile.TemporaryDirectory() as name, peers.store(Path(name), "1"):
+        loop = LoopbackLoop(0)
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(measure(Path(name), loop, options))
+
+
+if __name__ == "__main__":
+    main()
