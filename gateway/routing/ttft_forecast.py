@@ -26,12 +26,16 @@ _LEAST_SLOPE_S: Final = 1e-7  # a token: no prompt is free
 # its weights may be below zero, and where more is going on than ever everything would seem to be
 # through at once.  So much would then be sent there that it learned nothing more for minutes.
 _LEAST_PACE: Final = 0.5
+_QUANTILE: Final = 0.9  # of the requests let in for a target, that meet it
+_STEP: Final = 0.05  # relative
+_MOST_CAUTION: Final = 3.0
 
 
 class Forecast(msgspec.Struct, frozen=True):
     wait_s: float  # for the prompts ahead
     own_s: float  # for the prompt itself, on a replica that has nothing else to prefill
     per_token_s: float
+    caution: float = 1.0  # what nine in ten take at most, in the time predicted
 
     @property
     def ttft_s(self) -> float:
@@ -40,9 +44,11 @@ class Forecast(msgspec.Struct, frozen=True):
     def excess_s(self, target_s: float) -> float:
         """How much of the wait must pass before the target can be met.
 
-        A prompt that cannot meet it even alone waits for nobody to be ahead, and no longer.
+        Nine in ten meet it then: going by the prediction itself, half of those that just may go
+        would be late.  A prompt that cannot meet it even alone waits for nobody to be ahead, and no
+        longer.
         """
-        return self.wait_s - max(0.0, target_s - self.own_s)
+        return self.wait_s - max(0.0, target_s / self.caution - self.own_s)
 
 
 class _Lesson(msgspec.Struct, frozen=True):
@@ -80,6 +86,7 @@ class TtftForecast:
         self._others_tokens = 0.0  # as of the report
         self._others_answering = 0
         self._regression: Regression | None = None
+        self._caution = 1.0
         self._sampled_s = float("-inf")
 
     # What goes on there
@@ -113,7 +120,10 @@ class TtftForecast:
         if self._regression is None:
             self._regression = Regression([0.0, 0.0, 0.0, 0.0])
         self._regression.learn(lesson.features, actual_s)
-        return None if lesson.predicted_s is None else Observation(lesson.predicted_s, actual_s)
+        if lesson.predicted_s is None:
+            return None
+        self._note_ratio(actual_s / max(1e-6, lesson.predicted_s))
+        return Observation(lesson.predicted_s, actual_s)
 
     def end(self, visit: Visit) -> None:
         """Whether or not its first token ever came."""
@@ -139,7 +149,7 @@ class TtftForecast:
         learned_s = (per_token + per_both * num_answers) / _TOKENS
         slope_s = max(_LEAST_SLOPE_S, learned_s, _LEAST_PACE * self._pace_s())
         own_s = max(0.0, step_s + per_answer * num_answers) + slope_s * num_tokens
-        return Forecast(slope_s * self._tokens_ahead(now_s), own_s, slope_s)
+        return Forecast(slope_s * self._tokens_ahead(now_s), own_s, slope_s, self._caution)
 
     def _lesson(self, num_tokens: float, now_s: float) -> _Lesson:
         forecast = self.predict(num_tokens, now_s)
@@ -165,6 +175,11 @@ class TtftForecast:
         if first is None or pace_s == 0.0:
             return 0.0
         return min(first.num_tokens, (now_s - self._working_since_s) / pace_s)
+
+    def _note_ratio(self, ratio: float) -> None:
+        """Its quantile, followed by Robbins and Monro's rule (1951)."""
+        step = _QUANTILE if ratio > self._caution else _QUANTILE - 1.0
+        self._caution = min(_MOST_CAUTION, max(1.0, self._caution * (1.0 + _STEP * step)))
 
     def _pace_s(self) -> float:
         """Seconds a token lately; 0: nothing is known."""

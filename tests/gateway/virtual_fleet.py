@@ -138,6 +138,7 @@ class VirtualFleet:
         loop = asyncio.get_running_loop()
         clock = Clock(loop.time, loop.time)
         names = [f"replica-{number}" for number in range(num_replicas)]
+        self.began_s = loop.time()
         self.random = Random(seed)
         self.visits: list[Visit] = []
         self.errors: list[tuple[float, float]] = []  # predicted and actual seconds
