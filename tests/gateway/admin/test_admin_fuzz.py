@@ -61,7 +61,7 @@ def fuzz(operation: schemathesis.APIOperation, mode: GenerationMode) -> None:
     headers = {"authorization": f"Bearer {TOKENS['owner']}"}
 
     @settings(
-        max_examples=5,
+        max_examples=3,
         deadline=None,
         derandomize=True,
         database=None,
