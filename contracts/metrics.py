@@ -39,6 +39,7 @@ GATEWAY_TTFT_ERROR: Final = "pandal_gateway_ttft_prediction_error_ratio"  # of t
 GATEWAY_STREAM_BREAKS: Final = "pandal_gateway_stream_breaks_total"  # by replicas, mid-stream
 GATEWAY_STREAM_RECOVERY: Final = "pandal_gateway_stream_recovery_seconds"  # break to next token
 GATEWAY_RETRIES: Final = "pandal_gateway_retries_total"  # label outcome: made, over_budget
+GATEWAY_HEDGES: Final = "pandal_gateway_hedges_total"  # second attempts at once: won, lost
 GATEWAY_FALLBACKS: Final = "pandal_gateway_fallbacks_total"  # served by another than was asked for
 GATEWAY_BREAKER_OPENINGS: Final = "pandal_gateway_breaker_openings_total"
 # Label how: hit, miss, shared, replayed; unshared: begun under a key without the others' knowing.

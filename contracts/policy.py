@@ -16,6 +16,7 @@ import msgspec
 from contracts.admission import ADMISSION_TIERS, AdmissionPolicy
 from contracts.errors import UNDECODABLE, ContractError
 from contracts.fallbacks import FallbackChain
+from contracts.hedging import HedgePolicy
 from contracts.names import TenantId
 from contracts.policy_faults import check_document
 from contracts.quota import Limit, ModelPrice, QuotaRule
@@ -134,6 +135,7 @@ class TenantPolicy(
     output_charge: OutputCharge = OutputCharge.GENERATED  # of answers that did not end well
     fallbacks: tuple[FallbackChain, ...] = ()  # one a model
     cache: CachePolicy | None = None  # None: no answer is kept
+    hedging: HedgePolicy | None = None  # None: nothing is asked for twice at once
 
 
 class PolicyDocument(

@@ -93,6 +93,10 @@ class Meter:
         self.provider = self.route = self.home = self.engine_usage = None
         self.explanation, self.route_costs = b"", None
 
+    def take_over(self, other: "Meter") -> None:
+        """What has been told to it."""
+        vars(self).update(vars(other))
+
     def break_off(self, now_monotonic_s: float) -> None:
         self.num_breaks += 1
         self.broken_monotonic_s = now_monotonic_s

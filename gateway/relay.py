@@ -21,10 +21,13 @@ from gateway.errors import GatewayError, NoReplicaAvailable, UpstreamError, Upst
 from gateway.exchange import Exchange
 from gateway.fleet import Fleet
 from gateway.metering import NOTHING_USED, Meter, Usage, reported_usage
-from gateway.resilience.attempt import Attempt, is_replicas_end, may_fall_back
+from gateway.resilience.attempt import Attempt
 from gateway.resilience.attempts import MAX_ERROR_BYTES, Attempts
 from gateway.resilience.descent import Descent
+from gateway.resilience.failures import is_replicas_end, may_fall_back
+from gateway.resilience.hedged_attempts import HedgedAttempts
 from gateway.resilience.resumable_answer import ResumableAnswer
+from gateway.resilience.resumption import resumed
 from gateway.resilience.retries import Retries
 from gateway.upstream.replica_client import read_body
 from gateway.upstream.response import Taker, UpstreamResponse
@@ -61,7 +64,11 @@ class Relay:
         self._context = context
         self._meter = meter
         self._head = head  # header lines of the answer
-        self._attempts = Attempts(fleet, retries, exchange, context, meter)
+        hedging = context.grant.tenant.hedging
+        if hedging is None or not context.request.is_stream:
+            self._attempts = Attempts(fleet, retries, exchange, context, meter)
+        else:
+            self._attempts = HedgedAttempts(hedging, fleet, retries, exchange, context, meter)
 
     async def answer(self) -> bytes:
         """Relays all but the end, and returns that: ``[DONE]``, or the whole document.
@@ -191,7 +198,7 @@ class Relay:
                 if self._is_usage_final:
                     return _DONE_EVENT  # all that was missing
                 self._is_flowing = False
-                response = await self._attempts.resume(failure)
+                response = await resumed(self._attempts, self._fleet, self.exchange, failure)
 
     async def _relay_from(self, response: UpstreamResponse) -> bytes:
         exchange, answer = self.exchange, self._attempts.answer

@@ -17,6 +17,7 @@ from gateway.metrics import Metrics
 from gateway.providers.provider import Api, Provider, provider_headers
 from gateway.resilience.breaker import Breakers
 from gateway.resilience.fallback import Fallbacks
+from gateway.resilience.hedging import Hedging
 from gateway.resilience.idempotency import Idempotency, IdempotencyLimits
 from gateway.resilience.retries import Retries, RetryLimits
 from gateway.resilience.retry_budget import RetryBudget
@@ -55,6 +56,7 @@ async def wire_resilience(
         Breakers(clock.monotonic_s),
         SystemRandom().random,
         Fallbacks(plans, providers),
+        Hedging(),
     )
     try:
         deadlines_s = settings.cache_call_deadline_s, settings.idempotency_call_deadline_s
@@ -78,6 +80,13 @@ def _tell(metrics: Metrics, resilience: Resilience) -> None:
         lambda: {
             (("outcome", "made"),): retries.budget.num_withdrawn,
             (("outcome", "over_budget"),): retries.budget.num_refused,
+        },
+    )
+    metrics.read_from(
+        names.GATEWAY_HEDGES,
+        lambda: {
+            (("outcome", "won"),): retries.hedging.num_won,
+            (("outcome", "lost"),): retries.hedging.num_lost,
         },
     )
     metrics.read_from(names.GATEWAY_BREAKER_OPENINGS, lambda: {(): retries.breakers.num_openings})

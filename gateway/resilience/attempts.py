@@ -1,23 +1,20 @@
 """One request's attempts: which replica gets it, in which words, and who gets it next.
 
 Before the client has a byte, a replica that did not begin leaves the request to the next.  After
-it, a stream that can be resumed goes on with another replica of our own make.
+it, see ``resilience.resumption``.
 """
 
 from collections.abc import Collection
 from typing import Final
 
 from contracts.names import HEADER_EXPLAIN
-from contracts.replica_api import RESUME_TOKENS_FIELD
 from gateway.api.context import RequestContext
 from gateway.api.headers import route_costs, route_header
-from gateway.api.upstream_errors import refusal
 from gateway.errors import (
     GatewayError,
     Interrupted,
     NoReplicaAvailable,
     UpstreamError,
-    UpstreamRefused,
     UpstreamUnreachable,
 )
 from gateway.exchange import Exchange
@@ -25,22 +22,20 @@ from gateway.fleet import Fleet
 from gateway.metering import Meter
 from gateway.providers.anthropic_answer import AnthropicAnswer
 from gateway.providers.provider import Api, Provider
-from gateway.resilience.attempt import REQUEST_HEADERS, Attempt, is_replicas_end, may_retry
+from gateway.resilience.attempt import REQUEST_HEADERS, Attempt
+from gateway.resilience.failures import is_replicas_end, is_replicas_failure, may_retry
 from gateway.resilience.fallback import Target
 from gateway.resilience.pause import pause
 from gateway.resilience.resumable_answer import ResumableAnswer
-from gateway.resilience.retries import Retries, is_replicas_failure, is_retriable
+from gateway.resilience.retries import Retries
 from gateway.routing.decision import Decision
 from gateway.routing.replica import Replica
 from gateway.routing.stay import Stay
-from gateway.upstream.replica_client import read_body
 from gateway.upstream.response import UpstreamResponse
 
 MAX_ERROR_BYTES: Final = 64 * 1024
 _EXPLAIN = HEADER_EXPLAIN.encode()
-_RESUME_REFUSED = f'"param":"{RESUME_TOKENS_FIELD}"'.encode()
 _AT_ONCE_S = 5.0  # a replica that takes no work says so first; a later 503 may follow some
-_LOOK_S = 0.1  # for a replica to resume on, while none is ready
 
 
 class Attempts:
@@ -74,7 +69,7 @@ class Attempts:
     def turn_to(self, target: Target) -> None:
         """From here on the request is that one."""
         if self.current is not None:
-            self._give_up()
+            self.give_up()
         self._context, self._provider = target.context, target.provider
         self._exchange.body = target.body
         self._num_begun_before = self._num_begun
@@ -86,7 +81,7 @@ class Attempts:
         """Of an answer that had begun."""
         attempt = self.current
         if attempt is not None and attempt.response.status == 200 and is_replicas_end(failure):
-            self._note_failure()
+            self._note_failure(attempt)
 
     async def before_retry(self, failure: GatewayError) -> None:
         """For an attempt of which the client has nothing.  Raises ``failure``: it was the last."""
@@ -95,40 +90,16 @@ class Attempts:
             raise failure
         self._num_retries += 1
         if self.current is not None:
-            self._give_up()
+            self.give_up()
         self._meter.engine_usage = None
         await self._exchange.watch(pause(pause_s))
 
-    async def resume(self, failure: GatewayError) -> UpstreamResponse:
-        """The stream in which the broken one goes on.  Raises ``failure`` where there is none."""
-        answer = self.answer
-        if answer is None or not answer.break_off():
-            raise failure
-        clock = self._fleet.clock
-        self._meter.break_off(clock.monotonic_s())
-        self._note_failure()
-        tried = {self._give_up()}
-        deadline_s = clock.monotonic_s() + self._fleet.limits.resume_patience_s
-        has_looked = False
-        while True:
-            try:
-                response = await self.open(tried)
-            except NoReplicaAvailable:
-                if clock.monotonic_s() >= deadline_s:
-                    raise failure from None
-                tried.clear()  # whoever broke off may be back, or be another by now
-                if has_looked:
-                    await self._exchange.watch(pause(_LOOK_S))
-                has_looked = True
-            except UpstreamError:
-                self._pass_over(tried, failure)
-            else:
-                if response.status == 200:
-                    return response
-                if not is_retriable(response.status):
-                    await self._learn_end(response, failure)
-                    continue
-                self._pass_over(tried, failure)
+    def break_off(self) -> str:
+        """A stream of which the client has a part ends here.  Its replica's name."""
+        assert self.current is not None
+        self._meter.break_off(self._fleet.clock.monotonic_s())
+        self._note_failure(self.current)
+        return self.give_up()
 
     def _begin_at(self, provider: Provider, tried: set[str]) -> Attempt:
         """Sends it there, with nothing of ours or the tenant's but what was asked.
@@ -202,8 +173,10 @@ class Attempts:
             elif not attempt.response.is_ended:
                 attempt.response.discard()
 
-    async def open(self, tried: set[str] | None = None) -> UpstreamResponse:
-        """The first answer with a head, from whichever replica gives one.
+    async def open(
+        self, tried: set[str] | None = None, begun: Attempt | None = None
+    ) -> UpstreamResponse:
+        """The first answer with a head, from whichever replica gives one, ``begun`` before others.
 
         Raises UpstreamError, NoReplicaAvailable, Interrupted.
         """
@@ -212,7 +185,9 @@ class Attempts:
         while True:
             if exchange.interruption is not None:  # nothing is sent for a client that left
                 raise Interrupted(*exchange.interruption)
-            if self._provider is None:
+            if begun is not None:
+                attempt, begun = begun, None
+            elif self._provider is None:
                 attempt = self._begin_with(self._choose(tried))
             else:
                 attempt = self._begin_at(self._provider, tried)
@@ -222,31 +197,31 @@ class Attempts:
                 await response.head
             except UpstreamUnreachable:
                 self._fleet.pool.mark_unreachable(attempt.replica.name)
-                self._note_failure()
+                self._note_failure(attempt)
                 response.cancel()
             except UpstreamError:
-                self._note_failure()
+                self._note_failure(attempt)
                 raise
             else:
                 if response.status != 200 or self._retries.breakers.failing:
-                    self._note_status(response.status)
+                    self._note_status(attempt)
                 if response.status != 503 or not self._is_turned_away(attempt):
                     return response
                 self._note_retry_after(response)
                 response.discard()
-            tried.add(self._leave())
+            tried.add(self.leave())
 
-    def _give_up(self) -> str:
+    def give_up(self) -> str:
         """The current one, whatever it does.  Its replica's name."""
         assert self.current is not None
         response = self.current.response
         response.cancel()
-        name = self._leave()
+        name = self.leave()
         if not response.is_refusal or is_replicas_failure(response.status):
             self._fleet.pool.note(name, is_failure=True)
         return name
 
-    def _leave(self) -> str:
+    def leave(self) -> str:
         """The current one, which is over.  Its replica's name."""
         attempt = self.current
         assert attempt is not None
@@ -255,26 +230,6 @@ class Attempts:
         if not self._meter.num_breaks:  # else it has served a part
             self._meter.replica = None
         return attempt.replica.name
-
-    def _pass_over(self, tried: set[str], failure: GatewayError) -> None:
-        """One that does not go on with the stream now.  Raises ``failure``: no other will."""
-        tried.add(self._give_up())
-        assert self.answer is not None
-        if not self.answer.break_off():
-            raise failure from None
-
-    async def _learn_end(self, response: UpstreamResponse, failure: GatewayError) -> None:
-        """An answer that has all its tokens, but not its end, is refused: ask for the last again.
-
-        Raises ``failure`` for any other refusal.
-        """
-        body = await read_body(response, MAX_ERROR_BYTES, self._exchange.watch)
-        error = refusal(response.status, body, response.retry_after_s)
-        self._leave()
-        is_at_end = isinstance(error, UpstreamRefused) and _RESUME_REFUSED in error.error
-        assert self.answer is not None
-        if not is_at_end or not self.answer.repeat_last():
-            raise failure
 
     def _pause_s(self, failure: GatewayError) -> float | None:
         """Before the next attempt, with one that is not among the tried; ``None``: no more."""
@@ -315,9 +270,8 @@ class Attempts:
         note = breakers.succeeded if is_complete else breakers.undecided
         note(self._context.request.model, attempt.replica.name, attempt.probe)
 
-    def _note_status(self, status: int) -> None:
-        breakers, attempt = self._retries.breakers, self.current
-        assert attempt is not None
+    def _note_status(self, attempt: Attempt) -> None:
+        breakers, status = self._retries.breakers, attempt.response.status
         told = self._context.request.model, attempt.replica.name, attempt.probe
         if is_replicas_failure(status):
             breakers.failed(*told)
@@ -328,9 +282,7 @@ class Attempts:
         else:
             breakers.succeeded(*told)
 
-    def _note_failure(self) -> None:
-        attempt = self.current
-        assert attempt is not None
+    def _note_failure(self, attempt: Attempt) -> None:
         self._retries.breakers.failed(
             self._context.request.model, attempt.replica.name, attempt.probe
         )

@@ -1,8 +1,8 @@
 """Whether an attempt that failed is worth another, and when.
 
-Only before the client has a byte, never for what the client did wrong, within a budget and the
-request's time.  https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/: the
-pause is anything up to a bound that doubles ("full jitter").
+Only before the client has a byte, within a budget and the request's time; after which failures is
+said by ``resilience.failures``.  The pause is anything up to a bound that doubles ("full jitter"):
+https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from typing import Final
 
 from gateway.resilience.breaker import Breakers
 from gateway.resilience.fallback import Fallbacks
+from gateway.resilience.hedging import Hedging
 from gateway.resilience.retry_budget import RetryBudget
 
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0
-_RETRIED_4XX: Final = frozenset({408, 409, 429})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class Retries:
     breakers: Breakers
     random: Callable[[], float]  # uniform in [0, 1)
     fallbacks: Fallbacks
+    hedging: Hedging
 
     def pause_s(
         self, num_retries: int, left_s: float, *, retry_after_s: float | None, is_elsewhere: bool
@@ -53,12 +54,3 @@ class Retries:
         if pause_s >= left_s or not self.budget.withdraw():
             return None
         return pause_s
-
-
-def is_retriable(status: int) -> bool:
-    return status >= 500 or status in _RETRIED_4XX
-
-
-def is_replicas_failure(status: int) -> bool:
-    """Not the client's doing, and more than being full."""
-    return status >= 500 and status != 503

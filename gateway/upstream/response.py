@@ -58,6 +58,11 @@ class UpstreamResponse:
         """The replica has answered, and not with a generation."""
         return self.status not in (0, 200)
 
+    @property
+    def has_begun(self) -> bool:
+        """With a generation, as far as its head tells."""
+        return self.status == 200 and self.head.is_done
+
     # For the consumer
 
     def next_chunk(self, taker: Taker | None = None) -> Completion[bytes]:

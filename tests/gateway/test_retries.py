@@ -4,8 +4,10 @@ import pytest
 
 from gateway.admission.quota_plan import PlanBook
 from gateway.resilience.breaker import Breakers
+from gateway.resilience.failures import is_replicas_failure, is_retriable
 from gateway.resilience.fallback import Fallbacks
-from gateway.resilience.retries import Retries, RetryLimits, is_replicas_failure, is_retriable
+from gateway.resilience.hedging import Hedging
+from gateway.resilience.retries import Retries, RetryLimits
 from gateway.resilience.retry_budget import RetryBudget
 
 
@@ -22,7 +24,9 @@ class Seconds:
 def retries(*, random: float = 1.0, ratio: float = 0.2, longest_wait_s: float = 10.0) -> Retries:
     limits = RetryLimits(max_retries=2, longest_wait_s=longest_wait_s, request_timeout_s=60.0)
     fallbacks = Fallbacks(PlanBook(), {})
-    return Retries(limits, RetryBudget(ratio), Breakers(Seconds()), lambda: random, fallbacks)
+    return Retries(
+        limits, RetryBudget(ratio), Breakers(Seconds()), lambda: random, fallbacks, Hedging()
+    )
 
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504, 529])

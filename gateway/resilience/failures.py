@@ -1,0 +1,44 @@
+"""What a failure says: whose doing it was, and whether another attempt may end better.
+
+All rules about that are here.  When there is another attempt, and at whose cost, is said by
+``resilience.retries``.
+"""
+
+from typing import Final
+
+from contracts.replica_api import CODE_NOT_SUPPORTED
+from gateway.errors import GatewayError, UpstreamAnswerTooLarge, UpstreamRefused
+from gateway.upstream.response import UpstreamResponse
+
+_RETRIED_4XX: Final = frozenset({408, 409, 429})
+_FAILED_FOR_GOOD: Final = b'"code":"generation_failed"'
+_NOT_SUPPORTED: Final = b'"code":"%b"' % CODE_NOT_SUPPORTED.encode()
+
+
+def is_retriable(status: int) -> bool:
+    return status >= 500 or status in _RETRIED_4XX
+
+
+def is_replicas_failure(status: int) -> bool:
+    """Not the client's doing, and more than being full."""
+    return status >= 500 and status != 503
+
+
+def is_replicas_end(failure: GatewayError) -> bool:
+    """Not of an answer that would fail on any replica."""
+    if not isinstance(failure, UpstreamRefused):
+        return not isinstance(failure, UpstreamAnswerTooLarge)
+    return not failure.is_clients_fault and _FAILED_FOR_GOOD not in failure.error
+
+
+def may_retry(failure: GatewayError, response: UpstreamResponse) -> bool:
+    if response.is_refusal:
+        return is_retriable(response.status)
+    return is_replicas_end(failure)
+
+
+def may_fall_back(failure: GatewayError) -> bool:
+    """Not for what the client did wrong: it would be wrong elsewhere, too."""
+    if not isinstance(failure, UpstreamRefused):
+        return True
+    return not failure.is_clients_fault or _NOT_SUPPORTED in failure.error
