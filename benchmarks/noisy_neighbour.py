@@ -1,4 +1,4 @@
-"""A quiet tenant's time to first token, alone and beside one with a hundred times its traffic.
+"""A quiet tenant's time to first token: alone, beside one like it, and beside a hundredfold one.
 
     python -m benchmarks.noisy_neighbour [--seconds 30] [--per-second 0.5] [--factor 100]
 
@@ -36,12 +36,20 @@ def row(name: str, quiet: Section, num_others: int) -> float:
 
 def measure(url: str, quiet: str, noisy: str, given: argparse.Namespace) -> None:
     print("  quiet      served   p50 s     p95 s  noise served")
-    alone = bench(url, quiet, options(given, factor=1.0, seed=1))
-    alone_s = row("alone", alone.total, 0)
-    with started(url, noisy, options(given, factor=given.factor, seed=3)) as noise:
-        beside = bench(url, quiet, options(given, factor=1.0, seed=2))
+    alone_s = row("alone", bench(url, quiet, options(given, factor=1.0, seed=1)).total, 0)
+    usual_s, crowded_s = (
+        beside(url, quiet, noisy, given, factor) for factor in (1.0, given.factor)
+    )
+    moved = f"{100 * (crowded_s / usual_s - 1):+.0f} %, {100 * (crowded_s / alone_s - 1):+.0f} %"
+    print(f"  p95 moved, from beside one like it and from alone: {moved}")
+
+
+def beside(url: str, quiet: str, noisy: str, given: argparse.Namespace, factor: float) -> float:
+    """The quiet tenant's p95."""
+    with started(url, noisy, options(given, factor=factor, seed=3)) as noise:
+        quiets = bench(url, quiet, options(given, factor=1.0, seed=2)).total
         served = report_of(noise).total.outcomes.get("completed", 0)
-    print(f"  p95 moved by {100 * (row('beside', beside.total, served) / alone_s - 1):+.0f} %")
+    return row(f"{factor:g} times", quiets, served)
 
 
 def main() -> None:

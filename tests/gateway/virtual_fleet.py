@@ -57,7 +57,7 @@ class VirtualReplica:
         loop = asyncio.get_running_loop()
         self._num_submitted += 1
         number = self._num_submitted
-        token_ids = [self._random.randrange(50_000) for _ in range(prompt_tokens)]
+        token_ids = [number, *[7] * (prompt_tokens - 1)]  # it begins like no other
         self._scheduler.add(
             EngineSequence(
                 sequence_id=number,
@@ -209,10 +209,9 @@ class VirtualFleet:
                 self._turnstile.queues["m"].remove(waiting)
         decision = self._fleet.choose(context.request, (), policy.ttft_target_ms)
         visit.went_s = loop.time()
-        stay = self._fleet.begin(decision, context.request, loop.time())
-        job = self._replicas[decision.endpoint.name].submit(
-            visit.tenant, prompt_tokens, answer_tokens
-        )
+        name = decision.endpoint.name
+        stay = self._fleet.begin(self._fleet.pool[name], context.request, loop.time())
+        job = self._replicas[name].submit(visit.tenant, prompt_tokens, answer_tokens)
         await job.first_token
         visit.first_token_s = loop.time()
         self._fleet.first_token(stay, loop.time())
