@@ -85,14 +85,20 @@ def _q4_vectors(
         offsets = [e.load_f16(halves, 64 + 2 * e.lanes * v) for v in range(num_vectors)]
     else:
         offsets = [e.mul(scale, e.constant(-8.0)) for scale in scales]
+    powers = {e.nibble_power(nibble) for nibble in range(8)}
+    scales_by_power = {  # exact, as their products with the codes are
+        power: [e.mul(scale, e.constant(2.0**-power)) for scale in scales] if power else scales
+        for power in sorted(powers)
+    }
     for word in range(GROUP_SIZE // 8):
         words = [e.load_i32(codes, 128 * word + 4 * e.lanes * v) for v in range(num_vectors)]
         for nibble in sorted(range(8), key=lambda n: nibble_k(0, n)):
+            own_scales = scales_by_power[e.nibble_power(nibble)]
             yield (
                 nibble_k(word, nibble),
                 [
                     e.fma(e.nibble_to_f32(w, nibble), scale, offset)
-                    for w, scale, offset in zip(words, scales, offsets, strict=True)
+                    for w, scale, offset in zip(words, own_scales, offsets, strict=True)
                 ],
             )
 

@@ -26,6 +26,7 @@ _LINE_BYTES: Final = 64
 _PAGE_BYTES: Final = 4096
 _FLOAT16_REBIAS: Final = (127 - 15) << 23  # between the exponents of float32 and float16
 _SMALLEST_NORMAL_FLOAT16: Final = 2.0**-14
+_LAST_NIBBLE: Final = 7  # of an int32
 
 
 class Emitter:
@@ -312,14 +313,24 @@ class Emitter:
         return self.builder.fptosi(vector, self.vector_i32)
 
     def nibble_to_f32(self, words: Value, index: int) -> Value:
-        """Nibble ``index`` (0: lowest) of each int32, as 0.0 to 15.0."""
-        shifted = self.shift_right(words, 4 * index)
-        if self.level in (FeatureLevel.AVX512, FeatureLevel.AVX512_VNNI):
-            # A lookup in 16 floats; the instruction reads the lowest four bits only.
+        """Nibble ``index`` (0: lowest) of each int32, times 2^``nibble_power(index)``."""
+        if self._has_table_lookup:
+            # In 16 floats; the instruction reads the lowest four bits only.
             table = ir.Constant(self.vector_f32, [float(n) for n in range(16)])
             name = "llvm.x86.avx512.permvar.sf.512"
+            shifted = self.shift_right(words, 4 * index)
             return self.call(name, self.vector_f32, [table, shifted])
-        return self.to_f32(self.and_(shifted, 0xF))
+        if index == _LAST_NIBBLE:  # in its place it would be a sign
+            return self.to_f32(self.shift_right(words, 4 * index))
+        return self.to_f32(self.and_(words, 0xF << (4 * index)))
+
+    def nibble_power(self, index: int) -> int:
+        """A nibble that is read where it stands saves shifting it down: the scale can do that."""
+        return 0 if self._has_table_lookup or index == _LAST_NIBBLE else 4 * index
+
+    @property
+    def _has_table_lookup(self) -> bool:
+        return self.level in (FeatureLevel.AVX512, FeatureLevel.AVX512_VNNI)
 
     def signed_byte_to_f32(self, words: Value, index: int) -> Value:
         """2^24 times byte ``index`` of each int32, read as signed: saves shifting it down again."""

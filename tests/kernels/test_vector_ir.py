@@ -28,6 +28,15 @@ def elementwise(name: str, source_bytes: int, target_bytes: int, body: Callable[
     return emitted(name, emit)
 
 
+def two_nibbles(e: Emitter, words: Value) -> Value:
+    """The last, where a sign would be, and 16 times one from the middle."""
+    last, middle = (
+        e.mul(e.nibble_to_f32(words, index), e.constant(2.0 ** -e.nibble_power(index)))
+        for index in (7, 5)
+    )
+    return e.fma(middle, e.constant(16.0), last)
+
+
 _exp = elementwise("exp", 4, 4, lambda e, s, t: e.store_f32(e.exp(e.load_f32(s)), t))
 _f16 = elementwise("f16", 2, 4, lambda e, s, t: e.store_f32(e.load_f16(s), t))
 _halve = elementwise(
@@ -35,8 +44,8 @@ _halve = elementwise(
 )
 _bf16 = elementwise("bf16", 2, 4, lambda e, s, t: e.store_f32(e.load_bf16(s), t))
 _to_bf16 = elementwise("to_bf16", 4, 2, lambda e, s, t: e.store_vector(e.to_bf16(e.load_f32(s)), t))
-_nibble = elementwise(
-    "nibble", 4, 4, lambda e, s, t: e.store_f32(e.nibble_to_f32(e.load_i32(s), 5), t)
+_nibbles = elementwise(
+    "nibbles", 4, 4, lambda e, s, t: e.store_f32(two_nibbles(e, e.load_i32(s)), t)
 )
 _byte = elementwise(
     "byte", 4, 4, lambda e, s, t: e.store_f32(e.signed_byte_to_f32(e.load_i32(s), 1), t)
@@ -80,8 +89,8 @@ def run_to_bf16(spec: Any, source: int, target: int, n: int) -> None:
 
 
 @compiled_entry
-def run_nibble(spec: Any, source: int, target: int, n: int) -> None:
-    _nibble(spec, source, target, n)
+def run_nibbles(spec: Any, source: int, target: int, n: int) -> None:
+    _nibbles(spec, source, target, n)
 
 
 @compiled_entry
@@ -179,7 +188,8 @@ def test_storing_bfloat16_rounds_to_nearest_even(level: FeatureLevel) -> None:
 def test_nibbles_and_signed_bytes_are_read_from_words(level: FeatureLevel) -> None:
     words = np.random.default_rng(0).integers(0, 1 << 32, 64, dtype=np.uint32)
     np.testing.assert_array_equal(
-        apply(run_nibble, level, words, np.float32), ((words >> 20) & 15).astype(np.float32)
+        apply(run_nibbles, level, words, np.float32),
+        ((words >> 20 & 15) * 16 + (words >> 28)).astype(np.float32),
     )
     signed = (words >> 8).astype(np.uint8).view(np.int8).astype(np.float32)
     np.testing.assert_array_equal(apply(run_byte, level, words, np.float32), signed * 2.0**24)
