@@ -13,6 +13,7 @@ from tests.replica.hash_model import EOS, TOKEN_BYTES, VOCAB_SIZE, HashModel
 
 AGING_S = 2.0
 WINDOW_STEPS = round(10 / STEP_S)
+FIRST_OF_BOTH = 51  # step at which the second tenant comes
 SLACK_TOKENS = 12  # of some 500 tokens in a window
 
 
@@ -105,15 +106,15 @@ def test_two_backlogged_tenants_get_equal_shares_in_any_ten_seconds(
     shape_a: tuple[int, int], shape_b: tuple[int, int], max_num_seqs: int
 ) -> None:
     """B comes later and with fewer requests waiting; each has always more than can be served."""
-    engine = harness(max_num_seqs=max_num_seqs, num_blocks=2000)
+    engine = harness(max_num_seqs=max_num_seqs, num_blocks=450)
     backlogs = [Backlog(engine, "a", 30, *shape_a), Backlog(engine, "b", 12, *shape_b)]
     history: list[tuple[int, int]] = []
     while len(history) < 4 * WINDOW_STEPS:
-        for backlog in backlogs if len(history) > 50 else backlogs[:1]:
+        for backlog in backlogs if len(history) >= FIRST_OF_BOTH else backlogs[:1]:
             backlog.refill()
         engine.step()
         history.append((backlogs[0].num_tokens(), backlogs[1].num_tokens()))
-    for end in range(2 * WINDOW_STEPS, len(history), 7):
+    for end in range(FIRST_OF_BOTH + WINDOW_STEPS, len(history)):
         (a, b), (earlier_a, earlier_b) = history[end], history[end - WINDOW_STEPS]
         shares = a - earlier_a, b - earlier_b
         assert max(shares) <= 1.2 * min(shares), shares
@@ -161,7 +162,7 @@ def test_lone_tenant_is_never_displaced_by_itself() -> None:
 
 def test_fairness_costs_few_preemptions() -> None:
     """Each makes up for so many tokens of another tenant."""
-    engine = harness(max_num_seqs=16, num_blocks=2000)
+    engine = harness(max_num_seqs=16, num_blocks=450)
     backlogs = [Backlog(engine, f"tenant {i}", 20, 8, 30) for i in range(5)]
     for _ in range(400):
         for backlog in backlogs:
