@@ -202,7 +202,7 @@ def main() -> int:
     parser.add_argument("--mix", action="append", choices=[*MIXES, CHANGES])
     parser.add_argument("--policy", action="append", choices=POLICIES)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--load", type=float, default=1.0, help="of the usual arrival rates")
+    parser.add_argument("--load", type=float, default=1.0, help="of the usual arrivals")
     parser.add_argument("--no-cost", action="store_true", help="skip the cost of decisions")
     parser.add_argument("--calibrate", action="store_true", help="measure this machine's steps")
     parser.add_argument("--real", action="store_true", help="and two real CPU engines")
@@ -210,6 +210,7 @@ def main() -> int:
     options = parser.parse_args()
     seeds, until_s = (4, 150.0) if options.quick else (options.seeds, 330.0)
     steps = measured_steps() if options.calibrate else stored_steps()
+    load = options.load * stored_steps().times.usual_s / steps.times.usual_s
     for line in steps.lines():
         print(line)
     claims = Claims()
@@ -217,7 +218,7 @@ def main() -> int:
     for mix in options.mix or [*MIXES, CHANGES]:
         for policy in options.policy or POLICIES:
             rows = [
-                simulate(mix, policy, steps.times, seed=seed, until_s=until_s, load=options.load)
+                simulate(mix, policy, steps.times, seed=seed, until_s=until_s, load=load)
                 for seed in range(1, seeds + 1)
             ]
             row = mean_row(rows)

@@ -24,6 +24,11 @@ class StepTimes:
     def duration_s(self, num_prefilled: int, num_decoding: int) -> float:
         return self.step_s + self.prefill_s * num_prefilled + self.decode_s * num_decoding
 
+    @property
+    def usual_s(self) -> float:
+        """Of a full step of a busy replica: arrivals are scaled by it."""
+        return self.duration_s(STEP_TOKENS, 8)
+
 
 class Timer(Protocol):
     def after(self, delay_s: float, call: Callable[[], None]) -> None: ...

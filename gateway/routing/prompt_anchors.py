@@ -51,6 +51,9 @@ class PromptAnchors:
         holders: list[tuple[int, int]] = []
         known_tokens = 0
         get, holders_of = self._anchors.get, self._blocks.holders
+        first = get(chain[0]) if chain else None
+        if first is not None:
+            wanted &= holders_of(first[0])  # whoever holds more of it holds its beginning
         for link in reversed(chain):
             anchor = get(link)
             if anchor is None:
@@ -61,8 +64,8 @@ class PromptAnchors:
             if bits:
                 holders.append((bits, tokens))
                 wanted &= ~bits
-                if not wanted:
-                    break
+            if not wanted:
+                break
         return Found(known_tokens, holders)
 
     def _put(self, link: int, anchor: Anchor) -> bool:

@@ -46,7 +46,10 @@ class PrefixOwners:
         if saving < _LEAST_RATIO * request.prompt_tokens:
             return self.least_tokens.score(request, group)
         point = ring_point(affinity.key)
-        worth = _TIMES_THE_SAVING * saving / self.hot.use(point)
+        uses = self.hot.use(point)
+        if affinity.conversation == affinity.key:  # its turns come one after another
+            uses = 1.0
+        worth = _TIMES_THE_SAVING * saving / uses
         if point not in self.hot.owners:
             home = group.places.get(group.ring.home(point))
             if home is not None:
