@@ -66,16 +66,22 @@ class _Serving:
 
 
 class _TtftWindow:
-    """First tokens of the last looks."""
+    """First tokens of the last looks.  Counts are whole: what is taken away again leaves none."""
 
     def __init__(self) -> None:
         self._looks: deque[tuple[float, Buckets]] = deque()
+        self._total: dict[float, float] = {}
 
     def note(self, buckets: Buckets, now_s: float) -> TimeToFirstToken | None:
         self._looks.append((now_s, buckets))
+        self._add(buckets, 1)
         while self._looks[0][0] < now_s - TTFT_WINDOW_S:
-            self._looks.popleft()
-        return p95(summed(buckets for _, buckets in self._looks))
+            self._add(self._looks.popleft()[1], -1)
+        return p95(self._total)
+
+    def _add(self, buckets: Buckets, sign: int) -> None:
+        for bound, count in buckets.items():
+            self._total[bound] = self._total.get(bound, 0.0) + sign * count
 
 
 class Observer:
@@ -127,7 +133,11 @@ class Observer:
 
 
 def _first_tokens(pairs: Iterable[Pair[EngineSample] | Pair[GatewaySample]]) -> Buckets:
-    return summed(grown(pair.before.ttft, pair.after.ttft) for pair in pairs if pair.is_news)
+    return summed(
+        grown(pair.before.ttft, pair.after.ttft)
+        for pair in pairs
+        if pair.is_news and pair.before.ttft != pair.after.ttft
+    )
 
 
 def _asked_per_s(pair: Pair[GatewaySample]) -> float:

@@ -28,11 +28,13 @@ class Counters:
         self._num_finished: dict[str, int] = {}
         self._first_tokens: dict[str, list[int]] = {}  # per bucket, not cumulative
         self._clients_first_tokens = [0] * len(_BOUNDS_S)
+        self._told: dict[str, Buckets] = {}  # made of them, until another one comes
 
     def first_token(self, pod: Pod, ttft_s: float, *, waited_s: float) -> None:
         """The engine knows nothing of what waited at the gateway."""
         counts = self._first_tokens.setdefault(pod.name, [0] * len(_BOUNDS_S))
         counts[bisect_left(_BOUNDS_S, ttft_s)] += 1
+        self._told.pop(pod.name, None)
         self._clients_first_tokens[bisect_left(_BOUNDS_S, waited_s + ttft_s)] += 1
 
     def finished(self, pod: Pod) -> None:
@@ -45,7 +47,9 @@ class Counters:
 
     def sample(self, pod: Pod, now_s: float) -> EngineSample:
         generated, prompt = pod.engine.tokens_done(now_s)
-        counts = self._first_tokens.get(pod.name, [0] * len(_BOUNDS_S))
+        if pod.name not in self._told:
+            counts = self._first_tokens.get(pod.name, [0] * len(_BOUNDS_S))
+            self._told[pod.name] = _buckets(counts)
         return EngineSample(
             num_running=pod.engine.num_running,
             num_waiting=0,
@@ -53,7 +57,7 @@ class Counters:
             prompt_tokens=prompt,
             generation_tokens=generated,
             num_finished=self._num_finished.get(pod.name, 0),
-            ttft=_buckets(counts),
+            ttft=self._told[pod.name],
         )
 
 
