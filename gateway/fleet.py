@@ -107,6 +107,12 @@ class Fleet:
             for replica in self._replicas_for(request.model)
         )
 
+    def has_slack(self, request: InferenceRequest, target_s: float) -> bool:
+        """As ``has_room``, for one who should be in nobody's way."""
+        self.is_forecasting = True
+        forecasts = [self._forecast(r, request) for r in self._replicas_for(request.model)]
+        return any(f is None or f.excess_in_slack_s(target_s) <= 0.0 for f in forecasts)
+
     def drain_s(self, request: InferenceRequest, target_s: float, prompt_tokens: int) -> float:
         """Until there is room, if so many tokens more are to be prefilled before."""
         replicas = self._replicas_for(request.model)

@@ -173,7 +173,8 @@ class Turnstile:
 
     def _has_room(self, context: RequestContext, *, is_in_slack: bool) -> bool:
         target_s = _target_s(context, is_in_slack=is_in_slack)
-        return self._fleet.has_room(context.request, target_s)
+        has_room = self._fleet.has_slack if is_in_slack else self._fleet.has_room
+        return has_room(context.request, target_s)
 
     def _expected_wait_s(self, queue: Queue, share: Share, context: RequestContext) -> float:
         is_in_slack = queue.gets_slack(share, self._clock.monotonic_s())

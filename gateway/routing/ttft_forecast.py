@@ -36,10 +36,19 @@ class Forecast(msgspec.Struct, frozen=True):
     own_s: float  # for the prompt itself, on a replica that has nothing else to prefill
     per_token_s: float
     caution: float = 1.0  # what nine in ten take at most, in the time predicted
+    begun_s: float = 0.0  # of the prompt that is probably being prefilled, until now
 
     @property
     def ttft_s(self) -> float:
         return self.wait_s + self.own_s
+
+    def excess_in_slack_s(self, target_s: float) -> float:
+        """As ``excess_s``, for one who should be in nobody's way.
+
+        What has begun counts whole.  Sent a moment before that is through it would share the next
+        step with whoever else is waiting by then, and make that longer.
+        """
+        return self.excess_s(target_s) + self.begun_s
 
     def excess_s(self, target_s: float) -> float:
         """How much of the wait must pass before the target can be met.
@@ -149,7 +158,8 @@ class TtftForecast:
         learned_s = (per_token + per_both * num_answers) / _TOKENS
         slope_s = max(_LEAST_SLOPE_S, learned_s, _LEAST_PACE * self._pace_s())
         own_s = max(0.0, step_s + per_answer * num_answers) + slope_s * num_tokens
-        return Forecast(slope_s * self._tokens_ahead(now_s), own_s, slope_s, self._caution)
+        wait_s, begun_s = (slope_s * n for n in (self._tokens_ahead(now_s), self._done(now_s)))
+        return Forecast(wait_s, own_s, slope_s, self._caution, begun_s)
 
     def _lesson(self, num_tokens: float, now_s: float) -> _Lesson:
         forecast = self.predict(num_tokens, now_s)
