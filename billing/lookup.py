@@ -16,6 +16,7 @@ from billing.ledger_schema import (
     instant_from_microseconds,
     joined_pico_usd,
     ledger_entries,
+    microseconds,
     source_offsets,
     sum_pico_usd,
     unpriced_events,
@@ -24,6 +25,7 @@ from billing.ledger_schema import (
 from billing.money import usd_from_pico_usd
 from billing.pricing import TokenClass
 from billing.records import KAFKA_SOURCE
+from contracts.usage import decode_usage_event
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,19 @@ def used_by_event(
             for event_id, tokens in connection.execute(query):
                 found[event_id] = Used(int(tokens), pico_usd.get(event_id, 0))
     return found
+
+
+def recovered_untold(ledger: LedgerRef, tenant_id: str, *, since: datetime) -> set[str]:
+    """Ids of recovered events that their gateway had admitted without the quota's store."""
+    columns = usage_events.c
+    query = select(columns.payload).where(
+        columns.tenant_id == tenant_id,
+        columns.occurred_at_us >= microseconds(since),
+        columns.is_recovered,
+    )
+    with reading(ledger) as connection:
+        events = map(decode_usage_event, connection.scalars(query))
+        return {event.event_id for event in events if event.is_locally_admitted}
 
 
 def tenants(ledger: LedgerRef) -> list[str]:

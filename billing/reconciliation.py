@@ -18,7 +18,7 @@ from billing.auditor import AuditReport, AuditScope, audit
 from billing.errors import QuotaStoreUnavailable, SourceUnavailable
 from billing.journals import read_journals
 from billing.ledger import Ledger
-from billing.lookup import tenants, used_by_event
+from billing.lookup import recovered_untold, tenants, used_by_event
 from billing.money import nano_usd_up
 from billing.price_book_file import read_price_book
 from billing.quota_store import held_reservations, settled_totals, tell_owed
@@ -172,17 +172,20 @@ def _mend(sources: Sources, rules: AuditRules, report: AuditReport) -> None:
 def _tell_held(quota_url: str, ledger_url: str, tenant: TenantId) -> None:
     """What is in the ledger and was never settled, for its gateway died in between.
 
-    A reservation bears its event's id.  The store remembers it for a day.
+    A reservation bears its event's id; the store remembers it for a day, and as long what it has
+    been told of that it did not decide.
     """
     held = held_reservations(quota_url, tenant)
+    untold = recovered_untold(ledger_url, tenant, since=datetime.now(UTC) - timedelta(days=1))
     debts = [
         OwedSettlement(
             tenant_id=tenant,
             event_id=event_id,
             tokens=used.num_tokens,
             nano_usd=nano_usd_up(used.pico_usd),
+            is_untold=event_id in untold,
         )
-        for event_id, used in used_by_event(ledger_url, tenant, held).items()
+        for event_id, used in used_by_event(ledger_url, tenant, [*held, *untold]).items()
     ]
     if debts:
         tell_owed(quota_url, debts)

@@ -78,6 +78,7 @@ def recovered_event(records: Sequence[ReplicaUsage], tiers: Mapping[str, str]) -
         gateway_seq=last.replica_seq,
         attempt=len(records),
         is_recovered=True,
+        is_locally_admitted=any(record.is_locally_admitted for record in records),
     )
 
 

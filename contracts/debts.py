@@ -15,6 +15,7 @@ class OwedSettlement(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"
     event_id: str  # and so the reservation's
     tokens: Tokens
     nano_usd: int
+    is_untold: bool = False  # the store did not decide it, and may never have heard of it
 
 
 _decoder = msgspec.json.Decoder(OwedSettlement)

@@ -12,6 +12,7 @@ USAGE_TOPIC = "usage.v1"
 HEADER_REQUEST_ID = "x-request-id"
 HEADER_EVENT_ID = "x-pandal-event-id"
 HEADER_TENANT_ID = "x-pandal-tenant-id"
+HEADER_LOCALLY_ADMITTED = "x-pandal-locally-admitted"  # there: the quota's store was away
 HEADER_EXPLAIN = "x-pandal-explain"  # a request's: its answer shall say how it was routed
 HEADER_ROUTE = "x-pandal-route"
 HEADER_SESSION_ID = "x-session-id"  # a client's: its requests should meet the same prefix cache

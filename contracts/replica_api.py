@@ -5,6 +5,8 @@ Any OpenAI-compatible server can stand in a replica's place.  It ignores what it
 - ``x-request-id`` (request header): the gateway's id of the request, unique per attempt.
 - ``x-pandal-event-id`` and ``x-pandal-tenant-id`` (request headers): the usage event that the
   gateway will write and whose it is, for the replica's own count (``contracts.replica_usage``).
+- ``x-pandal-locally-admitted`` (request header, where it is so): the quota's store may not know of
+  the request; for the replica's own count as well.
 - ``cache_salt`` (body field, as vLLM spells it): prefixes are shared only under equal salts.
 - ``priority`` (body field, as vLLM spells it): the least goes first.
 - ``max_time_s`` (body field): seconds from arrival; then the request ends with finish reason

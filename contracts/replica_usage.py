@@ -44,6 +44,7 @@ class ReplicaUsage(
     finished_at: UtcDatetime
     replica_boot_id: str
     replica_seq: Annotated[int, msgspec.Meta(ge=1)]  # gapless within one boot, but for losses
+    is_locally_admitted: bool = False  # as its gateway said: the quota's store was away
 
 
 _decoder = msgspec.json.Decoder(ReplicaUsage)

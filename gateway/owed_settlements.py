@@ -91,7 +91,8 @@ class OwedSettlements:
                     fields = {"error": str(exc)}
                     logger.error("a debt makes no sense, and is dropped", extra=fields)  # noqa: TRY400 - no bug
                     continue
-                debt = Debt(owed.event_id, owed.tokens, owed.tokens, owed.nano_usd, is_untold=False)
+                tokens = owed.tokens
+                debt = Debt(owed.event_id, tokens, tokens, owed.nano_usd, owed.is_untold)
                 _tell(tenant, await self._debts.pay(tenant, [debt]))
             await self._debts.forget(payloads)
 

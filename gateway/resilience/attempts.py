@@ -22,7 +22,7 @@ from gateway.fleet import Fleet
 from gateway.metering import Meter
 from gateway.providers.anthropic_answer import AnthropicAnswer
 from gateway.providers.provider import Api, Provider
-from gateway.resilience.attempt import REQUEST_HEADERS, Attempt
+from gateway.resilience.attempt import LOCALLY_ADMITTED, REQUEST_HEADERS, Attempt
 from gateway.resilience.failures import is_replicas_end, is_replicas_failure, may_retry
 from gateway.resilience.fallback import Target
 from gateway.resilience.pause import pause
@@ -143,7 +143,9 @@ class Attempts:
                 request_id.encode(),
                 context.event_id.encode(),
                 context.grant.tenant.tenant_id.encode(),
-                self._exchange.head.forwarded,
+                self._exchange.head.forwarded + LOCALLY_ADMITTED
+                if meter.is_locally_admitted
+                else self._exchange.head.forwarded,
             ),
             self._body_for(replica),
         )

@@ -8,7 +8,12 @@ from functools import partial
 from starlette.requests import Request
 
 from contracts.errors import ContractError
-from contracts.names import HEADER_EVENT_ID, HEADER_TENANT_ID, tenant_id
+from contracts.names import (
+    HEADER_EVENT_ID,
+    HEADER_LOCALLY_ADMITTED,
+    HEADER_TENANT_ID,
+    tenant_id,
+)
 from contracts.replica_usage import ReplicaUsage
 from replica.api.headers import printable
 from replica.engine.live_request import LiveRequest, OnEnd, ignore_end, sum_usage
@@ -24,6 +29,7 @@ class Asked:
 
     event_id: str | None
     tenant_id: str | None
+    is_locally_admitted: bool
     endpoint: str
     arrived_at: datetime
 
@@ -39,6 +45,7 @@ class Witness:
         return Asked(
             event_id=printable(request, HEADER_EVENT_ID),
             tenant_id=_tenant_id(request),
+            is_locally_admitted=HEADER_LOCALLY_ADMITTED in request.headers,
             endpoint=endpoint,
             arrived_at=self.now(),
         )
@@ -83,6 +90,7 @@ class Witness:
                 finished_at=self.now(),
                 replica_boot_id=boot_id,
                 replica_seq=seq,
+                is_locally_admitted=asked.is_locally_admitted,
             )
         )
 

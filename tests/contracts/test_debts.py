@@ -6,7 +6,10 @@ from contracts.debts import OwedSettlement, decode_debt, encode_debt
 from contracts.errors import ContractError
 
 DEBT = OwedSettlement(tenant_id="acme", event_id="e1", tokens=104, nano_usd=187_201)
-GOLDEN = b'{"type":"owed.v1","tenant_id":"acme","event_id":"e1","tokens":104,"nano_usd":187201}'
+GOLDEN = (
+    b'{"type":"owed.v1","tenant_id":"acme","event_id":"e1","tokens":104,"nano_usd":187201,'
+    b'"is_untold":false}'
+)
 
 
 def test_golden_bytes() -> None:

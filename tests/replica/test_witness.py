@@ -35,7 +35,9 @@ def witnessed(folder: Path, deltas: Sequence[Delta]) -> ReplicaUsage:
     work = Work(prompt_token_ids=[1] * NUM_PROMPT_TOKENS, params=SamplingParams(max_tokens=9))
     witness = Witness(journal, "m", lambda: AT)
     live = LiveRequest("r", 0.0, is_abort_wanted=False)
-    asked = Asked(event_id=None, tenant_id=None, endpoint="chat", arrived_at=AT)
+    asked = Asked(
+        event_id=None, tenant_id=None, is_locally_admitted=False, endpoint="chat", arrived_at=AT
+    )
     live.begin(range(len(deltas)), witness.on_end(asked, work, is_stream=True))
     for choice, delta in zip(live.choices, deltas, strict=True):
         live.push(choice, delta)

@@ -21,6 +21,7 @@ class Answer:
     request_id: str
     event_id: str | None
     tenant_id: str | None
+    is_locally_admitted: bool
     num_prompt_tokens: int
     arrived_at: datetime
     num_words: int = 0
@@ -68,6 +69,7 @@ class CountedAnswers:
             finished_at=datetime.now(UTC),
             replica_boot_id="0",
             replica_seq=1,
+            is_locally_admitted=answer.is_locally_admitted,
         )
         with self._lock:
             self._journal.append(

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from contracts.names import HEADER_EVENT_ID, HEADER_TENANT_ID
+from contracts.names import HEADER_EVENT_ID, HEADER_LOCALLY_ADMITTED, HEADER_TENANT_ID
 from tests.system.counted_answers import Answer, CountedAnswers
 
 MODEL = "words-1"
@@ -95,6 +95,7 @@ class WordsHandler(BaseHTTPRequestHandler):
             self.headers["x-request-id"],
             self.headers[HEADER_EVENT_ID],
             self.headers[HEADER_TENANT_ID],
+            HEADER_LOCALLY_ADMITTED in self.headers,
             num_prompt_tokens,
             datetime.now(UTC),
         )

@@ -1,0 +1,96 @@
+"""The outbox is bounded: then new work is refused, or the oldest events are given up."""
+
+import asyncio
+import fcntl
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from contracts import metrics
+from gateway.outbox.bound import OutboxBound, OutboxLimit
+from gateway.outbox.segments import SegmentFile
+from gateway.outbox.spool import Spool
+from tests.gateway.conftest import Tenant
+from tests.gateway.http_client import chat, get
+from tests.gateway.processes import Gateway
+from tests.gateway.test_spool_reading import DEAD_BOOT, NOW_S, OWN_BOOT, write
+from tests.support.waiting import eventually
+
+
+def bound(folder: Path, max_bytes: int, *, sheds: bool, counts_orphans: bool = True) -> OutboxBound:
+    return OutboxBound(
+        folder,
+        OWN_BOOT,
+        Spool(folder, OWN_BOOT, 1),
+        limit=OutboxLimit(max_bytes, sheds),
+        counts_orphans=counts_orphans,
+        wall_s=lambda: NOW_S,
+    )
+
+
+async def test_what_waits_is_what_nobody_has_shipped_of_ours_and_of_the_dead(
+    tmp_path: Path,
+) -> None:
+    own = write(tmp_path, OWN_BOOT, 0, range(1, 4))
+    dead = write(tmp_path, DEAD_BOOT, 0, range(1, 3))
+    SegmentFile(own).record_shipped(100)
+    waiting_bytes = own.stat().st_size - 100
+    assert bound(tmp_path, 1, sheds=False, counts_orphans=False).look() == waiting_bytes
+    assert bound(tmp_path, 1, sheds=False).look() == waiting_bytes + dead.stat().st_size
+    with dead.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # a sibling's, which counts it itself
+        assert bound(tmp_path, 1, sheds=False).look() == waiting_bytes
+
+
+async def test_the_oldest_make_room_and_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dead = write(tmp_path, DEAD_BOOT, 0, range(1, 3))
+    earlier = write(tmp_path, OWN_BOOT, 0, range(1, 6))
+    growing = write(tmp_path, OWN_BOOT, 1, range(6, 10))
+    limit = earlier.stat().st_size + growing.stat().st_size
+    shedding = bound(tmp_path, limit, sheds=True)
+    with caplog.at_level(logging.ERROR):
+        assert shedding.look() == limit
+    assert [path.exists() for path in (dead, earlier, growing)] == [False, True, True]
+    assert (shedding.num_shed, len(caplog.records)) == (2, 1)
+    all_shed = bound(tmp_path, 0, sheds=True)
+    assert all_shed.look() == growing.stat().st_size, "what is being written stays"
+    assert all_shed.num_shed == 5
+
+
+async def test_at_the_bound_new_work_is_refused_also_after_a_restart(
+    start_gateway: Callable[..., Gateway], make_tenant: Callable[..., Tenant], tmp_path: Path
+) -> None:
+    settings = {
+        "GATEWAY_SPOOL_DIR": str(tmp_path / "spool"),
+        "GATEWAY_KAFKA_BOOTSTRAP": "127.0.0.1:1",
+        "GATEWAY_SPOOL_MAX_WAITING_BYTES": "1",
+    }
+    gateway = start_gateway(**settings)
+    tenant = make_tenant(on=gateway)
+    await tenant.accepted()
+    assert (await tenant.chat(chat())).status == 200
+    for number in range(2):
+        await asyncio.to_thread(
+            eventually, lambda gateway=gateway: is_full(gateway), "the outbox to be full"
+        )
+        refused = await Tenant(tenant.name, tenant.key, gateway, tenant.valkey).chat(chat())
+        assert (refused.status, refused.error["code"]) == (503, "metering_unavailable")
+        assert int(refused.headers["retry-after"]) >= 1
+        numbers = (await get(gateway.port, "/metrics")).body.decode()
+        (waiting,) = [
+            int(line.split()[-1])
+            for line in numbers.splitlines()
+            if line.startswith(metrics.GATEWAY_OUTBOX_BYTES)
+        ]
+        assert waiting > 1
+        if number == 0:
+            gateway.stop()
+            gateway = start_gateway(**settings)
+
+
+def is_full(gateway: Gateway) -> bool:
+    return "spool is full" in gateway.log_path.read_text()
