@@ -9,6 +9,7 @@ from billing.posting import rate_batch
 from contracts.usage import Outcome
 from pandal.bill import read_statement, show_statement
 from pandal.datadir import DataDir
+from pandal.fleet_books import FleetBooks
 from tests.billing.usage_events import BOOK, batch_of, usage
 
 
@@ -25,6 +26,7 @@ def test_refused_requests_are_shown_apart_from_those_that_are_charged(data_dir: 
     ledger.post(rate_batch(batch_of([usage(1), refused]), BOOK))
     ledger.close()
     shown = io.StringIO()
-    show_statement(Console(file=shown, width=80), read_statement(data_dir, "acme", "2026-11"))
+    found = read_statement(FleetBooks(data_dir), "acme", "2026-11")
+    show_statement(Console(file=shown, width=80), found)
     assert "acme, 2026-11 (UTC): 1 requests" in shown.getvalue()
     assert "refused or failed before any token, not charged: 1" in shown.getvalue()
