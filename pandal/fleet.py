@@ -105,6 +105,7 @@ def admin_child(
 ) -> ChildSpec:
     """``token``: for whoever can read the data directory, and so could edit the policy there."""
     owner = {"name": ADMIN_CALLER, "token": token, "role": "owner"}
+    others = {k: v for k, v in inherited.items() if k != "ADMIN_POLICY_URL"}  # it has a file
     environment = {
         "ADMIN_HOST": admin.host,
         "ADMIN_PORT": str(admin.port),
@@ -113,7 +114,7 @@ def admin_child(
         "ADMIN_STATIC_TOKENS": msgspec.json.encode([owner]).decode(),
     }
     return _service(
-        plan, name=ADMIN, module="gateway.admin", inherited=inherited, environment=environment
+        plan, name=ADMIN, module="gateway.admin", inherited=others, environment=environment
     )
 
 

@@ -25,6 +25,7 @@ USERS = {
     "REPLICA_BLOCK_SIZE": "32",
     "BILLING_LOG_LEVEL": "debug",
     "ADMIN_OIDC_ISSUER": "https://id.example",
+    "ADMIN_POLICY_URL": "redis://elsewhere",
 }
 COMMON = {"PATH", "LC_ALL"}
 PEPPER, TOKEN = "p" * 43, "t" * 43
