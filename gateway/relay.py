@@ -5,15 +5,12 @@ of our own replicas goes on with another of them (``resilience.resumable_answer`
 with an error event.  The relay keeps the meter; it never settles.
 """
 
-import asyncio
-
 import msgspec
 
 from contracts.errors import UNDECODABLE
-from contracts.replica_api import AbortedUsage
 from contracts.usage import UsageSource
 from gateway.api.context import RequestContext
-from gateway.api.event_stream import DONE, EventSplitter, EventTooLarge, event_payload
+from gateway.api.event_stream import DONE, EventSplitter, event_payload
 from gateway.api.plain_events import has_text, is_plain, num_with_text, plain_end
 from gateway.api.stream_chunk import decode_chunk, is_error, whole_events
 from gateway.api.upstream_errors import error_in_event, refusal
@@ -25,6 +22,7 @@ from gateway.resilience.attempt import Attempt
 from gateway.resilience.attempts import MAX_ERROR_BYTES, Attempts
 from gateway.resilience.descent import Descent
 from gateway.resilience.failures import is_replicas_end, may_fall_back
+from gateway.resilience.final_count import FinalCount
 from gateway.resilience.hedged_attempts import HedgedAttempts
 from gateway.resilience.resumable_answer import ResumableAnswer
 from gateway.resilience.resumption import resumed
@@ -33,7 +31,6 @@ from gateway.upstream.replica_client import read_body
 from gateway.upstream.response import Taker, UpstreamResponse
 
 _UNHURRIED_ABORT_S = 30.0  # with the client gone only its reservation waits; a step may take long
-_DRAIN_S = 0.1  # an answer that ended a moment before the abort is on its way already
 _ANSWER_BYTES_PER_TOKEN = 4  # of a document whose replica reports no usage
 
 
@@ -349,46 +346,18 @@ class Relay:
     # Stopping
 
     async def _ask_final_usage(self, attempt: Attempt) -> None:
-        """Asks twice: the first abort may overtake the request that it is to end."""
-        clock = self._fleet.clock
-        timeout_s = self._fleet.limits.abort_timeout_s
+        limits, answer = self._fleet.limits, self._attempts.answer
+        timeout_s = limits.abort_timeout_s
         if self.exchange.disconnected:
             timeout_s = max(timeout_s, _UNHURRIED_ABORT_S)
-        deadline_s = clock.monotonic_s() + timeout_s
-        aborted = await self._abort(attempt, deadline_s)
-        if aborted is None:
-            await self._drain(attempt.response)
-            if attempt.response.is_ended:
-                return
-            aborted = await self._abort(attempt, deadline_s)
-        if aborted is None:
-            return
-        self._is_usage_final = True
-        usage = Usage(
-            aborted.prompt_tokens,
-            min(aborted.cached_prompt_tokens, aborted.prompt_tokens),
-            aborted.completion_tokens,
-            UsageSource.ENGINE,
-        )
-        answer = self._attempts.answer
-        self._meter.engine_usage = usage if answer is None else answer.whole(usage)
+        splitter = self._splitter or EventSplitter(limits.max_event_bytes)
+        count = FinalCount(attempt, splitter, self._note_usage, self._fleet.clock)
+        usage = await count.ask(timeout_s)
+        if usage is not None:
+            self._is_usage_final = True
+            self._meter.engine_usage = usage if answer is None else answer.whole(usage)
 
-    async def _abort(self, attempt: Attempt, deadline_s: float) -> AbortedUsage | None:
-        timeout_s = deadline_s - self._fleet.clock.monotonic_s()
-        if timeout_s <= 0 or attempt.is_foreign:
-            return None
-        return await attempt.replica.client.abort(attempt.request_id, timeout_s)
-
-    async def _drain(self, response: UpstreamResponse) -> None:
-        """Looks for a usage report among what has arrived already, or arrives in a moment."""
-        splitter = self._splitter or EventSplitter(self._fleet.limits.max_event_bytes)
-        try:
-            async with asyncio.timeout(_DRAIN_S):
-                while chunk := await response.next_chunk():
-                    for event in splitter.feed(chunk):
-                        usage = self._reported(event_payload(event) or b"")
-                        self._meter.engine_usage = usage or self._meter.engine_usage
-                document = splitter.flush()
-                self._meter.engine_usage = self._reported(document) or self._meter.engine_usage
-        except (TimeoutError, UpstreamError, EventTooLarge):
-            return
+    def _note_usage(self, document: bytes) -> None:
+        usage = self._reported(document)
+        if usage is not None:
+            self._meter.engine_usage = usage

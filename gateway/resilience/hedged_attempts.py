@@ -55,10 +55,12 @@ class HedgedAttempts(Attempts):
             if first.response.has_begun:
                 self._learn(first)
             return first
-        told, self._meter = self._meter, Meter()  # of who it is, if that is the second
-        second = self._second(first)
-        of_second, self._meter = self._meter, told
-        self.current = first
+        meter, self._meter = self._meter, Meter()  # who it is counts if the second wins
+        try:
+            second = self._second(first)
+        finally:
+            of_second, self._meter = self._meter, meter
+            self.current = first
         if second is None:
             return first
         try:
