@@ -14,6 +14,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
+from billing.alert_topic import AlertTopic
 from billing.alerts import AlertBook
 from billing.auditor import AuditReport
 from billing.consumer import Consumer, EventSource
@@ -122,7 +123,9 @@ def _steps(
     ledger_url = settings.ledger_url.get_secret_value()
     if settings.terms is not None:
         book = stack.enter_context(closing(AlertBook(ledger_url, utc_now)))
-        yield BudgetWatch(book, settings.terms, utc_now, done.is_set).step
+        topic = settings.alerts_topic
+        alerts = None if topic is None else AlertTopic(_brokers(settings), topic)
+        yield BudgetWatch(book, settings.terms, utc_now, done.is_set, alerts).step
     if settings.quota_url is not None and settings.policy_file is not None:
         quota_url = settings.quota_url.get_secret_value()
         yield CounterWatch(ledger_url, quota_url, settings.policy_file, utc_now).step

@@ -9,6 +9,7 @@ BillingError
 │   └── LedgerMissing    there is no ledger yet
 ├── OffsetConflict       another consumer has moved the source; carries where to
 ├── QuotaStoreUnavailable  the gateways' quota store does not answer
+├── AlertTopicUnavailable  the brokers do not take an alert now
 ├── WebhookFailed        whoever is to be alerted cannot be reached now
 │   └── AlertRefused     it answered, and did not take this one
 ├── SourceUnavailable    the source cannot be read now; nothing is lost by waiting
@@ -58,6 +59,10 @@ class OffsetConflict(BillingError):
 
 
 class QuotaStoreUnavailable(BillingError):
+    pass
+
+
+class AlertTopicUnavailable(BillingError):
     pass
 
 

@@ -47,6 +47,8 @@ class Settings(BaseSettings):
     price_book: Path | None = None
     # What was agreed with tenants: time zones, budgets to be alerted of, a webhook.  None: nothing.
     terms: Path | None = None
+    # Where alerts are told beside the log and the webhook.  None: to no topic.
+    alerts_topic: str | None = None
     # The gateways' quota store and policy document, to keep spend counters from standing below the
     # ledger after the store was lost.  None: nobody does that.
     quota_url: SecretStr | None = None
@@ -83,6 +85,8 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _has_a_source(self) -> Self:
+        if self.alerts_topic is not None and self.kafka_bootstrap is None:
+            raise ValueError("BILLING_ALERTS_TOPIC needs BILLING_KAFKA_BOOTSTRAP")
         if self.spool_dir is None and self.kafka_bootstrap is None:
             raise ValueError("set BILLING_SPOOL_DIR or BILLING_KAFKA_BOOTSTRAP")
         return self

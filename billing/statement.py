@@ -15,6 +15,7 @@ from sqlalchemy import Connection, func, select
 from billing.ledger_database import LedgerRef, reading
 from billing.ledger_schema import (
     TOKEN_COLUMNS,
+    adjustments,
     joined_pico_usd,
     ledger_entries,
     microseconds,
@@ -47,8 +48,19 @@ class StatementLine:
 
 
 @dataclass(frozen=True, slots=True)
+class StatementAdjustment:
+    """A correction or a credit for service of the month."""
+
+    kind: str
+    reason: str
+    usd: Decimal  # below zero: in the tenant's favour
+
+
+@dataclass(frozen=True, slots=True)
 class Statement:
-    """Of [``period_from``, ``period_to``), a month of ``time_zone``; lines sum to ``total_usd``.
+    """Of [``period_from``, ``period_to``), a month of ``time_zone``.
+
+    Lines and adjustments sum to ``total_usd``.
 
     What has been used in it until now, whenever it is billed: ``invoicing`` makes what is to be
     paid.
@@ -63,8 +75,9 @@ class Statement:
     num_requests_without_usage: int  # refused, or failed before any token: nothing to charge
     num_unpriced_requests: int  # of num_requests: not in any line yet
     lines: tuple[StatementLine, ...]
+    adjustments: tuple[StatementAdjustment, ...]
     total_usd: Decimal  # exact
-    amount_due_usd: Decimal  # total_usd, rounded to cents
+    amount_due_usd: Decimal  # total_usd, rounded to cents; nothing where that is below zero
 
     def to_json(self) -> bytes:
         """Money as strings: a JSON number is a float to most readers."""
@@ -89,6 +102,10 @@ class Statement:
                 }
                 for line in self.lines
             ],
+            "adjustments": [
+                {"kind": each.kind, "reason": each.reason, "usd": plain(each.usd)}
+                for each in self.adjustments
+            ],
             "total_usd": plain(self.total_usd),
             "amount_due_usd": plain(self.amount_due_usd),
         }
@@ -104,10 +121,11 @@ def statement(ledger: LedgerRef, tenant_id: str, month: str, time_zone: str = "U
     period_from, period_to = period.begins_at, period.ends_at
     with reading(ledger) as connection:
         lines = _lines(connection, tenant_id, period_from, period_to)
+        adjusted = _adjustments(connection, tenant_id, period_from, period_to)
         num_used, num_idle, num_unpriced = _num_requests(
             connection, tenant_id, period_from, period_to
         )
-    total_usd = sum_usd(line.usd for line in lines)
+    total_usd = sum_usd([*(line.usd for line in lines), *(each.usd for each in adjusted)])
     return Statement(
         tenant_id=tenant_id,
         month=month,
@@ -118,8 +136,9 @@ def statement(ledger: LedgerRef, tenant_id: str, month: str, time_zone: str = "U
         num_requests_without_usage=num_idle,
         num_unpriced_requests=num_unpriced,
         lines=lines,
+        adjustments=adjusted,
         total_usd=total_usd,
-        amount_due_usd=cents_half_even(total_usd),
+        amount_due_usd=cents_half_even(max(total_usd, usd_from_pico_usd(0))),
     )
 
 
@@ -150,6 +169,25 @@ def _lines(
             usd=usd_from_pico_usd(joined_pico_usd(micro_usd, rest)),
         )
         for model, token_class, price_id, tokens, micro_usd, rest in connection.execute(query)
+    )
+
+
+def _adjustments(
+    connection: Connection, tenant_id: str, period_from: datetime, period_to: datetime
+) -> tuple[StatementAdjustment, ...]:
+    columns = adjustments.c
+    query = (
+        select(columns.kind, columns.reason, columns.pico_usd)
+        .where(
+            columns.tenant_id == tenant_id,
+            columns.occurred_at_us >= microseconds(period_from),
+            columns.occurred_at_us < microseconds(period_to),
+        )
+        .order_by(columns.posted_at_us, columns.adjustment_id)
+    )
+    return tuple(
+        StatementAdjustment(kind, reason, usd_from_pico_usd(pico_usd))
+        for kind, reason, pico_usd in connection.execute(query)
     )
 
 

@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+from billing.alert_topic import AlertTopic
 from billing.alerts import AlertBook
 from billing.auditor import AuditReport
 from billing.errors import AlertRefused, BillingError, LedgerMissing
@@ -59,7 +60,7 @@ async def _pause(stop: asyncio.Event, pause_s: float) -> None:
 
 
 class BudgetWatch:
-    """Raises alerts and tells them; without a webhook the log is where they are told."""
+    """Raises alerts and tells them: the log, and whoever of webhook and topic there is."""
 
     def __init__(
         self,
@@ -67,15 +68,17 @@ class BudgetWatch:
         terms_path: Path,
         now: Callable[[], datetime],
         is_stopping: Callable[[], bool],
+        topic: AlertTopic | None = None,
     ) -> None:
         self._book = book
+        self._topic = topic
         self._path = terms_path
         self._now = now
         self._is_stopping = is_stopping
         self._terms: Terms | None = None  # the last that could be read
 
     def step(self) -> None:
-        """Raises TermsInvalid, LedgerUnavailable, WebhookFailed.
+        """Raises TermsInvalid, LedgerUnavailable, WebhookFailed, AlertTopicUnavailable.
 
         Terms that are bad or gone leave the last good ones.  Before any were read nothing is told:
         nobody knows to whom.
@@ -102,6 +105,8 @@ class BudgetWatch:
             try:
                 if sender is not None:
                     sender.send(alert.alert_id, alert.document)
+                if self._topic is not None:
+                    self._topic.send(alert.alert_id, alert.tenant_id, alert.document)
             except AlertRefused as exc:
                 refused = exc  # those behind it may be taken
             else:

@@ -33,6 +33,9 @@ def show_statement(console: Console, found: Statement) -> None:
     console.print(Text(title, "bold"))
     if found.lines:
         console.print(_table(found))
+    for each in found.adjustments:
+        console.print(Text(f"{each.kind:<10}  {plain(each.usd)} USD  {each.reason}"))
+    if found.lines or found.adjustments:
         console.print(Text(f"total       {plain(found.total_usd)} USD"))
         console.print(Text(f"amount due  {plain(found.amount_due_usd)} USD"))
     num_idle = found.num_requests_without_usage

@@ -6,12 +6,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import RecordsToDelete
 from pydantic import SecretStr
 
-from billing.errors import SourceLost, SourceUnavailable
-from billing.kafka_source import KafkaSource
+from billing.alert_topic import AlertTopic
+from billing.errors import AlertTopicUnavailable, SourceLost, SourceUnavailable
+from billing.kafka_source import KafkaSource, num_unread
 from billing.kafka_wiring import client_arguments
 from billing.ledger import Ledger
 from billing.lookup import totals
@@ -280,3 +281,45 @@ async def test_events_deleted_before_they_were_posted_stop_it(
     async with reading(apache, topic, ledger.next_offset) as source:
         with pytest.raises(SourceLost, match="outside the topic"):
             await poll_until(source, 1, posting(ledger))
+
+
+async def test_what_the_ledger_has_not_read_of_the_topic_is_counted(
+    apache: Broker, ledger: Ledger
+) -> None:
+    """Tansu counts batches, not records."""
+    topic = await new_topic(apache.bootstrap, num_partitions=2)
+    brokers = {"bootstrap_servers": apache.bootstrap}
+
+    async def unread() -> int:
+        return await asyncio.to_thread(num_unread, brokers, topic, ledger.next_offset)
+
+    assert await unread() == 0
+    await send_events(apache.bootstrap, topic, [usage(n) for n in range(5)], num_partitions=2)
+    assert await unread() == 5
+    async with reading(apache, topic, ledger.next_offset) as source:
+        await poll_until(source, 5, lambda batch: ledger.post(rate_batch(batch, BOOK)))
+    assert await unread() == 0
+
+
+async def test_of_brokers_that_are_gone_nobody_says_that_all_is_read(ledger: Ledger) -> None:
+    gone = {"bootstrap_servers": f"127.0.0.1:{free_port()}"}
+    with pytest.raises(SourceUnavailable):
+        await asyncio.to_thread(num_unread, gone, "usage.v1", ledger.next_offset)
+
+
+async def test_an_alert_is_a_record_of_its_topic(tansu: Broker) -> None:
+    topic = await new_topic(tansu.bootstrap, num_partitions=1)
+    alerts = AlertTopic({"bootstrap_servers": tansu.bootstrap}, topic)
+    await asyncio.to_thread(alerts.send, "acme/month/2026-11/80", "acme", b"{}")
+    consumer = AIOKafkaConsumer(
+        topic, bootstrap_servers=tansu.bootstrap, auto_offset_reset="earliest"
+    )
+    await consumer.start()
+    async with asyncio.timeout(PATIENCE_S):
+        record = await consumer.getone()
+    await consumer.stop()
+    assert (record.key, record.value) == (b"acme", b"{}")
+    assert ("ce_id", b"acme/month/2026-11/80") in record.headers
+    gone = AlertTopic({"bootstrap_servers": f"127.0.0.1:{free_port()}"}, topic)
+    with pytest.raises(AlertTopicUnavailable):
+        await asyncio.to_thread(gone.send, "acme/month/2026-11/80", "acme", b"{}")

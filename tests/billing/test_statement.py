@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.errors import LedgerMissing, RequestInvalid
+from billing.invoice import LineKind
+from billing.invoicing import Adjustment, Invoicing
 from billing.ledger import Ledger
 from billing.ledger_database import open_for_reading
 from billing.lookup import find_event, next_offset, totals
@@ -27,7 +29,7 @@ from billing.posting import rate_batch
 from billing.pricing import Price, PriceBook, TokenClass
 from billing.statement import statement
 from contracts.usage import Outcome, UsageEvent
-from tests.billing.usage_events import BOOK, MODEL, PRICE, batch_of, usage
+from tests.billing.usage_events import BOOK, MODEL, NOON, PRICE, batch_of, usage
 
 
 def post(ledger: Ledger, *events: UsageEvent, book: PriceBook = BOOK) -> None:
@@ -50,6 +52,31 @@ def test_lines_are_per_model_and_class_and_sum_to_the_total(
     assert november.total_usd == Decimal("0.001947000045")
     assert november.amount_due_usd == Decimal("0.00")
     assert november.num_requests == 10
+
+
+def test_corrections_and_credits_of_the_month_are_in_its_total(
+    ledger: Ledger, ledger_url: str
+) -> None:
+    post(ledger, usage(1, occurred_at=NOON))
+    used = statement(ledger_url, "acme", "2026-11").total_usd
+    books = Invoicing(ledger_url, lambda: NOON)
+    for name, kind, at, pico_usd in (
+        ("a1", LineKind.CORRECTION, NOON, 10**12),
+        ("a2", LineKind.CREDIT, NOON, -(10**11)),
+        ("a3", LineKind.CREDIT, NOON - timedelta(days=40), -(10**12)),
+    ):
+        books.adjust(Adjustment("acme", name, kind, at, pico_usd, f"reason {name}"))
+    november = statement(ledger_url, "acme", "2026-11")
+    assert [(each.kind, each.usd) for each in november.adjustments] == [
+        ("correction", 1),
+        ("credit", Decimal("-0.1")),
+    ]
+    assert november.total_usd == used + Decimal("0.9")
+    assert b'"reason":"reason a2","usd":"-0.100000000000"' in november.to_json()
+    books.adjust(Adjustment("acme", "a4", LineKind.CREDIT, NOON, -(10**13), "too much"))
+    books.close()
+    overpaid = statement(ledger_url, "acme", "2026-11")
+    assert (overpaid.total_usd < 0, overpaid.amount_due_usd) == (True, 0)
 
 
 def test_a_month_is_a_half_open_utc_period(ledger: Ledger, ledger_url: str) -> None:

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from contracts.alerts import BudgetThreshold, encode_alert
+from contracts.alerts import BudgetThreshold, alert_headers, encode_alert
 
 NOON = datetime(2026, 11, 29, 12, tzinfo=UTC)
 
@@ -23,3 +23,14 @@ def test_an_alert_is_told_as_its_contract_says() -> None:
         b'"period":"2026-11","threshold_percent":80,"spent_usd":"0.000464400014",'
         b'"budget_usd":"0.0005","raised_at":"2026-11-29T12:00:00Z"}'
     )
+
+
+def test_an_alerts_record_says_what_it_is() -> None:
+    assert alert_headers("acme/month/2026-11/80", "acme") == [
+        ("ce_specversion", b"1.0"),
+        ("ce_id", b"acme/month/2026-11/80"),
+        ("ce_source", b"/billing"),
+        ("ce_type", b"budget.threshold.v1"),
+        ("ce_subject", b"acme"),
+        ("content-type", b"application/json"),
+    ]
