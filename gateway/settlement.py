@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from contracts.admission import AdmissionPolicy
 from contracts.usage import Outcome
 from gateway.admission.redis_limiter import RedisLimiter
 from gateway.admission.verdict import Reservation
@@ -50,12 +49,6 @@ class SettlementDesk:
     waits: bool  # False: a crash may lose the usage of answers that ended milliseconds before
 
 
-def _limited_tokens(usage: Usage, policy: AdmissionPolicy) -> int:
-    """That count towards limits; the settled total and the ledger know all."""
-    forgiven = int(usage.cached_prompt_tokens * (1.0 - policy.cached_token_weight))
-    return usage.total_tokens - forgiven
-
-
 class Settlement:
     """Owns the end of one request: the first ``close`` wins, later ones change nothing."""
 
@@ -85,6 +78,7 @@ class Settlement:
             event = desk.events.encode(context, meter, usage, outcome, spool.next_seq)
             committed = spool.append(event)
             total_tokens = usage.prompt_tokens + usage.completion_tokens
+            weight = context.grant.admission.cached_token_weight
             settled = desk.limiter.settle(
                 reservation,
                 used_tokens=total_tokens,
@@ -93,11 +87,8 @@ class Settlement:
                     cached=usage.cached_prompt_tokens,
                     output=usage.completion_tokens,
                 ),
-                limited_tokens=(
-                    _limited_tokens(usage, context.grant.admission)
-                    if usage.cached_prompt_tokens
-                    else total_tokens
-                ),
+                # The settled total and the ledger know all.
+                limited_tokens=total_tokens - int(usage.cached_prompt_tokens * (1.0 - weight)),
             )
             self.closing = Closing(usage, outcome, committed, settled)
             if self._has_turn:  # where it has waited and was charged, whoever served it then

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from gateway.completion import Completion, Flow, in_task
+from gateway.completion import Broadcast, Completion, Flow, in_task
 
 
 def nothing(_: Flow) -> None:
@@ -45,6 +45,40 @@ async def test_a_task_may_wait_for_a_completion_and_be_cancelled() -> None:
     with pytest.raises(asyncio.CancelledError):
         await cancelled
     assert await asyncio.gather(done, done) == [7, 7]
+
+
+async def test_a_broadcast_reaches_all_that_wait_and_all_that_come_later() -> None:
+    broadcast, seen = Broadcast[int](), []
+
+    async def wait() -> None:
+        seen.append(await broadcast)
+
+    task = asyncio.create_task(wait())
+    for _ in range(2):
+        Flow(wait(), nothing).start()
+    await asyncio.sleep(0)
+    broadcast.resolve(5)
+    broadcast.resolve(6)
+    assert seen == [5, 5], "the flows went on at once"
+    await task
+    await wait()
+    assert seen == [5, 5, 5, 5]
+
+
+async def test_each_that_waits_for_a_broadcast_gets_a_failure_of_its_own() -> None:
+    broadcast, failures = Broadcast[int](), list[ValueError]()
+
+    async def wait() -> None:
+        try:
+            await broadcast
+        except ValueError as failure:
+            failures.append(failure)
+
+    for _ in range(2):
+        Flow(wait(), nothing).start()
+    broadcast.fail(lambda: ValueError("late"))
+    await wait()
+    assert len(set(map(id, failures))) == 3
 
 
 async def test_a_flow_may_wait_for_a_task() -> None:
