@@ -22,6 +22,7 @@ from benchmarks.routing_claims import HEAD, Claims, Row, mean_row
 from benchmarks.routing_cost import cost_table
 from benchmarks.routing_fleet import (
     BLOCK_TOKENS,
+    CACHE_TOKENS,
     BlockCache,
     Clock,
     Job,
@@ -41,7 +42,6 @@ from gateway.routing.ring import PrefixRing, ring_point
 SIMPLE = ("round robin", "least requests", "least tokens")
 POLICIES = (*SIMPLE, "ring", "bounded", "exact")
 NUM_REPLICAS, NUM_GATEWAYS = 8, 2
-CACHE_TOKENS = 48_000  # per replica: 2 GB of this model's keys and values in bfloat16
 WARM_UP_S = 30.0  # not counted
 CHANGES = "multi-turn, one dies, one joins"
 

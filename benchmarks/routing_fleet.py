@@ -9,6 +9,7 @@ from typing import Protocol
 from contracts.load import ReplicaLoad
 
 BLOCK_TOKENS = 64
+CACHE_TOKENS = 48_000  # per replica: 2 GB of this model's keys and values in bfloat16
 STEP_TOKENS = 256
 MAX_RUNNING = 32
 

@@ -20,6 +20,7 @@ import uvloop
 
 from benchmarks.routing_fleet import (
     BLOCK_TOKENS,
+    CACHE_TOKENS,
     BlockCache,
     Job,
     SimulatedReplica,
@@ -39,7 +40,6 @@ from contracts.blocks import (
 from contracts.load import LOAD_PATH
 
 MODEL = "stand-in"
-CACHE_TOKENS = 16_000  # per replica: small, as the runs are short
 FLEET_PATH = "/fleet"
 _LOOK_S = 0.05  # between two looks at what is outstanding
 _KEY_MASK = (1 << 64) - 1
