@@ -48,6 +48,7 @@ def _another(group: type[BaseModel], name: str) -> Any:
     candidates = [
         *(member.value for member in enumerated), *names, *OTHERS.get(type(default), ()),
         *NUMBERS, {"alias": "model"}, "replicas:8000", "http://host:4318", ["other"],
+        {"replica": {"host": "10.0.0.1", "port": 5558, "replay_port": 5559}},
     ]  # fmt: skip
     for candidate in candidates:
         if candidate != default and not _is_refused(group, name, candidate):
@@ -64,6 +65,10 @@ def _is_refused(group: type[BaseModel], name: str, value: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, BaseModel):
+        return value.model_dump()
     return list(value) if isinstance(value, tuple) else getattr(value, "value", value)
 
 
@@ -81,6 +86,7 @@ ALL_PARTS: dict[str, Any] = {
     "poolDefaults": {"autoscaling": {"enabled": True}},
     "gateway": {"policies": {"url": {"existingSecret": "store"}}},
     "admin": {"enabled": True},
+    "usage": {"transport": "kafka", "kafka": {"bootstrap": "k:9092"}},
 }
 CASES = [
     ("gateway", "r-pandal-gateway", "GATEWAY_", GatewaySettings, gateway_values.GatewaySettings),
