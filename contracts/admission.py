@@ -49,7 +49,7 @@ class AdmissionPolicy(
     weight: Weight = 1  # its share of tokens, to others'
     priority: Priority = 0  # least first
     ttft_target_ms: Milliseconds | None = None  # None: no request waits or is refused for it
-    max_queue_ms: QueueMilliseconds = 0  # 0: refused at once
+    max_queue_ms: QueueMilliseconds = 0  # 0: refused at once, unless its target leaves time
 
 
 ADMISSION_TIERS: Mapping[str, AdmissionPolicy] = {

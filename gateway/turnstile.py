@@ -6,8 +6,7 @@ policy lets it and its turn can come in time.  Without a target, and without a f
 held back.
 
 Only requests whose policy has a target come here.  Whoever does not wait costs a plain call: no
-task, no future, no timer.  One timer serves all that
-wait, and only while somebody does.
+task, no future, no timer.  One timer serves all that wait, and only while somebody does.
 """
 
 import asyncio
