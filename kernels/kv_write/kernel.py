@@ -72,10 +72,11 @@ def _store(
     IS_FLOAT8: tl.constexpr,
 ):  # fmt: skip
     """Of the heads of the tile, those that are some of this part's."""
-    is_here = (kv_head >= 0) & (kv_head < num_kv_heads) & (slot >= 0)
+    place = slot * num_kv_heads + kv_head  # negative where the slot is
+    is_here = (kv_head >= 0) & (kv_head < num_kv_heads) & (place >= 0)
     scale = tl.load(scales_ptr + kv_head, mask=is_here, other=1.0)  # [HEADS, 1]
     low, high = low / scale, high / scale
-    target_ptr = cache_ptr + (slot * num_kv_heads + kv_head) * 2 * half + column
+    target_ptr = cache_ptr + place * 2 * half + column
     mask = is_here & is_column
     if IS_FLOAT8:
         tl.store(target_ptr, encode_e4m3(low), mask=mask)
