@@ -87,13 +87,14 @@ def gateway_child(plan: FleetPlan, *, pepper: str, inherited: Mapping[str, str])
         "GATEWAY_REPLICAS": msgspec.json.encode(replicas).decode(),
         "GATEWAY_MODEL_ALIASES": msgspec.json.encode(aliases).decode(),
         "GATEWAY_POLICY_FILE": str(plan.data_dir.policies),
+        "GATEWAY_POLICY_URL": None,  # what it tells would be written over the fleet's file
         "GATEWAY_KEY_PEPPER": pepper,
         "GATEWAY_QUOTA_URL": plan.quota_url,
         "GATEWAY_CACHE_URL": f"unix://{plan.response_cache_socket}",
         "GATEWAY_SPOOL_DIR": str(plan.data_dir.spool),
         "GATEWAY_DRAIN_TIMEOUT_S": str(GATEWAY_DRAIN_S),
         "GATEWAY_ABORT_TIMEOUT_S": str(GATEWAY_ABORT_S),
-        **_optional("GATEWAY_KAFKA_BOOTSTRAP", plan.kafka_bootstrap),
+        "GATEWAY_KAFKA_BOOTSTRAP": plan.kafka_bootstrap,
     }
     return _service(
         plan, name=GATEWAY, module="gateway", inherited=inherited, environment=environment
@@ -105,16 +106,16 @@ def admin_child(
 ) -> ChildSpec:
     """``token``: for whoever can read the data directory, and so could edit the policy there."""
     owner = {"name": ADMIN_CALLER, "token": token, "role": "owner"}
-    others = {k: v for k, v in inherited.items() if k != "ADMIN_POLICY_URL"}  # it has a file
     environment = {
         "ADMIN_HOST": admin.host,
         "ADMIN_PORT": str(admin.port),
         "ADMIN_POLICY_FILE": str(plan.data_dir.policies),
+        "ADMIN_POLICY_URL": None,
         "ADMIN_KEY_PEPPER": pepper,
         "ADMIN_STATIC_TOKENS": msgspec.json.encode([owner]).decode(),
     }
     return _service(
-        plan, name=ADMIN, module="gateway.admin", inherited=others, environment=environment
+        plan, name=ADMIN, module="gateway.admin", inherited=inherited, environment=environment
     )
 
 
@@ -127,7 +128,7 @@ def billing_child(plan: FleetPlan, inherited: Mapping[str, str]) -> ChildSpec:
         "BILLING_QUOTA_URL": plan.quota_url,
         "BILLING_POLICY_FILE": str(plan.data_dir.policies),
         "BILLING_USAGE_JOURNALS": str(plan.data_dir.usage_journals),
-        **_optional("BILLING_KAFKA_BOOTSTRAP", plan.kafka_bootstrap),
+        "BILLING_KAFKA_BOOTSTRAP": plan.kafka_bootstrap,
     }
     return _service(
         plan, name=BILLING, module="billing", inherited=inherited, environment=environment
@@ -149,11 +150,11 @@ def _service(
     name: str,
     module: str,
     inherited: Mapping[str, str],
-    environment: Mapping[str, str],
+    environment: Mapping[str, str | None],
 ) -> ChildSpec:
-    """``environment`` wins over what the user has set."""
+    """``environment`` wins over what the user has set; None: not set, whatever the user has."""
     prefix = f"{module.rpartition('.')[2].upper()}_"
-    knobs = {k: v for k, v in inherited.items() if k.startswith(prefix)}
+    knobs = {k: v for k, v in inherited.items() if k.startswith(prefix) and k not in environment}
     return ChildSpec(
         name=name,
         # Without -P the folder that the user happens to be in would come before our own modules.
@@ -161,7 +162,7 @@ def _service(
         environment={
             **_matching(inherited, _PASSED_ON),
             **knobs,
-            **environment,
+            **{name: value for name, value in environment.items() if value is not None},
             "PYTHONSAFEPATH": "1",  # the same for what the service itself starts
         },
         log_path=plan.data_dir.log(name),

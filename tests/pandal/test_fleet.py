@@ -26,6 +26,9 @@ USERS = {
     "BILLING_LOG_LEVEL": "debug",
     "ADMIN_OIDC_ISSUER": "https://id.example",
     "ADMIN_POLICY_URL": "redis://elsewhere",
+    "GATEWAY_POLICY_URL": "redis://elsewhere",
+    "GATEWAY_KAFKA_BOOTSTRAP": "elsewhere:9092",
+    "BILLING_KAFKA_BOOTSTRAP": "elsewhere:9092",
 }
 COMMON = {"PATH", "LC_ALL"}
 PEPPER, TOKEN = "p" * 43, "t" * 43
