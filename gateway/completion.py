@@ -133,11 +133,20 @@ class Broadcast(Generic[T]):
             for waiting in told:
                 waiting.fail(make_failure())
 
+    def waiting(self) -> Completion[T]:
+        """One wait for it, which may be ended before."""
+        waiting: Completion[T] = Completion()
+        if not self.is_done:
+            self._waiting.append(waiting)
+        elif self._make_failure is not None:
+            waiting.fail(self._make_failure())
+        else:
+            waiting.resolve(self._result)  # type: ignore[arg-type]  # set, for it is done
+        return waiting
+
     def __await__(self) -> Generator[Any, None, T]:
         if not self.is_done:
-            waiting: Completion[T] = Completion()
-            self._waiting.append(waiting)
-            return (yield from waiting.__await__())
+            return (yield from self.waiting().__await__())
         if self._make_failure is not None:
             raise self._make_failure()
         return self._result  # type: ignore[return-value]  # set, for it is done

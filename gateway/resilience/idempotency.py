@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from contracts.idempotency import KeyClaim
+from contracts.idempotency import KeyAnswer, KeyClaim, KeyRecord
 from contracts.names import TenantId, idempotency_record
 from contracts.usage import Outcome
+from gateway.completion import Broadcast
 from gateway.errors import (
     AnswerNotKept,
     AnswerTimeout,
@@ -51,7 +52,8 @@ class _Entry:
 
     def __init__(self, digest: bytes) -> None:
         self.digest = digest
-        self.answer: SharedAnswer | None = None  # None: it was too large to be kept
+        # Another gateway's is there as a whole.  None: it was too large to be kept.
+        self.answer: SharedAnswer | Recording | None = None
         self.ended_s: float | None = None  # None: it is being made
         self.num_bytes = 0
         self.num_replays = 0
@@ -73,6 +75,8 @@ class Idempotency:
         self._running: dict[_At, _Entry] = {}
         self._ended: OrderedDict[_At, _Entry] = OrderedDict()  # oldest first
         self._num_bytes = 0
+        # Of what the store holds, for all who ask for it: by digest, too, as others are refused.
+        self._looks: dict[tuple[_At, bytes], Broadcast[None]] = {}
         self.num_replays = 0
         self.num_unshared = 0  # begun while the store was away
 
@@ -88,29 +92,31 @@ class Idempotency:
         if _KEY.fullmatch(key) is None:
             raise InvalidRequest("Idempotency-Key must hold 1 to 255 visible ASCII characters.")
         digest = digest_of(exchange)
+        at = owner, key
         while True:
             known = self.find(owner, key, digest)
             if known is not None:
                 return known
-            found = await self._claimed(owner, key, digest, exchange)
-            if found is not None:
-                return found
-            await exchange.watch(pause(_LOOK_S))
+            look = self._looks.get((at, digest))
+            if look is None:
+                return await self._look(at, digest, exchange)
+            await exchange.watch(look.waiting())
 
-    def find(self, owner: Owner, key: bytes, digest: bytes) -> SharedAnswer | None:
+    def find(self, owner: Owner, key: bytes, digest: bytes) -> SharedAnswer | Recording | None:
         """What this process knows.  Raises IdempotencyMismatch, AnswerNotKept."""
         self._forget_old()
         entry = self._running.get((owner, key)) or self._ended.get((owner, key))
         if entry is None:
             return None
         _check(entry.digest, digest)
-        if entry.answer is None or entry.answer.is_too_large:
+        answer = entry.answer
+        if answer is None or (isinstance(answer, SharedAnswer) and answer.is_too_large):
             raise too_large()
         if entry.num_replays >= _MAX_REPLAYS:
             raise AnswerNotKept("The answer to this Idempotency-Key has been repeated too often.")
         entry.num_replays += 1
         self.num_replays += 1
-        return entry.answer
+        return answer
 
     def begin(
         self,
@@ -133,25 +139,51 @@ class Idempotency:
         entry.timer = loop.call_later(timeout_s, answer.interrupt, Outcome.CANCELLED, error)
         return answer
 
+    async def _look(self, at: _At, digest: bytes, exchange: Exchange) -> SharedAnswer | Recording:
+        """Ours to make, or made by another: once that is known, or this process makes it."""
+        self._looks[at, digest] = look = Broadcast[None]()
+        try:
+            found = await self._claimed(at, digest, exchange)
+            while found is None:
+                await exchange.watch(pause(_LOOK_S))
+                found = self.find(*at, digest) or await self._claimed(at, digest, exchange)
+            return found
+        finally:
+            del self._looks[at, digest]
+            asyncio.get_running_loop().call_soon(look.resolve, None)  # behind whoever has it made
+
     async def _claimed(
-        self, owner: Owner, key: bytes, digest: bytes, exchange: Exchange
+        self, at: _At, digest: bytes, exchange: Exchange
     ) -> SharedAnswer | Recording | None:
         """Ours to make, or made by another; ``None``: being made by another."""
         shared = self._shared
         if shared is None:
-            return self.begin(owner, key, digest, exchange)
-        name, claim = _name(owner, key), shared.new_claim(digest)
+            return self.begin(*at, digest, exchange)
+        name, claim = _name(*at), shared.new_claim(digest)
+        record: KeyRecord | None
         try:
             record = await shared.put(name, claim, exchange)
         except QuotaUnavailable:  # as the client of all stores calls it
-            self.num_unshared += 1
-            known = self.find(owner, key, digest)  # begun meanwhile
-            return self.begin(owner, key, digest, exchange) if known is None else known
-        if record == claim:
-            return self.begin(owner, key, digest, exchange, shared.lease(name, claim))
+            record = None
+        if record is None or record == claim:
+            if at in self._running or at in self._ended:  # under another body, meanwhile
+                shared.drop(name, claim)
+                return self.find(*at, digest)
+            if record is None:
+                self.num_unshared += 1
+            # Unshared, too: the claim may stand there all the same, or does once it is renewed.
+            return self.begin(*at, digest, exchange, shared.lease(name, claim))
         _check(record.body_digest, digest)
-        if isinstance(record, KeyClaim):
-            return None
+        return None if isinstance(record, KeyClaim) else self._take(at, record)
+
+    def _take(self, at: _At, record: KeyAnswer) -> Recording:
+        """What another gateway has made is repeated, and counted, as if it was made here."""
+        entry = _Entry(record.body_digest)
+        entry.num_replays = 1
+        if record.parts is not None:
+            entry.answer = recording_of(record)
+            entry.num_bytes = entry.answer.num_bytes
+        self._keep(at, entry)
         self.num_replays += 1
         return recording_of(record)
 
@@ -167,6 +199,12 @@ class Idempotency:
             return
         else:
             entry.num_bytes = answer.recording.num_bytes
+        self._keep(at, entry)
+
+    def _keep(self, at: _At, entry: _Entry) -> None:
+        before = self._ended.pop(at, None)
+        if before is not None:
+            self._num_bytes -= before.num_bytes
         entry.ended_s = self._monotonic_s()
         self._ended[at] = entry
         self._num_bytes += entry.num_bytes

@@ -14,17 +14,14 @@ import msgspec
 from contracts.errors import UNDECODABLE
 from contracts.idempotency import KeyAnswer, KeyClaim, KeyRecord
 from gateway.admission.resp import RespClient, error_text, pack
-from gateway.errors import AnswerNotKept, QuotaUnavailable
+from gateway.errors import AnswerNotKept, Interrupted, QuotaUnavailable
 from gateway.exchange import Exchange
 from gateway.resilience.shared_answer import Recording
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(KeyClaim | KeyAnswer).decode
-# Only what is still claimed by the same, or by nobody any more.
-_RENEW: Final = (
-    "return redis.call('GET',KEYS[1])==ARGV[1] and redis.call('PEXPIRE',KEYS[1],ARGV[2])"
-)
-_KEEP: Final = (
+# Only what is still claimed by the same, or by nobody any more: the store may have lost it.
+_PUT: Final = (
     "local now=redis.call('GET',KEYS[1]) "
     "return (now==ARGV[1] or not now) and redis.call('SET',KEYS[1],ARGV[2],'PX',ARGV[3])"
 )
@@ -58,12 +55,20 @@ class SharedKeys:
             lease_ms = int(self.limits.lease_s * 1000)
             put = self._store.call(pack("SET", name, _encode(claim), "NX", "PX", lease_ms))
             got = self._store.call(pack("GET", name))
-            refusal = error_text(await exchange.watch(put))
-            found = await exchange.watch(got)
+            try:
+                refusal = error_text(await exchange.watch(put))
+                found = await exchange.watch(got)
+            except (Interrupted, asyncio.CancelledError):
+                self.drop(name, claim)
+                raise
             if refusal is not None or error_text(found) is not None:
                 raise QuotaUnavailable("The store of idempotency keys refuses.")
             if isinstance(found, bytes):
                 return _record(found)
+
+    def drop(self, name: str, claim: KeyClaim) -> None:
+        """If it stands there."""
+        self._store.call(pack("EVAL", _DROP, 1, name, _encode(claim)))
 
     def lease(self, name: str, claim: KeyClaim) -> "KeyLease":
         return KeyLease(self._store, self.limits, name, claim)
@@ -98,7 +103,7 @@ class KeyLease:
                 parts=tuple(recording.parts),
             )
         self._timer.cancel()
-        self._run(_KEEP, _encode(answer), max(1, int(self._limits.kept_s * 1000)))
+        self._run(_PUT, _encode(answer), max(1, int(self._limits.kept_s * 1000)))
 
     def drop(self) -> None:
         """Whoever asks again may make it."""
@@ -110,7 +115,7 @@ class KeyLease:
         self._timer = loop.call_later(self._limits.lease_s / 3, self._renew)
 
     def _renew(self) -> None:
-        self._run(_RENEW, int(self._limits.lease_s * 1000))
+        self._run(_PUT, self._encoded, int(self._limits.lease_s * 1000))
         self._renew_soon()
 
     def _run(self, script: str, *arguments: bytes | int) -> None:

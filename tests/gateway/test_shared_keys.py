@@ -147,6 +147,13 @@ async def test_an_answer_of_one_is_repeated_by_the_other(
     both.check_one_charge()
 
 
+async def test_the_other_repeats_an_answer_a_hundred_times(both: Both, upstream: Upstream) -> None:
+    assert await both.ask(0).status() == 200
+    assert {await both.ask(1).status() for _ in range(100)} == {200}
+    assert await both.ask(1).status() == 409
+    assert len(upstream.generations) == 1
+
+
 @pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "whole"])
 async def test_an_answer_on_its_way_at_one_is_waited_for_at_the_other(
     both: Both, upstream: Upstream, held: Held, is_stream: bool
