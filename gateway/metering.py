@@ -59,6 +59,7 @@ class Meter:
     """What is known so far about one answer.  Zero is a count, ``None`` is "unknown"."""
 
     charged_tokens: int = 0  # to its tenant's turns; none until it goes
+    charged_monotonic_s: float | None = None
     is_locally_admitted = False  # the quota store was away
 
     replica: str | None = None

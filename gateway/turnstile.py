@@ -74,11 +74,11 @@ class Turnstile:
         """
         queue, ticket = self._queue(context.request.model), _Ticket(context, meter, turn)
         share, now_s = _share_of(context), self._clock.monotonic_s()
-        queue.recent.asks(share, now_s)
+        queue.asks(share, now_s)
         is_in_slack = queue.gets_slack(share, now_s)
-        if queue.is_next(share) and self._has_room(context, is_in_slack=is_in_slack):
-            queue.charge(share, context.request.estimated_tokens)
-            self._let_in(queue, share, ticket)
+        if queue.is_next(share, now_s) and self._has_room(context, is_in_slack=is_in_slack):
+            queue.charge(share, context.request.estimated_tokens, now_s)
+            self._let_in(ticket, now_s)
             return None
         patience_s = self._patience_s(ticket, is_in_slack=is_in_slack)
         if self._expected_wait_s(queue, share, context) > patience_s or patience_s == 0.0:
@@ -105,9 +105,9 @@ class Turnstile:
         """What it had in truth, in place of what it was charged: nothing, if it never went."""
         correction = num_tokens - meter.charged_tokens
         if correction:
-            queue, share = self._queue(context.request.model), _share_of(context)
-            queue.charge(share, correction)
-            queue.recent.charge(share, correction, self._clock.monotonic_s())
+            queue, now_s = self._queue(context.request.model), self._clock.monotonic_s()
+            charged_s = now_s if meter.charged_monotonic_s is None else meter.charged_monotonic_s
+            queue.correct(_share_of(context), correction, charged_s, now_s)
             meter.charged_tokens = num_tokens
 
     def look(self) -> None:
@@ -128,8 +128,8 @@ class Turnstile:
             is_in_slack = queue.is_in_slack(next_turn, now_s)
             if not self._has_room(ticket.context, is_in_slack=is_in_slack):
                 return
-            queue.take(next_turn)
-            self._let_in(queue, next_turn.share, ticket)
+            queue.take(next_turn, now_s)
+            self._let_in(ticket, now_s)
             ticket.called.resolve(None)  # it is on its way to a replica when this returns
 
     def _end_overdue(self) -> None:
@@ -139,12 +139,11 @@ class Turnstile:
                 queue.remove(turn)
                 turn.holder.called.fail(self._overloaded(queue, turn.holder))
 
-    def _let_in(self, queue: Queue, share: Share, ticket: _Ticket) -> None:
+    def _let_in(self, ticket: _Ticket, now_s: float) -> None:
         """One that has been charged all that it may need."""
-        now_s, num_tokens = self._clock.monotonic_s(), ticket.context.request.estimated_tokens
-        queue.recent.charge(share, num_tokens, now_s)
         self._line_of(ticket.context).let_in(now_s)
-        ticket.meter.charged_tokens = num_tokens
+        ticket.meter.charged_tokens = ticket.context.request.estimated_tokens
+        ticket.meter.charged_monotonic_s = now_s
 
     def _overloaded(self, queue: Queue, ticket: _Ticket) -> Overloaded:
         """For one that is not in the queue, with the time when its turn will be."""

@@ -64,7 +64,7 @@ class FairQueue(Generic[T]):
         self._max_waiting = max_waiting
         self._ageing_s = ageing_s
         self._counters = VirtualCounters()
-        self.recent = RecentShares()
+        self._recent = RecentShares()
         self._by_tenant: dict[TenantId, deque[Turn[T]]] = {}
         self._unshared: dict[Share, Service] = {}
         self._num_waiting = 0
@@ -76,8 +76,21 @@ class FairQueue(Generic[T]):
     def __iter__(self) -> Iterator[Turn[T]]:
         return chain.from_iterable(self._by_tenant.values())
 
-    def charge(self, share: Share, num_tokens: int) -> None:
-        """Served here; negative to correct a charge."""
+    def asks(self, share: Share, now_s: float) -> None:
+        """It wants its share now."""
+        self._recent.asks(share, now_s)
+
+    def charge(self, share: Share, num_tokens: int, now_s: float) -> None:
+        """Served here."""
+        self._count(share, num_tokens)
+        self._recent.charge(share, num_tokens, now_s)
+
+    def correct(self, share: Share, num_tokens: int, charged_s: float, now_s: float) -> None:
+        """What was charged then was so much too little; negative: too much."""
+        self._count(share, num_tokens)
+        self._recent.correct(share, num_tokens, charged_s, now_s)
+
+    def _count(self, share: Share, num_tokens: int) -> None:
         self._counters.charge(share.tenant, share.weighted(num_tokens))
         service = Service(max(0, num_tokens), max(0, -num_tokens))
         self._unshared[share] = self._unshared.get(share, _NONE) + service
@@ -132,18 +145,25 @@ class FairQueue(Generic[T]):
 
     def gets_slack(self, share: Share, now_s: float) -> bool:
         """And no more, at first."""
-        return share.service_class is ServiceClass.BATCH or self.recent.is_over(share, now_s)
+        return share.service_class is ServiceClass.BATCH or self._recent.is_over(share, now_s)
 
-    def is_next(self, share: Share) -> bool:
-        """One that enters now would go before all that wait."""
+    def is_next(self, share: Share, now_s: float) -> bool:
+        """One that enters now would be ``first``."""
+        if share.tenant in self._by_tenant:
+            return False
         heads = [turns[0] for turns in self._by_tenant.values()]
+        in_turn = [turn for turn in heads if not self.is_in_slack(turn, now_s)]
+        if self.gets_slack(share, now_s):
+            if in_turn:
+                return False
+            in_turn = heads
         entering = self._counters.entering(share.tenant)
-        return all(entering < self._counters.of(turn.share.tenant) for turn in heads)
+        return all(entering < self._counters.of(turn.share.tenant) for turn in in_turn)
 
-    def take(self, turn: Turn[T]) -> None:
+    def take(self, turn: Turn[T], now_s: float) -> None:
         """It goes, and is charged."""
         self._counters.take_turn(turn.share.tenant)
-        self.charge(turn.share, turn.num_tokens)
+        self.charge(turn.share, turn.num_tokens, now_s)
         self.remove(turn)
 
     def remove(self, turn: Turn[T]) -> bool:

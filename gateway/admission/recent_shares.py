@@ -1,4 +1,4 @@
-"""Who has lately had more than its fair share, while others wanted some.
+"""Who has lately had more than its fair share here, while others wanted some.
 
 What a tenant has had fades within seconds, and whoever has asked for nothing for a minute wants
 nothing.  Alone, everybody may have everything.  Batch never wants a share: it gets what is left.
@@ -27,12 +27,14 @@ class _Service(msgspec.Struct):
     num_tokens: float = 0.0
     at_s: float = 0.0
 
-    def add(self, num_tokens: float, now_s: float) -> None:
-        self.num_tokens = max(0.0, self.now(now_s) + num_tokens)
-        self.at_s = now_s
+    def add(self, num_tokens: float, now_s: float) -> float:
+        """What has come to it: less than that was taken, where it had less."""
+        before = self.now(now_s)
+        self.num_tokens, self.at_s = max(0.0, before + num_tokens), now_s
+        return self.num_tokens - before
 
     def now(self, now_s: float) -> float:
-        return self.num_tokens * math.exp((self.at_s - now_s) / _MEMORY_S)
+        return self.num_tokens * _left_after(now_s - self.at_s)
 
 
 class _Recent(msgspec.Struct):
@@ -60,11 +62,11 @@ class RecentShares:
         self._tenants.move_to_end(share.tenant)
 
     def charge(self, share: Share, num_tokens: int, now_s: float) -> None:
-        """Negative to correct a charge."""
-        recent = self._tenants.get(share.tenant)
-        if recent is not None:
-            recent.service.add(num_tokens, now_s)
-            self._service.add(num_tokens, now_s)
+        self._add(share, num_tokens, now_s)
+
+    def correct(self, share: Share, num_tokens: int, charged_s: float, now_s: float) -> None:
+        """Of what it was charged then, no more than is left can be too much now."""
+        self._add(share, num_tokens * _left_after(now_s - charged_s), now_s)
 
     def is_over(self, share: Share, now_s: float) -> bool:
         recent = self._tenants.get(share.tenant)
@@ -73,6 +75,11 @@ class RecentShares:
         fair = self._service.now(now_s) * recent.weight / self._weight
         return recent.service.now(now_s) > _TOLERANCE * fair
 
+    def _add(self, share: Share, num_tokens: float, now_s: float) -> None:
+        recent = self._tenants.get(share.tenant)
+        if recent is not None:
+            self._service.add(recent.service.add(num_tokens, now_s), now_s)
+
     def _forget(self, now_s: float) -> None:
         while self._tenants:
             tenant, recent = next(iter(self._tenants.items()))
@@ -80,3 +87,8 @@ class RecentShares:
                 return
             del self._tenants[tenant]
             self._weight -= recent.weight
+            self._service.add(-recent.service.now(now_s), now_s)
+
+
+def _left_after(elapsed_s: float) -> float:
+    return math.exp(-elapsed_s / _MEMORY_S)

@@ -46,7 +46,7 @@ def served(queue: FairQueue[str], num: int, now_s: float = 0.0) -> list[str]:
     for _ in range(num):
         first = queue.first(now_s)
         assert first is not None
-        queue.take(first)
+        queue.take(first, now_s)
         turns.append(first.holder)
     return turns
 
@@ -112,7 +112,7 @@ def test_what_a_tenant_had_while_nobody_else_waited_is_not_held_against_it(past:
         queue.push(turn("batch", service_class=BATCH))
     for _ in range(1_000):
         if past == "directly":
-            queue.charge(old.share, 1_000)
+            queue.charge(old.share, 1_000, 0.0)
         elif past == "elsewhere":
             queue.served_elsewhere(old.share, 1_000)
         else:
@@ -213,7 +213,7 @@ def test_whatever_comes_and_goes_the_counts_hold(
         loser = queue.push(entering)
         inside = [p for p in (*inside, entering) if p is not loser]
         if is_taken and (first := queue.first(0.0)) is not None:
-            queue.take(first)
+            queue.take(first, 0.0)
             inside.remove(first)
         assert set(queue) == set(inside)
         assert queue.prompt_tokens == sum(p.prompt_tokens for p in inside)
@@ -252,7 +252,7 @@ class Fleet:
             first = self.queue.first(now_s)
             if first is None:
                 return
-            self.queue.take(first)
+            self.queue.take(first, now_s)
             ends_s = now_s + first.num_tokens / TOKENS_PER_S
             heapq.heappush(self.busy_until, ends_s)
             self.ttfts[first.share.tenant].append(ends_s - first.entered_s)

@@ -75,5 +75,25 @@ def test_a_correction_gives_back() -> None:
     recent = RecentShares()
     had(recent, FLOOD, 9_000)
     had(recent, QUIET, 1_000)
-    recent.charge(FLOOD, -8_000, 0.0)
+    recent.correct(FLOOD, -8_000, 0.0, 0.0)
     assert not recent.is_over(FLOOD, 0.0)
+
+
+def test_a_correction_that_comes_late_gives_back_what_has_not_faded() -> None:
+    recent = RecentShares()
+    had(recent, FLOOD, 9_000)
+    had(recent, QUIET, 1_000)
+    recent.correct(FLOOD, -8_000, 0.0, 10.0)
+    assert not recent.is_over(FLOOD, 10.0)
+    assert not recent.is_over(QUIET, 10.0)
+
+
+def test_what_one_gets_back_is_not_taken_from_the_others() -> None:
+    """It was forgotten meanwhile, and with it what it had."""
+    recent, others = RecentShares(), [share(f"other-{number}") for number in range(9)]
+    had(recent, FLOOD, 1_000_000)
+    for other in others:
+        had(recent, other, 1_000, 61.0)
+    recent.asks(FLOOD, 61.0)
+    recent.correct(FLOOD, -1_000_000, 0.0, 61.0)
+    assert not any(recent.is_over(other, 61.0) for other in others)

@@ -32,7 +32,7 @@ class Gateway:
     def next_tenant(self) -> str:
         first = self.queue.first(0.0)
         assert first is not None
-        self.queue.take(first)
+        self.queue.take(first, 0.0)
         return first.share.tenant
 
 
@@ -56,7 +56,7 @@ async def test_what_a_tenant_had_at_another_gateway_counts(store: QuotaStore) ->
         here.wait(busy)
         here.wait(quiet)
     await here.turns.share()
-    there.queue.charge(busy, 1_000)
+    there.queue.charge(busy, 1_000, 0.0)
     await there.turns.share()
     await here.turns.share()
     assert [here.next_tenant() for _ in range(3)] == [quiet.tenant] * 3
@@ -65,10 +65,10 @@ async def test_what_a_tenant_had_at_another_gateway_counts(store: QuotaStore) ->
 async def test_nothing_is_counted_twice(store: QuotaStore, valkey: Valkey) -> None:
     here, there, tenant = Gateway(store), Gateway(store), share()
     for gateway in (here, there):
-        gateway.queue.charge(tenant, 300)
+        gateway.queue.charge(tenant, 300, 0.0)
         for _ in range(3):
             await gateway.turns.share()
-    here.queue.charge(tenant, -50)
+    here.queue.correct(tenant, -50, 0.0, 0.0)
     await here.turns.share()
     with valkey.client as client:
         key = fair_served_key(tenant.tenant)
@@ -78,7 +78,7 @@ async def test_nothing_is_counted_twice(store: QuotaStore, valkey: Valkey) -> No
 
 async def test_without_the_store_a_gateway_is_fair_by_itself(valkey: Valkey) -> None:
     gateway, busy, quiet = Gateway(QuotaStore(RespAddress.parse(valkey.url), 0.1)), share(), share()
-    gateway.queue.charge(busy, 500)
+    gateway.queue.charge(busy, 500, 0.0)
     gateway.wait(busy)
     gateway.wait(quiet)
     await gateway.turns.share()
@@ -92,10 +92,10 @@ async def test_a_correction_at_another_gateway_counts(store: QuotaStore) -> None
         here.wait(corrected)
         here.wait(other)
     await here.turns.share()
-    there.queue.charge(corrected, 1_000)
+    there.queue.charge(corrected, 1_000, 0.0)
     await there.turns.share()
     await here.turns.share()
-    there.queue.charge(corrected, -800)
+    there.queue.correct(corrected, -800, 0.0, 0.0)
     await there.turns.share()
     await here.turns.share()
     turns = [here.next_tenant() for _ in range(6)]
@@ -109,12 +109,12 @@ async def test_sums_that_began_anew_are_not_taken_for_corrections(
     for _ in range(9):
         here.wait(busy)
         here.wait(quiet)
-    there.queue.charge(busy, 5_000)
+    there.queue.charge(busy, 5_000, 0.0)
     await there.turns.share()
     await here.turns.share()
     with valkey.client as client:
         client.delete(fair_served_key(busy.tenant))
-    there.queue.charge(busy, 300)
+    there.queue.charge(busy, 300, 0.0)
     await there.turns.share()
     await here.turns.share()
     assert [here.next_tenant() for _ in range(4)] == [quiet.tenant] * 3 + [busy.tenant]
@@ -140,7 +140,7 @@ async def test_what_was_sent_and_not_answered_is_not_sent_again() -> None:
     task = asyncio.create_task(store.run())
     await until(lambda: store.is_reachable)
     gateway, tenant = Gateway(store), share()
-    gateway.queue.charge(tenant, 500)
+    gateway.queue.charge(tenant, 500, 0.0)
     await gateway.turns.share()
     assert num_added == 2
     assert gateway.queue.unshared() == {}

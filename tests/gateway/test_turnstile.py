@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from contracts.admission import AdmissionPolicy
+from contracts.admission import AdmissionPolicy, ServiceClass
 from contracts.names import tenant_id
 from gateway.api.context import Operation, RequestContext
 from gateway.clock import Clock
@@ -139,3 +139,36 @@ async def test_progress_looks_at_who_is_next_and_not_at_everybody() -> None:
     gate.is_done_with(stay)
     assert turn.holder.called.is_done
     assert turn.holder.called.exception() is None
+
+
+BATCH = AdmissionPolicy(
+    service_class=ServiceClass.BATCH, ttft_target_ms=1_000_000, max_queue_ms=15_000
+)
+
+
+async def test_batch_overtakes_nobody_whatever_its_own_target_would_allow() -> None:
+    """However much who waits has had."""
+    gate = Gate()
+    assert gate.turnstile.enter(ask("chat"), Meter(), 1) is None
+    stay = gate.is_busy_with(100)
+    waiting = gate.turnstile.enter(ask("chat"), Meter(), 2)
+    batch = gate.turnstile.enter(context_of("batch", BATCH, ask("batch").request), Meter(), 1)
+    assert waiting is not None
+    assert batch is not None
+    assert not batch.holder.called.is_done
+    gate.is_done_with(stay)
+    assert waiting.holder.called.is_done
+
+
+async def test_who_may_go_is_not_held_back_by_batch_that_waits() -> None:
+    """However little the batch has had: its turn comes when there is room to spare."""
+    gate = Gate()
+    assert gate.turnstile.enter(ask("chat"), Meter(), 1) is None
+    stay = gate.is_busy_with(100)
+    slow = AdmissionPolicy(service_class=ServiceClass.BATCH, ttft_target_ms=1, max_queue_ms=15_000)
+    batch = gate.turnstile.enter(context_of("batch", slow, ask("batch").request), Meter(), 1)
+    assert batch is not None
+    impatient = AdmissionPolicy(ttft_target_ms=1_000, max_queue_ms=0)
+    chat = context_of("chat", impatient, ask("chat").request)
+    assert gate.turnstile.enter(chat, Meter(), 1) is None
+    gate.is_done_with(stay)
