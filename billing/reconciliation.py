@@ -173,10 +173,10 @@ def _tell_held(quota_url: str, ledger_url: str, tenant: TenantId) -> None:
     """What is in the ledger and was never settled, for its gateway died in between.
 
     A reservation bears its event's id; the store remembers it for a day, and as long what it has
-    been told of that it did not decide.
+    been told of that it did not decide: an hour before that is over it is told no more.
     """
     held = held_reservations(quota_url, tenant)
-    untold = recovered_untold(ledger_url, tenant, since=datetime.now(UTC) - timedelta(days=1))
+    untold = recovered_untold(ledger_url, tenant, since=datetime.now(UTC) - timedelta(hours=23))
     debts = [
         OwedSettlement(
             tenant_id=tenant,

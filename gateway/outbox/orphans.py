@@ -1,18 +1,22 @@
 """Events of gateways that died: what one may still owe the quota store, for whoever tells it.
 
 Read once.  A mark beside the segment says that it has been; without one it is read again, which
-does no harm.
+does no harm: the quota store knows for a day what it has been told.  Of a segment that was written
+to for longer, what is older is left out.
 """
 
 from collections.abc import Callable, Generator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 from contracts.errors import ContractError
 from contracts.spool import unframe
 from contracts.usage import UsageEvent, decode_usage_event
-from gateway.outbox.segments import SegmentFile, segments_of
+from gateway.outbox.segments import OWED_S, SegmentFile, segments_of
 
 _READ_BYTES = 128 * 1024
+_TOLD_WITHIN_S: Final = OWED_S - 3_600.0  # clocks differ, and telling takes its time
 
 
 def orphans(
@@ -23,19 +27,21 @@ def orphans(
     Asking for the next events says that the last ones were told; closed instead, the pass leaves
     their segment to be read again.  ``now_s``: seconds since 1970.
     """
+    since = datetime.fromtimestamp(now_s() - _TOLD_WITHIN_S, UTC)
     for segment in segments_of(folder):
         if segment.boot_id == own_boot_id or not segment.may_owe(now_s()):
             continue
         with segment.claimed(now_s()) as is_claimed:
             if is_claimed:
-                yield from _events_of(segment)
+                yield from _events_of(segment, since)
                 segment.record_told()
 
 
-def _events_of(segment: SegmentFile) -> Generator[list[UsageEvent]]:
+def _events_of(segment: SegmentFile, since: datetime) -> Generator[list[UsageEvent]]:
     offset_bytes = 0
     while lines := segment.read_lines(offset_bytes, _READ_BYTES):
-        yield [event for line in lines if (event := _event(line)) is not None]
+        events = [event for line in lines if (event := _event(line)) is not None]
+        yield [event for event in events if event.occurred_at >= since]
         offset_bytes += sum(map(len, lines))
 
 

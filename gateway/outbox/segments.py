@@ -16,7 +16,7 @@ from contracts.spool import SEGMENT_SUFFIX, parse_segment_name, was_locked
 _CHECKPOINT_FOLDER = "shipped"
 _TOLD_FOLDER = "told"
 _COUNT_BYTES = 1 << 20
-_OWED_S = 86_400.0  # so long the quota store knows a reservation
+OWED_S = 86_400.0  # so long the quota store knows a reservation
 
 
 class SegmentFile:
@@ -69,7 +69,7 @@ class SegmentFile:
             age_s = now_s - self.path.stat().st_mtime
         except FileNotFoundError:
             return False
-        return age_s < _OWED_S and not self._told_mark.exists()
+        return age_s < OWED_S and not self._told_mark.exists()
 
     def record_told(self) -> None:
         """Not synced: told twice does no harm."""

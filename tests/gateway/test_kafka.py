@@ -214,7 +214,8 @@ async def test_a_disk_that_hangs_holds_nothing_else_up(folder: Path) -> None:
     pipe = folder / segment_name("0000000000aa", 0)
     replace_by_pipe(pipe)
     nobody = {"bootstrap_servers": "127.0.0.1:1"}
-    shipper = KafkaShipper(nobody, partial(unshipped, folder, OWN_BOOT, time.time), print)
+    open_pass = partial(unshipped, folder, OWN_BOOT, time.time, lambda: False)
+    shipper = KafkaShipper(nobody, open_pass, print)
     task = asyncio.create_task(shipper.run())
     os.close(await wait_for_reader(pipe))
     task.cancel()

@@ -3,9 +3,11 @@
 import fcntl
 import os
 from collections.abc import Callable, Generator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from contracts.spool import frame, segment_name
 from contracts.usage import encode_usage_event
@@ -21,9 +23,16 @@ from tests.support.waiting import eventually
 OWN_BOOT, DEAD_BOOT = "0000000000bb", "0000000000aa"
 
 
-def write(folder: Path, boot: str, index: int, seqs: range) -> Path:
-    path = folder / segment_name(boot, index)
-    path.write_bytes(b"".join(frame(encode_usage_event(usage_event(n, boot))) for n in seqs))
+def write(folder: Path, boot: str, index: int, seqs: range, *, age_s: float = 1.0) -> Path:
+    """Events that occurred so long ago, in a segment that was written just now."""
+    path, occurred_at = (
+        folder / segment_name(boot, index),
+        datetime.fromtimestamp(NOW_S - age_s, UTC),
+    )
+    with path.open("ab") as file:
+        for seq in seqs:
+            event = structs.replace(usage_event(seq, boot), occurred_at=occurred_at)
+            file.write(frame(encode_usage_event(event)))
     return path
 
 
@@ -106,6 +115,16 @@ def test_what_the_quota_store_has_forgotten_by_now_is_told_to_nobody(tmp_path: P
     assert told(tmp_path) == []
     assert [len(batch) for batch in a_pass(tmp_path)] == [3]
     assert not path.exists()
+
+
+def test_of_a_segment_that_was_written_to_for_days_only_the_last_is_told(tmp_path: Path) -> None:
+    """The store has forgotten that it was told of the others when they occurred."""
+    write(tmp_path, DEAD_BOOT, 0, range(1, 3), age_s=3 * 86_400.0)
+    write(tmp_path, DEAD_BOOT, 0, range(3, 4), age_s=85_000.0)
+    path = write(tmp_path, DEAD_BOOT, 0, range(4, 6), age_s=80_000.0)
+    age(path, 80_000.0)
+    assert told(tmp_path) == [4, 5]
+    assert told(tmp_path) == []
 
 
 def test_a_segment_stays_while_its_gateway_owes_the_quota_store(tmp_path: Path) -> None:
