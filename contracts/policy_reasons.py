@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 from datetime import datetime
-from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
 
 from contracts.policy import ApiKeyRecord, Limits, PolicyDocument, TenantPolicy
-from contracts.quota import QuotaRule
+from contracts.quota import QuotaRule, usd_of_nano
 from contracts.resolution import (
     COUNTED,
     Settled,
@@ -132,11 +131,6 @@ def _reason(name: str, found: Settled) -> Reason:
     value = sorted(found.value) if isinstance(found.value, frozenset) else found.value
     plain = list(value) if isinstance(value, tuple) else value
     return Reason(field=name, value=plain, because=found.because)
-
-
-def usd_of_nano(nano_usd: int) -> str:
-    """Exact, and without zeros that say nothing."""
-    return f"{Decimal(nano_usd) / 10**9:,.9f}".rstrip("0").rstrip(".")
 
 
 def _plain(field: str, value: object) -> str:

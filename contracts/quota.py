@@ -7,6 +7,7 @@ Money is in nano-dollars.  A price per thousand tokens is then exact to a millio
 million tokens, as billing's are.  The ledger is the truth; these numbers only say when to stop.
 """
 
+from decimal import Decimal
 from typing import Annotated
 
 import msgspec
@@ -83,3 +84,8 @@ class ModelPrice(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
             + output * self.output_text
         )
         return -(-thousandfold // _TOKENS_PER_PRICE_UNIT)
+
+
+def usd_of_nano(nano_usd: int) -> str:
+    """Exact, and without zeros that say nothing."""
+    return f"{Decimal(nano_usd) / 10**9:,.9f}".rstrip("0").rstrip(".")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from contracts.names import TenantId, quota_rule_name
-from contracts.quota import ModelPrice, QuotaRule
+from contracts.quota import ModelPrice, QuotaRule, usd_of_nano
 from gateway.admission.resp import pack_arguments
 from gateway.errors import InvalidRequest
 from gateway.policies import Grant
@@ -41,8 +41,8 @@ class QuotaPlan:
             raise _never_fits(budget_tokens, self.most_budget_tokens)
         if self.most_nano_usd is not None and nano_usd > self.most_nano_usd:
             raise InvalidRequest(
-                f"The request may cost {nano_usd} nano-dollars, "
-                f"more than the budget of {self.most_nano_usd} ever allows.",
+                f"The request may cost {usd_of_nano(nano_usd)} USD, "
+                f"more than the budget of {usd_of_nano(self.most_nano_usd)} USD ever allows.",
                 code="budget_limit_exceeded",
             )
 

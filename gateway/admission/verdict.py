@@ -5,6 +5,7 @@ from zlib import crc32
 
 import msgspec
 
+from contracts.quota import usd_of_nano
 from gateway.admission.quota_plan import QuotaPlan
 from gateway.errors import InsufficientQuota, RateLimited, whole_seconds
 
@@ -20,25 +21,34 @@ def turn_of(key_number: int, body: bytes) -> int:
     return number if len(body) <= _TURN_BYTES else crc32(body[-_TURN_BYTES:], number)
 
 
+class Counted(enum.Enum):
+    """The value: OpenAI's ``type`` of a refusal, or in kind."""
+
+    TOKENS = "tokens"
+    REQUESTS = "requests"
+    CONCURRENT_REQUESTS = "concurrent_requests"
+    NANO_USD = "nano_usd"
+
+
 class LimitKind(enum.Enum):
-    """What can refuse.  The value: its words, and how the store numbers it."""
+    """What can refuse.  The value: how the store numbers it, its words, and what it counts.
 
-    TOKENS_PER_MINUTE = ("tokens per minute", 1)
-    REQUESTS_PER_MINUTE = ("requests per minute", 2)
-    CONCURRENT_REQUESTS = ("concurrent requests", 3)
-    TOKENS_PER_DAY = ("tokens per day", 4)
-    TOKENS_PER_MONTH = ("tokens per month", 5)
-    NANO_USD_PER_DAY = ("nano-dollars per day", 6)
-    NANO_USD_PER_MONTH = ("nano-dollars per month", 7)
+    A budget's period is the calendar's: waiting some seconds does not help.
+    """
 
-    def __init__(self, words: str, number: int) -> None:
-        self.words = words
+    TOKENS_PER_MINUTE = (1, "tokens per minute", Counted.TOKENS, False)
+    REQUESTS_PER_MINUTE = (2, "requests per minute", Counted.REQUESTS, False)
+    CONCURRENT_REQUESTS = (3, "concurrent requests", Counted.CONCURRENT_REQUESTS, False)
+    TOKENS_PER_DAY = (4, "tokens per day", Counted.TOKENS, True)
+    TOKENS_PER_MONTH = (5, "tokens per month", Counted.TOKENS, True)
+    NANO_USD_PER_DAY = (6, "USD per day", Counted.NANO_USD, True)
+    NANO_USD_PER_MONTH = (7, "USD per month", Counted.NANO_USD, True)
+
+    def __init__(self, number: int, words: str, counted: Counted, is_budget: bool) -> None:
         self.number = number
-        self.is_budget = words.endswith(("day", "month"))
-        self.counts_requests = "requests" in words
-        self.counts_money = "dollars" in words
-        # OpenAI's ``type`` of a refusal: ``tokens``, ``requests``, or in kind.
-        self.unit = words.rpartition(" per ")[0].replace(" ", "_") or "concurrent_requests"
+        self.words = words
+        self.counted = counted
+        self.is_budget = is_budget
 
 
 LIMIT_BY_NUMBER = {kind.number: kind for kind in LimitKind}
@@ -91,25 +101,38 @@ def refused(refusal: Refusal, reservation: Reservation) -> RateLimited | Insuffi
     """What the client is told."""
     limit = refusal.limit
     where = f" ({refusal.rule})" if refusal.rule else ""
-    counts = f"limit {refusal.allowed}, used {refusal.allowed - refusal.remaining}"
-    needed = f"this request needs {_needed(limit, reservation)}"
+    allowed, used, needs = (
+        _in_words(limit, count)
+        for count in (
+            refusal.allowed,
+            refusal.allowed - refusal.remaining,
+            _needed(limit, reservation),
+        )
+    )
+    counts = f"limit {allowed}, used {used}, this request needs {needs}"
     if limit.is_budget:
         return InsufficientQuota(
-            f"Quota exceeded for {limit.words}{where}: {counts}, {needed}; "
+            f"Quota exceeded for {limit.words}{where}: {counts}; "
             f"a new period begins in {whole_seconds(refusal.retry_after_ms)} s.",
             retry_after_ms=refusal.retry_after_ms,
         )
     return RateLimited(
-        f"Rate limit reached for {limit.words}{where}: {counts}, {needed}; "
+        f"Rate limit reached for {limit.words}{where}: {counts}; "
         f"retry in {whole_seconds(refusal.retry_after_ms)} s.",
-        limit=limit.unit,
+        limit=limit.counted.value,
         retry_after_ms=refusal.retry_after_ms,
     )
 
 
 def _needed(limit: LimitKind, reservation: Reservation) -> int:
-    if limit.counts_requests:
-        return 1
-    if limit.counts_money:
-        return reservation.reserved_nano_usd
-    return reservation.budget_tokens if limit.is_budget else reservation.reserved_tokens
+    match limit.counted:
+        case Counted.REQUESTS | Counted.CONCURRENT_REQUESTS:
+            return 1
+        case Counted.NANO_USD:
+            return reservation.reserved_nano_usd
+        case Counted.TOKENS:
+            return reservation.budget_tokens if limit.is_budget else reservation.reserved_tokens
+
+
+def _in_words(limit: LimitKind, count: int) -> str:
+    return usd_of_nano(count) if limit.counted is Counted.NANO_USD else str(count)

@@ -8,7 +8,7 @@ from importlib import resources
 import pytest
 
 from contracts.quota import ModelPrice, QuotaRule
-from gateway.admission.verdict import LimitKind, Reservation, Verdict, refused
+from gateway.admission.verdict import LimitKind, Refusal, Reservation, Verdict, refused
 from gateway.errors import InsufficientQuota, InvalidRequest, RateLimited
 from tests.gateway.processes import Valkey
 from tests.gateway.quota_bench import MODEL, Bench, Terms, reservation_of, running_limiter
@@ -363,7 +363,7 @@ def test_what_can_never_fit_is_no_rate_limit() -> None:
         plan.check_fits(tokens=1_001, budget_tokens=1, nano_usd=0)
     with pytest.raises(InvalidRequest, match="500 tokens ever"):
         plan.check_fits(tokens=1, budget_tokens=501, nano_usd=0)
-    with pytest.raises(InvalidRequest, match="budget of 100 ever"):
+    with pytest.raises(InvalidRequest, match=r"than the budget of 0\.0000001 USD ever"):
         plan.check_fits(tokens=1, budget_tokens=1, nano_usd=101)
 
 
@@ -373,6 +373,14 @@ def test_a_model_without_a_price_is_not_served_under_a_budget_in_money() -> None
     with pytest.raises(InvalidRequest, match="no price") as raised:
         terms.plan("acme", model="model-b")
     assert raised.value.code == "model_not_priced"
+
+
+def test_a_refusal_by_a_budget_in_money_is_told_in_dollars() -> None:
+    refusal = Refusal(LimitKind.NANO_USD_PER_DAY, "", 5 * 10**9, 800_000_000, 1_000)
+    asked = reservation_of("acme", 1, Terms(1_000), nano_usd=1_250_000_000)
+    error = refused(refusal, asked)
+    assert isinstance(error, InsufficientQuota)
+    assert "USD per day: limit 5, used 4.2, this request needs 1.25;" in str(error)
 
 
 async def test_a_refusal_names_its_rule(bench: Bench) -> None:
