@@ -76,8 +76,9 @@ class AccessLog:
             self._tell(scope, status, request_id, (self._clock.monotonic_s() - began_s) * 1e3)
 
     def _tell(self, scope: Scope, status: int, request_id: str, latency_ms: float) -> None:
-        route = getattr(scope.get("route"), "path_format", _OTHER)
-        method = _OTHER if route == _OTHER else scope["method"]
+        found = scope.get("route")
+        route = getattr(found, "path_format", _OTHER)
+        method = scope["method"] if scope["method"] in getattr(found, "methods", ()) else _OTHER
         self._metrics.count(method, route, status)
         if route in _OF_PROBES:
             return

@@ -112,6 +112,7 @@ def test_every_request_leaves_a_line_and_a_count(admin: AdminProcess) -> None:
     listed = admin.ask("GET", "/tenants/acme/keys?x=typed", role="viewer")
     admin.ask("GET", "/typed/by/somebody", role="viewer")
     admin.ask("GET", "/whoami", role="stranger")
+    assert admin.ask("LINK", "/policy", role="viewer").status == 405
     by_id = {line["request_id"]: line for line in admin.told("admin request")}
     line = by_id[listed.headers["x-request-id"]]
     told = (line["who"], line["role"], line["method"], line["route"], line["status"])
@@ -120,10 +121,14 @@ def test_every_request_leaves_a_line_and_a_count(admin: AdminProcess) -> None:
     assert (refused["level"], refused["address"]) == ("warning", "127.0.0.1")
     assert "who" not in refused
     assert "typed" not in admin.log()
+    assert "LINK" not in admin.log()
     metrics = admin.metrics()
     assert not any("typed" in line for line in metrics)
-    labels = 'method="other",route="other",status="404"'
-    assert any(line.startswith(f"pandal_admin_requests_total{{{labels}}}") for line in metrics)
+    for labels in (
+        'method="other",route="other",status="404"',
+        'method="other",route="/admin/v1/policy",status="405"',
+    ):
+        assert any(line.startswith(f"pandal_admin_requests_total{{{labels}}}") for line in metrics)
     counted = [line for line in metrics if line.startswith("pandal_admin_refused_logins_total")]
     assert int(counted[0].rpartition(" ")[2]) >= 1
 
