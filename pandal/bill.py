@@ -1,6 +1,6 @@
 """``pandal bill``: a tenant's month, out of the ledger; the fleet may run or not."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -8,21 +8,23 @@ from rich.table import Table
 from rich.text import Text
 
 from billing.money import plain
+from billing.periods import month_of
 from billing.statement import Statement, statement
 from contracts.names import tenant_id
 from pandal.books import check_is_known, time_zone_of
 from pandal.fleet_books import FleetBooks, translated
 
 
-def current_month(now: datetime) -> str:
-    return now.astimezone(UTC).strftime("%Y-%m")
+def read_statement(books: FleetBooks, tenant: str, month: str | None, now: datetime) -> Statement:
+    """``month``: of the tenant's own zone; None: the one that is there ``now``.
 
-
-def read_statement(books: FleetBooks, tenant: str, month: str) -> Statement:
-    """Raises BadOption for a month or name that cannot be, NotFound for a tenant nobody knows."""
+    Raises BadOption for a month or name that cannot be, NotFound for a tenant nobody knows.
+    """
     with translated(books):
         name = tenant_id(tenant)
-        found = statement(books.ledger_url, name, month, time_zone_of(books, name))
+        zone = time_zone_of(books, name)
+        month = month_of(now, zone) if month is None else month
+        found = statement(books.ledger_url, name, month, zone)
         if found.num_requests + found.num_requests_without_usage == 0:
             check_is_known(books, name)
     return found

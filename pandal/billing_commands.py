@@ -2,26 +2,20 @@
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 import typer
 
-from pandal.datadir import data_dir_at
 from pandal.errors import BadOption
 from pandal.installation import require_extras
+from pandal.options import DataDirOption, JsonOption, directory
 from pandal.screen import SteadyConsole, say
 from pandal.settings import CommandSettings
 
 if TYPE_CHECKING:
     from pandal.fleet_books import FleetBooks  # which imports billing, an extra
 
-DataDirOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir", help="State of the local fleet.", show_default="~/.local/share/pandal"
-    ),
-]
 PriceBookOption = Annotated[
     Path | None,
     typer.Option(
@@ -39,8 +33,8 @@ LedgerUrlOption = Annotated[
     ),
 ]
 TenantArgument = Annotated[str, typer.Argument()]
-MonthOption = Annotated[str, typer.Option("--month", help="YYYY-MM, in the tenant's time zone.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+MONTH_HELP: Final = "YYYY-MM, in the tenant's time zone."
+MonthOption = Annotated[str, typer.Option("--month", help=MONTH_HELP)]
 
 billing_app = typer.Typer(no_args_is_help=True, help="Invoices, adjustments, dead letters.")
 prices_app = typer.Typer(no_args_is_help=True, help="Price books.")
@@ -248,8 +242,7 @@ def books_at(data_dir: Path | None, ledger_url: str | None) -> "FleetBooks":
     settings = CommandSettings()
     if ledger_url is None and settings.ledger_url is not None:
         ledger_url = settings.ledger_url.get_secret_value()
-    directory = settings.default_data_dir() if data_dir is None else data_dir
-    return FleetBooks(data_dir_at(directory), ledger_url)
+    return FleetBooks(directory(data_dir), ledger_url)
 
 
 def _price_book(option: Path | None) -> Path | None:

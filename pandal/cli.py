@@ -6,13 +6,13 @@ Commands are imported when they run: ``pandal --version`` needs no service insta
 import sys
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pandal.bench.commands import bench_app
 from pandal.billing_commands import (
+    MONTH_HELP,
     LedgerUrlOption,
     audit,
     billing_app,
@@ -20,11 +20,11 @@ from pandal.billing_commands import (
     prices_app,
     usage,
 )
-from pandal.datadir import DataDir, data_dir_at
 from pandal.doctor.command import doctor
 from pandal.errors import PandalError
 from pandal.explain import explain
 from pandal.key_commands import keys_app
+from pandal.options import DataDirOption, JsonOption, directory
 from pandal.plan import DEFAULT_MODEL
 from pandal.planner.command import plan
 from pandal.policy_commands import policy_app
@@ -54,17 +54,10 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(policy_app, name="policy")
 app.add_typer(bench_app, name="bench")
 
-DataDirOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir", help="State of the local fleet.", show_default="~/.local/share/pandal"
-    ),
-]
 PrecisionOption = Annotated[
     Precision, typer.Option(help="What is multiplied with what; only exact rounds nothing.")
 ]
 KvOption = Annotated[KvCacheDtype, typer.Option(help="What keys and values are kept as.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def run() -> None:
@@ -131,7 +124,7 @@ def up(
         precision=precision,
         kv_cache_dtype=kv,
         port=port,
-        data_dir=_data_dir(data_dir, settings),
+        data_dir=directory(data_dir),
         is_once=once,
         dev_replica_urls=tuple(dev_replica or ()),
         kafka_bootstrap=settings.kafka_bootstrap,
@@ -172,7 +165,7 @@ def precompile(
 def bill(
     tenant: Annotated[str, typer.Argument()],
     month: Annotated[
-        str | None, typer.Option(help="YYYY-MM, UTC.", show_default="the current one")
+        str | None, typer.Option(help=MONTH_HELP, show_default="the current one")
     ] = None,
     ledger_url: LedgerUrlOption = None,
     data_dir: DataDirOption = None,
@@ -182,15 +175,10 @@ def bill(
     from pandal.installation import require_extras
 
     require_extras(("billing",))
-    from pandal.bill import current_month, read_statement, show_statement
+    from pandal.bill import read_statement, show_statement
 
-    month = current_month(datetime.now(UTC)) if month is None else month
-    found = read_statement(books_at(data_dir, ledger_url), tenant, month)
+    found = read_statement(books_at(data_dir, ledger_url), tenant, month, datetime.now(UTC))
     if as_json:
         say(found.to_json().decode())
     else:
         show_statement(SteadyConsole(), found)
-
-
-def _data_dir(option: Path | None, settings: CommandSettings) -> DataDir:
-    return data_dir_at(settings.default_data_dir() if option is None else option)

@@ -13,10 +13,10 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from pandal.datadir import DataDir, data_dir_at
+from pandal.datadir import DataDir
 from pandal.errors import NotFound, StateUnreadable, Unreachable
+from pandal.options import DataDirOption, JsonOption, directory
 from pandal.screen import say
-from pandal.settings import CommandSettings
 
 LOCAL_POOL = "local"
 USUAL_KUBECONFIG = Path("~/.kube/config")
@@ -38,13 +38,12 @@ def explain(
             show_default=f"{USUAL_KUBECONFIG}; in a pod without one, its service account",
         ),
     ] = None,
-    data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Of the local fleet.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Why a pool has the replicas it has."""
     if namespace is None:
-        default = CommandSettings().default_data_dir()
-        status = read_local(data_dir_at(default if data_dir is None else data_dir), pool)
+        status = read_local(directory(data_dir), pool)
     else:
         status = read_cluster(namespace, pool, kubeconfig_at(kubeconfig))
     if as_json:

@@ -13,14 +13,8 @@ from contracts.usage import Endpoint
 from pandal.durations import parse_duration
 from pandal.errors import BadOption
 from pandal.key_access import KeyNews, NewSecret, RemoteKeys
-from pandal.policy_options import (
-    AdminOption,
-    DataDirOption,
-    JsonOption,
-    admin_client,
-    directory,
-    key_access,
-)
+from pandal.options import DataDirOption, JsonOption, directory
+from pandal.policy_options import AdminOption, admin_client, key_access
 from pandal.screen import say
 
 keys_app = typer.Typer(no_args_is_help=True, help="API keys of tenants.")

@@ -22,16 +22,10 @@ from contracts.policy_change import FieldChange, differences
 from contracts.policy_keys import imported, replaced
 from contracts.policy_reasons import reasons
 from pandal.errors import BadOption, Drifted, NotFound, PandalError
+from pandal.options import DataDirOption, JsonOption
 from pandal.policy_access import CurrentPolicy, Edit, PolicyAccess, edited
 from pandal.policy_assignment import assigned
-from pandal.policy_options import (
-    AdminOption,
-    DataDirOption,
-    JsonOption,
-    WhyOption,
-    policy_access,
-    quota_address,
-)
+from pandal.policy_options import AdminOption, WhyOption, policy_access, quota_address
 from pandal.policy_yaml import from_yaml, read_yaml, to_yaml
 from pandal.screen import say
 from pandal.served_models import models_named, warn_of_unserved

@@ -10,20 +10,14 @@ from pydantic import SecretStr
 from gateway.resp_address import RespAddress
 from pandal.admin_client import AdminClient
 from pandal.credentials import read_admin_token
-from pandal.datadir import DataDir, data_dir_at
+from pandal.datadir import DataDir
 from pandal.errors import BadOption
 from pandal.fleet_record import running_fleet
 from pandal.key_access import KeyAccess, LocalKeys, RemoteKeys
+from pandal.options import directory
 from pandal.policy_access import LocalPolicies, PolicyAccess
 from pandal.settings import CommandSettings
 
-DataDirOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir", help="State of the local fleet.", show_default="~/.local/share/pandal"
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 WhyOption = Annotated[str, typer.Option("--why", help="For the audit log.")]
 
 
@@ -79,7 +73,3 @@ def _token_of_local_fleet(local: DataDir, url: str) -> SecretStr | None:
     fleet = running_fleet(local)
     is_its = fleet is not None and fleet.admin_url == url.rstrip("/")
     return read_admin_token(local) if is_its else None
-
-
-def directory(option: Path | None) -> DataDir:
-    return data_dir_at(CommandSettings().default_data_dir() if option is None else option)

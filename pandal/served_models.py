@@ -14,7 +14,8 @@ from contracts.terms import Terms
 from pandal.datadir import DataDir
 from pandal.doctor.replicas import examine
 from pandal.fleet_record import running_fleet
-from pandal.policy_options import admin_client, directory
+from pandal.options import directory
+from pandal.policy_options import admin_client
 from pandal.screen import say
 
 

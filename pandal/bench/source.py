@@ -21,9 +21,10 @@ from pandal.bench.tenants import (
     single_tenant,
 )
 from pandal.credentials import load_or_create_credentials
-from pandal.datadir import DataDir, data_dir_at
+from pandal.datadir import DataDir
 from pandal.errors import BadOption
 from pandal.fleet_record import running_fleet
+from pandal.options import directory
 from pandal.settings import CommandSettings
 
 
@@ -39,8 +40,7 @@ def build_options(
     check_load(load)
     check_client(client)
     settings = CommandSettings()
-    path = settings.default_data_dir() if data_dir_option is None else data_dir_option
-    data_dir = data_dir_at(path)
+    data_dir = directory(data_dir_option)
     return BenchOptions(
         target=find_target(source, data_dir),
         tenants=find_tenants(source, settings, data_dir),

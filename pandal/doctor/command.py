@@ -18,15 +18,8 @@ from pandal.doctor.policies import policy_findings
 from pandal.errors import PandalError, Unreachable
 from pandal.fleet_record import running_fleet
 from pandal.http_client import get, parse_url
-from pandal.policy_options import (
-    AdminOption,
-    DataDirOption,
-    JsonOption,
-    directory,
-    key_access,
-    policy_access,
-    quota_address,
-)
+from pandal.options import DataDirOption, JsonOption, directory
+from pandal.policy_options import AdminOption, key_access, policy_access, quota_address
 from pandal.screen import say
 from pandal.settings import CommandSettings
 

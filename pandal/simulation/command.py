@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from pandal.options import JsonOption
 from pandal.screen import SteadyConsole, say
 
 
@@ -20,7 +21,7 @@ def simulate(
     ] = None,
     replicas: Annotated[int, typer.Option(help="At the beginning of a trace.")] = 2,
     seed: Annotated[int, typer.Option(help="Same seed, same figures.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """The autoscaler beside public ones, over a trace, on a virtual clock.
 

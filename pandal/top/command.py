@@ -18,7 +18,7 @@ from pandal.errors import NotFound
 from pandal.fleet_record import FleetState, running_fleet
 from pandal.http_client import parse_url
 from pandal.keys import read_policies
-from pandal.policy_options import DataDirOption, directory
+from pandal.options import DataDirOption, directory
 from pandal.screen import SteadyConsole, say
 from pandal.top.frame import frame
 from pandal.top.sample import Sample, sample
