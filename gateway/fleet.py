@@ -150,7 +150,7 @@ class Fleet:
         stay.end()
         if stay.visit is None:
             return
-        stay.replica.forecast.end(stay.visit)
+        stay.replica.forecast.end(stay.visit, self.clock.monotonic_s())
         self._forecasting.on_progress()
 
     def ended(self, replica: str, outcome: Outcome) -> None:

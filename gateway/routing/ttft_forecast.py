@@ -8,6 +8,7 @@ replica's report only, which fades as the replica works it off, and is forgotten
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final
 
 import msgspec
@@ -74,6 +75,7 @@ class Visit:
     num_tokens: float  # of its prompt, without what is probably cached
     sent_s: float
     lesson: _Lesson | None  # most of very many requests teach nothing
+    tells_first_token: bool
     is_answering: bool = False
 
 
@@ -86,7 +88,8 @@ class TtftForecast:
     def __init__(self) -> None:
         self._pending: dict[Visit, None] = {}  # sent from here, first token not seen, in order
         self._pending_tokens = 0.0
-        self._working_since_s = 0.0  # on the first of them
+        self._working_since_s = 0.0  # on the first of them, and on those that told nothing
+        self._untold_tokens = 0.0  # of the latter
         self._worked_tokens = self._worked_s = 0.0  # lately
         self._num_answering = 0  # sent from here, first token seen
         self._silent: deque[tuple[float, Visit]] = deque()  # until when they prefill, probably
@@ -107,19 +110,20 @@ class TtftForecast:
         if tells_first_token and now_s - self._sampled_s >= _SAMPLE_S:
             self._sampled_s = now_s
             lesson = self._lesson(num_tokens, now_s)
-        visit = Visit(num_tokens, now_s, lesson)
+        visit = Visit(num_tokens, now_s, lesson, tells_first_token)
         if not tells_first_token:
             forecast = self.predict(num_tokens, now_s)
             prefilled_s = now_s if forecast is None else now_s + forecast.ttft_s
             self._silent.append((prefilled_s, visit))
         if not self._pending:
-            self._working_since_s = now_s
+            self._begin_work(now_s)
         self._pending[visit] = None
         self._pending_tokens += num_tokens
         return visit
 
     def first_token(self, visit: Visit, now_s: float) -> Observation | None:
         """What was predicted for it, if anything was, and what came."""
+        self._end_silence_before(visit)
         self._answered(visit)
         self._note_work(visit.num_tokens, now_s)
         lesson = visit.lesson
@@ -134,8 +138,13 @@ class TtftForecast:
         self._note_ratio(actual_s / max(1e-6, lesson.predicted_s))
         return Observation(lesson.predicted_s, actual_s)
 
-    def end(self, visit: Visit) -> None:
-        """Whether or not its first token ever came."""
+    def end(self, visit: Visit, now_s: float) -> None:
+        """Whether or not its first token ever came.
+
+        How much was done of one that was broken off nobody knows: it tells nothing of the pace.
+        """
+        if visit.tells_first_token and visit is next(iter(self._pending), None):
+            self._begin_work(now_s)
         self._answered(visit)
         self._num_answering -= 1
 
@@ -174,6 +183,8 @@ class TtftForecast:
             self._num_answering += 1
             del self._pending[visit]
             self._pending_tokens = max(0.0, self._pending_tokens - visit.num_tokens)
+            if not visit.tells_first_token:
+                self._untold_tokens += visit.num_tokens
 
     def _tokens_ahead(self, now_s: float) -> float:
         self._end_silence(now_s)
@@ -184,7 +195,8 @@ class TtftForecast:
         first, pace_s = next(iter(self._pending), None), self._pace_s()
         if first is None or pace_s == 0.0:
             return 0.0
-        return min(first.num_tokens, (now_s - self._working_since_s) / pace_s)
+        num_worked = (now_s - self._working_since_s) / pace_s - self._untold_tokens
+        return min(first.num_tokens, max(0.0, num_worked))
 
     def _note_ratio(self, ratio: float) -> None:
         """Its quantile, followed by Robbins and Monro's rule (1951)."""
@@ -197,9 +209,19 @@ class TtftForecast:
 
     def _note_work(self, num_tokens: float, now_s: float) -> None:
         """A prompt is through.  This rate is not the regression's, since that is fed by it."""
-        self._worked_tokens = _FADE * self._worked_tokens + num_tokens
+        self._worked_tokens = _FADE * self._worked_tokens + self._untold_tokens + num_tokens
         self._worked_s = _FADE * self._worked_s + now_s - self._working_since_s
-        self._working_since_s = now_s
+        self._begin_work(now_s)
+
+    def _begin_work(self, now_s: float) -> None:
+        self._working_since_s, self._untold_tokens = now_s, 0.0
+
+    def _end_silence_before(self, visit: Visit) -> None:
+        """Prompts are prefilled in the order in which they came."""
+        if not visit.is_answering:
+            before = takewhile(lambda other: other is not visit, self._pending)
+            for other in [other for other in before if not other.tells_first_token]:
+                self._answered(other)
 
     def _end_silence(self, now_s: float) -> None:
         while self._silent and self._silent[0][0] <= now_s:

@@ -40,7 +40,7 @@ def taught(num: int = 200, seed: int = 1) -> tuple[TtftForecast, float]:
         now_s += source.expovariate(2.0)
         for answered in [c for c in coming if c[0] <= now_s]:
             forecast.first_token(answered[1], answered[0])
-            forecast.end(answered[1])
+            forecast.end(answered[1], answered[0])
             coming.remove(answered)
         tokens = source.randrange(50, 600)
         visit = forecast.send(tokens, now_s, tells_first_token=True)
@@ -48,7 +48,7 @@ def taught(num: int = 200, seed: int = 1) -> tuple[TtftForecast, float]:
         coming.append((free_s + STEP_S, visit))
     for first_s, visit in coming:
         forecast.first_token(visit, first_s)
-        forecast.end(visit)
+        forecast.end(visit, first_s)
     return forecast, free_s + 10.0
 
 
@@ -91,7 +91,7 @@ def test_prompts_ahead_are_waited_for_until_their_first_tokens() -> None:
 def test_a_request_that_failed_is_ahead_of_nobody() -> None:
     forecast = TtftForecast()
     forecast.report(load(), 0.0)
-    forecast.end(forecast.send(5_000, 0.0, tells_first_token=True))
+    forecast.end(forecast.send(5_000, 0.0, tells_first_token=True), 0.0)
     predicted = forecast.predict(100, 0.0)
     assert predicted is not None
     assert predicted.wait_s == 0.0
@@ -105,7 +105,42 @@ def test_a_document_is_ahead_for_as_long_as_its_prompt_probably_takes() -> None:
     assert early is not None
     assert late is not None
     assert (early.wait_s, late.wait_s) == (pytest.approx(2.0), 0.0)
-    forecast.end(visit)
+    forecast.end(visit, 2.5)
+
+
+@pytest.mark.parametrize("answer_s", [0.01, 1.0], ids=["over-before", "over-behind"])
+def test_documents_between_streams_do_not_make_prompts_seem_slow(answer_s: float) -> None:
+    forecast, now_s = taught()
+    for _ in range(30):
+        document = forecast.send(1_000, now_s, tells_first_token=False)
+        stream = forecast.send(100, now_s + 0.02, tells_first_token=True)
+        is_over_s, first_s = now_s + 1.0 + answer_s, now_s + 1.1 + STEP_S
+        if is_over_s < first_s:
+            forecast.end(document, is_over_s)
+        forecast.first_token(stream, first_s)
+        if is_over_s >= first_s:
+            forecast.end(document, is_over_s)
+        forecast.end(stream, first_s)
+        now_s += 5.0
+    predicted = forecast.predict(100, now_s)
+    assert predicted is not None
+    assert predicted.ttft_s == pytest.approx(STEP_S + 100 * PER_TOKEN_S, rel=0.3)
+
+
+def test_prompts_that_are_broken_off_do_not_make_others_seem_slow() -> None:
+    forecast, now_s = taught()
+    before = forecast.predict(100, now_s)
+    for _ in range(20):
+        broken_off = forecast.send(5_000, now_s, tells_first_token=True)
+        stream = forecast.send(100, now_s + 0.001, tells_first_token=True)
+        forecast.end(broken_off, now_s + 2.0)
+        forecast.first_token(stream, now_s + 2.1 + STEP_S)
+        forecast.end(stream, now_s + 2.2)
+        now_s += 5.0
+    after = forecast.predict(100, now_s)
+    assert before is not None
+    assert after is not None
+    assert after.ttft_s == pytest.approx(before.ttft_s, rel=0.05)
 
 
 def test_what_others_queued_fades_and_an_old_report_says_nothing() -> None:
@@ -203,7 +238,7 @@ class Engine:
         for request in self._answering:
             request[2] -= 1
             if not request[2]:
-                self.forecast.end(request[0])
+                self.forecast.end(request[0], self._now_s)
         self._answering = [request for request in self._answering if request[2]]
         for request in [request for request in self._waiting if not request[1]]:
             self._waiting.remove(request)
