@@ -54,16 +54,18 @@ def shipping(
     folder = settings.spool_dir
     wall_s = life.clock.wall_s
     open_pass = partial(unshipped, folder, life.boot_id, wall_s, lambda: limiter.is_owing)
+    is_in_charge = life.place is None or life.place.index == 0
     bound = OutboxBound(
         folder,
         life.boot_id,
         spool,
         limit=OutboxLimit(settings.spool_max_waiting_bytes, settings.spool_full == "shed"),
-        counts_orphans=life.place is None or life.place.index == 0,
+        is_in_charge=is_in_charge,
         wall_s=wall_s,
     )
-    metrics.read_from(names.GATEWAY_OUTBOX_BYTES, lambda: {(): bound.waiting_bytes}, "gauge")
-    metrics.read_from(names.GATEWAY_SHED_EVENTS, lambda: {(): bound.num_shed})
+    if is_in_charge:  # the workers' numbers are summed
+        metrics.read_from(names.GATEWAY_OUTBOX_BYTES, lambda: {(): bound.waiting_bytes}, "gauge")
+        metrics.read_from(names.GATEWAY_SHED_EVENTS, lambda: {(): bound.num_shed})
     brokers = {"bootstrap_servers": settings.kafka_bootstrap, **client_arguments(settings)}
     shipper = KafkaShipper(brokers, open_pass, metrics.count_shipped)
     return (shipper.run, bound.run)

@@ -99,9 +99,9 @@ class Settings(BaseSettings):
     spool_dir: Path  # must outlive the process: events wait here for billing
     spool_segment_bytes: int = Field(default=64 * 1024 * 1024, ge=1)  # minutes of full load
     spool_hold_s: float = Field(default=5.0, gt=0)  # longer than a slow disk, shorter than a client
-    # How much may wait there for Kafka, and what happens then: new work is refused with 503, or the
-    # oldest events are given up.  Less than the volume; a billing that reads the spool itself
-    # bounds it by BILLING_SPOOL_KEEP_S, and the disk does.
+    # How much may wait there for Kafka, of all workers together, and what happens then: new work is
+    # refused with 503, or the oldest events are given up.  Less than the volume; a billing that
+    # reads the spool itself bounds it by BILLING_SPOOL_KEEP_S, and the disk does.
     spool_max_waiting_bytes: int = Field(default=8 * 1024**3, ge=1)
     spool_full: Literal["refuse", "shed"] = "refuse"
     durability: Literal["commit", "relaxed"] = "commit"  # relaxed: an answer ends without waiting

@@ -28,7 +28,10 @@ class OutboxLimit:
 
 
 class OutboxBound:
-    """``counts_orphans``: of several processes with one spool one looks after what others left."""
+    """Of one folder, whoever has written there: what fills a disk fills it for all.
+
+    ``is_in_charge``: of several processes with one spool one makes room.
+    """
 
     def __init__(
         self,
@@ -37,14 +40,14 @@ class OutboxBound:
         spool: Spool,
         *,
         limit: OutboxLimit,
-        counts_orphans: bool,
+        is_in_charge: bool,
         wall_s: Callable[[], float],
     ) -> None:
         self._folder = folder
         self._own_boot_id = own_boot_id
         self._spool = spool
         self._limit = limit
-        self._counts_orphans = counts_orphans
+        self._is_in_charge = is_in_charge
         self._wall_s = wall_s
         self._is_failing = False
         self.waiting_bytes = 0
@@ -69,41 +72,47 @@ class OutboxBound:
             self._is_failing = True
             return
         self._is_failing = False
-        self._spool.hold_back(self.waiting_bytes > self._limit.max_bytes)
+        is_full = self.waiting_bytes > self._limit.max_bytes
+        self._spool.hold_back(is_full and not self._limit.sheds)
 
     def look(self) -> int:
         """Bytes that wait, once the oldest have made room, if they shall.
 
         Blocks; raises OSError.
         """
-        segments = [segment for segment in segments_of(self._folder) if self._counts(segment)]
+        segments = segments_of(self._folder)
         waiting_bytes = {segment: _waiting_bytes(segment) for segment in segments}
-        if self._limit.sheds:
+        if self._limit.sheds and self._is_in_charge:
             self._shed(segments, waiting_bytes)
         return sum(waiting_bytes.values())
 
-    def _counts(self, segment: SegmentFile) -> bool:
-        if segment.boot_id == self._own_boot_id:
-            return True
-        if not self._counts_orphans:
-            return False
-        with segment.claimed(self._wall_s()) as is_orphan:
-            return is_orphan
-
     def _shed(self, segments: Sequence[SegmentFile], waiting_bytes: dict[SegmentFile, int]) -> None:
-        """Whole segments, the oldest first; never the one that grows."""
+        """Whole segments, the oldest first; never one that grows or is being shipped elsewhere."""
         newest = max((s.index for s in segments if s.boot_id == self._own_boot_id), default=None)
         for segment in segments:
             if sum(waiting_bytes.values()) <= self._limit.max_bytes:
                 return
-            if segment.boot_id == self._own_boot_id and segment.index == newest:
+            if waiting_bytes[segment] == 0:
                 continue
+            if segment.boot_id != self._own_boot_id:
+                with segment.claimed(self._wall_s()) as is_claimed:
+                    is_given_up = is_claimed and self._give_up(segment)
+            else:
+                is_given_up = segment.index != newest and self._give_up(segment)
+            if is_given_up:
+                del waiting_bytes[segment]
+
+    def _give_up(self, segment: SegmentFile) -> bool:
+        """False: it was shipped and removed meanwhile."""
+        try:
             num_events = segment.num_unshipped()
             segment.remove()
-            self.num_shed += num_events
-            fields = {"segment": segment.path.name, "num_events": num_events}
-            logger.error("outbox full, events given up", extra=fields)
-            del waiting_bytes[segment]
+        except FileNotFoundError:
+            return False
+        self.num_shed += num_events
+        fields = {"segment": segment.path.name, "num_events": num_events}
+        logger.error("outbox full, events given up", extra=fields)
+        return True
 
 
 def _waiting_bytes(segment: SegmentFile) -> int:

@@ -124,8 +124,13 @@ class Spool:
         self._segment: Segment | None = None  # the writer thread's own
         self._num_segments = 0
         self.num_committed = 0
-        self.is_failing = False  # or too slow, or held back: nothing new should be admitted
+        self._is_behind = False  # cannot write, or not in time
         self._is_held_back = False
+
+    @property
+    def is_failing(self) -> bool:
+        """Nothing new should be admitted."""
+        return self._is_behind or self._is_held_back
 
     def start(self) -> None:
         """Raises OSError if the folder cannot be written to."""
@@ -155,7 +160,7 @@ class Spool:
         """Whether there is room for more; what was admitted before is written all the same."""
         if is_full == self._is_held_back:
             return
-        self._is_held_back = self.is_failing = is_full
+        self._is_held_back = is_full
         if is_full:
             logger.error("spool is full: too much waits to be shipped")
         else:
@@ -195,7 +200,7 @@ class Spool:
             self._check_hold()
 
     def _committed(self, batch: _Batch) -> None:
-        self.is_failing = self._is_held_back
+        self._is_behind = False
         self.num_committed += len(batch.lines)
         self._writing = None
         if self._gathered.lines:
@@ -221,8 +226,8 @@ class Spool:
 
     def _fall_behind(self) -> None:
         """Until the next batch is committed nobody new should be admitted."""
-        if not self.is_failing:
-            self.is_failing = True
+        if not self._is_behind:
+            self._is_behind = True
             logger.error("spool is not written in time", extra={"num_events": self._num_open()})
 
     # The writer thread
@@ -251,7 +256,7 @@ class Spool:
         return False
 
     def _begin_failing(self, exc: OSError) -> None:
-        self.is_failing = True
+        self._is_behind = True
         logger.error("spool cannot be written", extra={"error": exc.strerror})
 
     def _append(self, lines: bytes) -> None:

@@ -252,6 +252,23 @@ async def test_a_full_disk_delays_events_and_loses_none(tmp_path: Path) -> None:
     assert spool_bytes(tmp_path) == b"".join(frame(payload(n)) for n in range(1, 7))
 
 
+async def test_room_in_the_outbox_does_not_mend_a_disk(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, "00ab", 1_000_000)
+    spool.start()
+    with file_limit(0):
+        late = spool.append(payload(spool.next_seq))
+        await asyncio.to_thread(eventually, lambda: spool.is_failing, "the spool to fail")
+        spool.hold_back(True)
+        spool.hold_back(False)
+        assert spool.is_failing
+    await late
+    assert not spool.is_failing
+    spool.hold_back(True)
+    await spool.append(payload(spool.next_seq))
+    assert spool.is_failing, "a write makes no room"
+    assert await spool.stop(5.0) == 0
+
+
 async def test_a_spool_stopped_on_a_full_disk_says_what_is_missing(tmp_path: Path) -> None:
     spool = Spool(tmp_path, "00ab", 1_000_000)
     spool.start()

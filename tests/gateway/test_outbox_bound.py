@@ -3,7 +3,8 @@
 import asyncio
 import fcntl
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,29 +20,37 @@ from tests.gateway.test_spool_reading import DEAD_BOOT, NOW_S, OWN_BOOT, write
 from tests.support.waiting import eventually
 
 
-def bound(folder: Path, max_bytes: int, *, sheds: bool, counts_orphans: bool = True) -> OutboxBound:
+def bound(folder: Path, max_bytes: int, *, sheds: bool, is_in_charge: bool = True) -> OutboxBound:
     return OutboxBound(
         folder,
         OWN_BOOT,
         Spool(folder, OWN_BOOT, 1),
         limit=OutboxLimit(max_bytes, sheds),
-        counts_orphans=counts_orphans,
+        is_in_charge=is_in_charge,
         wall_s=lambda: NOW_S,
     )
 
 
-async def test_what_waits_is_what_nobody_has_shipped_of_ours_and_of_the_dead(
+async def test_what_waits_is_what_nobody_has_shipped_whoever_wrote_or_ships_it(
     tmp_path: Path,
 ) -> None:
     own = write(tmp_path, OWN_BOOT, 0, range(1, 4))
     dead = write(tmp_path, DEAD_BOOT, 0, range(1, 3))
     SegmentFile(own).record_shipped(100)
     waiting_bytes = own.stat().st_size - 100
-    assert bound(tmp_path, 1, sheds=False, counts_orphans=False).look() == waiting_bytes
-    assert bound(tmp_path, 1, sheds=False).look() == waiting_bytes + dead.stat().st_size
-    with dead.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # a sibling's, which counts it itself
-        assert bound(tmp_path, 1, sheds=False).look() == waiting_bytes
+    waiting_bytes += dead.stat().st_size
+    assert bound(tmp_path, 1, sheds=False).look() == waiting_bytes
+    with locked(dead):  # while it is being shipped, say, to brokers that are away
+        for is_in_charge in (True, False):
+            looking = bound(tmp_path, 1, sheds=False, is_in_charge=is_in_charge)
+            assert looking.look() == waiting_bytes
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 async def test_the_oldest_make_room_and_are_counted(
@@ -59,6 +68,23 @@ async def test_the_oldest_make_room_and_are_counted(
     all_shed = bound(tmp_path, 0, sheds=True)
     assert all_shed.look() == growing.stat().st_size, "what is being written stays"
     assert all_shed.num_shed == 5
+
+
+async def test_what_another_holds_or_nobody_waits_for_makes_no_room(tmp_path: Path) -> None:
+    held = write(tmp_path, DEAD_BOOT, 0, range(1, 3))
+    shipped = write(tmp_path, DEAD_BOOT, 1, range(3, 5))
+    earlier = write(tmp_path, OWN_BOOT, 0, range(1, 6))
+    growing = write(tmp_path, OWN_BOOT, 1, range(6, 10))
+    SegmentFile(shipped).record_shipped(shipped.stat().st_size)
+    everything = (held, shipped, earlier, growing)
+    with locked(held):
+        others = bound(tmp_path, 0, sheds=True, is_in_charge=False)
+        others.look()
+        assert (others.num_shed, all(path.exists() for path in everything)) == (0, True)
+        shedding = bound(tmp_path, 0, sheds=True)
+        assert shedding.look() == held.stat().st_size + growing.stat().st_size
+    assert [path.exists() for path in everything] == [True, True, False, True]
+    assert shedding.num_shed == 5
 
 
 async def test_at_the_bound_new_work_is_refused_also_after_a_restart(
