@@ -19,7 +19,9 @@ async def running_store(address: RespAddress, call_deadline_s: float) -> AsyncIt
         yield store
     finally:
         running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await asyncio.wait((running,))
+        if not running.cancelled():
+            running.result()  # raises what ended it: a fault of ours, and no store that is away
 
 
 @asynccontextmanager

@@ -6,8 +6,10 @@ does it tell which request a block belongs to; but it tells the tokens of any pr
 asked for, and these say which blocks that prompt will have.
 """
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import chain, repeat
 from typing import Final
 
 from gateway.prompt import PromptText
@@ -17,7 +19,9 @@ from gateway.routing.prefix_index import PrefixIndex, SequenceGap
 
 _KEY_MASK: Final = (1 << 64) - 1
 _MAX_EXPECTED: Final = 1_024  # prompts whose blocks are being computed
+_BLOCKS_A_TURN: Final = 512  # under a millisecond, of the 90 ms that a million tokens take
 _GPU: Final = (None, "GPU")  # what is elsewhere must be fetched first
+_ROOT: Final = hash(b"no block before") & _KEY_MASK  # another in each process: nobody aims at keys
 
 
 class EngineBlocks:
@@ -49,15 +53,16 @@ class EngineBlocks:
                 case AllBlocksCleared():
                     self._clear()
 
-    def expect(self, text: PromptText, token_ids: Sequence[int], salt: str) -> None:
-        """A prompt that is on its way there, in the engine's tokens."""
+    async def expect(self, text: PromptText, token_ids: Sequence[int], salt: str) -> None:
+        """A prompt that is on its way there, in the engine's tokens.
+
+        A long one in several turns of the event loop.
+        """
         size = self._block_size
         if size == 0 or len(token_ids) < size:
             return
-        for root in (_root([salt]), _root([])):  # older versions do not tell salts
-            key = root
-            for start in range(0, len(token_ids) - size + 1, size):
-                key = _link(key, token_ids[start : start + size])
+        for extra_keys in ([salt], None):  # older versions do not tell salts
+            key = await _last_key(token_ids, size, extra_keys)
             if self._blocks.holders(key) & self.bit:
                 self._index.anchors.learn(text, len(token_ids), key, size)
                 return
@@ -68,15 +73,13 @@ class EngineBlocks:
     def _store(self, event: BlockStored) -> None:
         size = self._block_size = event.block_size
         parent = event.parent_block_hash
-        if parent is None:
-            link: int | None = _root(event.extra_keys[0] if event.extra_keys else None)
-        else:
-            link = self._keys.get(parent)
+        link = _ROOT if parent is None else self._keys.get(parent)
         if link is None:
             return  # it goes on behind what was stored before anybody listened
-        for place, hash_ in enumerate(event.block_hashes):
+        extra_keys = chain(event.extra_keys or (), repeat(None))
+        for place, (hash_, extra) in enumerate(zip(event.block_hashes, extra_keys, strict=False)):
             before = link
-            link = _link(before, event.token_ids[place * size : (place + 1) * size])
+            link = _link(before, event.token_ids[place * size : (place + 1) * size], extra)
             self._keys[hash_] = link
             self._blocks.store(self.bit, link, before)
             expected = self._expected.pop(link, None)
@@ -96,10 +99,21 @@ class EngineBlocks:
         self.bit = self._blocks.enter()
 
 
-def _root(extra_keys: Sequence[object] | None) -> int:
-    """What the first block's key begins with: salts differ by it."""
-    return hash(repr([] if extra_keys is None else list(extra_keys)).encode()) & _KEY_MASK
+async def _last_key(
+    token_ids: Sequence[int], size: int, extra_keys: Sequence[object] | None
+) -> int:
+    """Of the whole blocks.  ``extra_keys``: of the first."""
+    key = _ROOT
+    for place in range(len(token_ids) // size):
+        key = _link(key, token_ids[place * size : (place + 1) * size], extra_keys)
+        extra_keys = None
+        if (place + 1) % _BLOCKS_A_TURN == 0:
+            await asyncio.sleep(0)
+    return key
 
 
-def _link(before: int, token_ids: Sequence[int]) -> int:
+def _link(before: int, token_ids: Sequence[int], extra_keys: Sequence[object] | None) -> int:
+    """``extra_keys``: what tells blocks of the same tokens apart, such as salts and images."""
+    if extra_keys:
+        before = hash((before, repr(list(extra_keys))))
     return hash((before, *token_ids)) & _KEY_MASK

@@ -46,7 +46,7 @@ class PromptTokens:
     async def close(self) -> None:
         if self._question is not None:
             self._question.cancel()
-            await asyncio.gather(self._question, return_exceptions=True)
+            await asyncio.wait((self._question,))  # a fault of ours is left for the loop to tell
 
     async def _ask(self, text: PromptText, body: bytes) -> None:
         try:
@@ -57,4 +57,4 @@ class PromptTokens:
             salted = msgspec.json.decode(body, type=_Salted)
         except (UpstreamError, *UNDECODABLE):
             return
-        self._blocks.expect(text, told.tokens, salted.cache_salt)
+        await self._blocks.expect(text, told.tokens, salted.cache_salt)

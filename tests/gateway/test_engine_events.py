@@ -109,48 +109,73 @@ def test_what_is_no_batch_is_refused(payload: object) -> None:
         decode_events(msgspec.msgpack.encode(payload))
 
 
-def test_engines_that_name_their_blocks_each_in_its_own_way_hold_the_same() -> None:
+async def test_engines_that_name_their_blocks_each_in_its_own_way_hold_the_same() -> None:
     index = PrefixIndex(10_000)
     one, other = EngineBlocks(index), EngineBlocks(index)
     take(one, 0, stored(TOKENS, secret=b"one"))
     take(other, 7, stored(TOKENS[:128], secret=b"other"))
-    one.expect(CHAIN, TOKENS, SALT)
+    await one.expect(CHAIN, TOKENS, SALT)
     assert (found(index, one), found(index, other)) == (len(TOKENS), 128)
 
 
 @pytest.mark.parametrize("is_asked_first", [True, False])
-def test_a_prompt_is_tied_to_its_blocks_whichever_is_known_first(*, is_asked_first: bool) -> None:
+async def test_a_prompt_is_tied_to_its_blocks_whichever_is_known_first(
+    *, is_asked_first: bool
+) -> None:
     index = PrefixIndex(10_000)
     blocks = EngineBlocks(index)
     take(blocks, 0, stored([1] * SIZE))  # whose size is known then
     if is_asked_first:
-        blocks.expect(CHAIN, TOKENS, SALT)
+        await blocks.expect(CHAIN, TOKENS, SALT)
         assert found(index, blocks) == 0
         take(blocks, 1, stored(TOKENS))
     else:
         take(blocks, 1, stored(TOKENS))
-        blocks.expect(CHAIN, TOKENS, SALT)
+        await blocks.expect(CHAIN, TOKENS, SALT)
     assert found(index, blocks) == len(TOKENS)
 
 
-def test_the_same_tokens_under_another_salt_are_others() -> None:
+async def test_the_same_tokens_under_another_salt_are_others() -> None:
     index = PrefixIndex(10_000)
     blocks = EngineBlocks(index)
     take(blocks, 0, stored(TOKENS, salt="another's"))
-    blocks.expect(CHAIN, TOKENS, SALT)
+    await blocks.expect(CHAIN, TOKENS, SALT)
     assert found(index, blocks) == 0
     take(blocks, 1, stored(TOKENS, secret=b"x", salt=None))  # a version that does not tell salts
     assert found(index, blocks) == len(TOKENS)
 
 
-def test_what_is_removed_or_cleared_is_gone_and_what_has_no_beginning_is_nothing() -> None:
+async def test_the_same_tokens_behind_another_image_are_others() -> None:
+    """An image is the same placeholder tokens as any other; its blocks' extra keys tell it."""
+    index = PrefixIndex(10_000)
+    blocks = EngineBlocks(index)
+    num = len(TOKENS) // SIZE
+    for number, image in enumerate((b"cat", b"dog")):
+        event = stored(TOKENS, secret=image)
+        extra_keys = [[SALT], *([[image.decode()]] * (num - 1))]
+        take(blocks, number, msgspec.structs.replace(event, extra_keys=extra_keys))
+    assert len(index.blocks) == 1 + 2 * (num - 1)
+
+
+async def test_a_long_prompt_leaves_the_event_loop_to_others() -> None:
+    blocks = EngineBlocks(PrefixIndex(10))
+    take(blocks, 0, stored([1] * SIZE))
+    expecting = asyncio.ensure_future(blocks.expect(CHAIN, TOKENS * 40, SALT))
+    num_turns = 0
+    while not expecting.done():
+        await asyncio.sleep(0)
+        num_turns += 1
+    assert num_turns > 2 * len(TOKENS) * 40 // SIZE // 1_000
+
+
+async def test_what_is_removed_or_cleared_is_gone_and_what_has_no_beginning_is_nothing() -> None:
     index = PrefixIndex(10_000)
     blocks = EngineBlocks(index)
     event = stored(TOKENS)
     elsewhere = StoredEvent([b"c"], None, TOKENS[:SIZE], SIZE, medium="CPU")
     orphan = StoredEvent([b"o"], b"before anybody listened", TOKENS[:SIZE], SIZE)
     take(blocks, 0, event, elsewhere, orphan)
-    blocks.expect(CHAIN, TOKENS, SALT)
+    await blocks.expect(CHAIN, TOKENS, SALT)
     assert len(index.blocks) == len(TOKENS) // SIZE
     take(blocks, 1, RemovedEvent(event.block_hashes[8:]), RemovedEvent([b"unheard of"]))
     assert found(index, blocks) == 8 * SIZE
