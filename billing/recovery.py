@@ -84,9 +84,17 @@ def recovered_event(records: Sequence[ReplicaUsage], tiers: Mapping[str, str]) -
 
 def _last_chain(records: Sequence[ReplicaUsage]) -> list[ReplicaUsage]:
     """The last attempt, after those whose tokens it was given to go on from."""
-    chain: list[ReplicaUsage] = []
-    for record in sorted(records, key=lambda r: r.arrived_at, reverse=True):
-        chain.insert(0, record)
-        if record.resumed_tokens == 0:
-            break
-    return chain
+    in_order = sorted(records, key=lambda r: r.arrived_at)
+    beginnings = [record for record in in_order if record.resumed_tokens == 0]
+    if not beginnings:
+        return in_order
+    latest = beginnings[-1]
+    resumed = [r for r in in_order if r.resumed_tokens > 0 and r.arrived_at >= latest.arrived_at]
+    return [_answering(beginnings), *resumed]
+
+
+def _answering(beginnings: Sequence[ReplicaUsage]) -> ReplicaUsage:
+    """The latest; of a stream's two at once the one that was not given up, and so made more."""
+    latest = beginnings[-1]
+    at_once = [r for r in beginnings if r.is_stream and r.finished_at > latest.arrived_at]
+    return max([latest, *at_once], key=lambda r: r.output_text_tokens)

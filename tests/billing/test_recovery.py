@@ -3,6 +3,7 @@
 from datetime import date, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from billing.audit import Account, Kind
@@ -186,6 +187,53 @@ def test_a_recovered_answer_after_a_failed_attempt_is_the_last_one(books: Books)
     then = record(event(4), output_text_tokens=7, arrived_at=NOON + timedelta(seconds=1))
     books.post(*EVENTS)
     books.records += [then, failed]
+    assert recover_all(books) == 1
+    (posted,) = [r for r in rows(books.ledger_url, "usage_events") if r.is_recovered]
+    assert posted.output_text_tokens == 7
+
+
+@pytest.mark.parametrize("is_first_the_winner", [True, False], ids=["first", "second"])
+@pytest.mark.parametrize("is_resumed", [False, True], ids=["whole", "resumed"])
+def test_a_recovered_answer_of_two_attempts_at_once_is_the_one_not_given_up(
+    books: Books, is_first_the_winner: bool, is_resumed: bool
+) -> None:
+    """The other made a token before it was closed; both were computing for a while."""
+    made = (2_000, 1) if is_first_the_winner else (1, 2_000)
+    attempts = [
+        record(
+            event(4, is_stream=True),
+            output_text_tokens=num_tokens,
+            arrived_at=NOON + timedelta(milliseconds=200 * index),
+            finished_at=NOON + timedelta(milliseconds=300 + 10 * num_tokens),
+        )
+        for index, num_tokens in enumerate(made)
+    ]
+    if is_resumed:
+        arrived_at = NOON + timedelta(minutes=1)
+        resumed = record(event(4, is_stream=True), resumed_tokens=2_000, arrived_at=arrived_at)
+        attempts.append(msgspec.structs.replace(resumed, output_text_tokens=30))
+    books.post(*EVENTS)
+    books.records += attempts
+    assert recover_all(books) == 1
+    (posted,) = [r for r in rows(books.ledger_url, "usage_events") if r.is_recovered]
+    assert posted.output_text_tokens == (2_030 if is_resumed else 2_000)
+
+
+def test_a_recovered_document_is_of_the_last_attempt_whatever_the_one_before_made(
+    books: Books,
+) -> None:
+    """It was asked for again after its time; its replica noticed a step later."""
+    late = record(
+        event(4, is_stream=False),
+        output_text_tokens=9,
+        arrived_at=NOON,
+        finished_at=NOON + timedelta(seconds=2),
+    )
+    then = msgspec.structs.replace(
+        late, output_text_tokens=7, arrived_at=NOON + timedelta(seconds=1)
+    )
+    books.post(*EVENTS)
+    books.records += [then, late]
     assert recover_all(books) == 1
     (posted,) = [r for r in rows(books.ledger_url, "usage_events") if r.is_recovered]
     assert posted.output_text_tokens == 7
