@@ -7,7 +7,7 @@ from replica.api.generation import Endpoint, serve_generation
 from replica.api.parameters import check_token_ids, top_logprobs
 from replica.api.replies import CompletionReplies
 from replica.api.schemas import CompletionBody, Prompt
-from replica.errors import InvalidRequest
+from replica.errors import InvalidRequest, NotSupported
 from replica.model.tokenizer import Tokenizer
 
 
@@ -39,7 +39,13 @@ def _only_prompt(prompt: Prompt) -> str | list[int]:
 
 
 def _num_top_logprobs(body: CompletionBody) -> int | None:
-    return None if body.logprobs is None else top_logprobs(body.logprobs, "logprobs")
+    if body.top_logprobs not in (None, 0):
+        raise NotSupported("completions have logprobs, not top_logprobs", param="top_logprobs")
+    if body.logprobs is None or body.logprobs is False:
+        return None
+    if body.logprobs is True:
+        raise InvalidRequest("logprobs is a number of tokens", param="logprobs")
+    return top_logprobs(body.logprobs, "logprobs")
 
 
 _COMPLETIONS = Endpoint(

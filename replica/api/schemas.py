@@ -132,7 +132,8 @@ Prompt = str | list[int | str | list[int]]
 
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     prompt: Prompt
-    logprobs: int | None = None
+    logprobs: int | bool | None = None  # how many; false: none
+    top_logprobs: int | None = None  # the chat's word, and neutral here
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):

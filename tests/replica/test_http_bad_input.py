@@ -106,6 +106,8 @@ BAD: list[tuple[str, str, object, str | None]] = [
     ("too many logprobs", TEXT, text(logprobs=21), "logprobs"),
     ("logprobs below 0", TEXT, text(logprobs=-1), "logprobs"),
     ("logprobs of true", TEXT, text(logprobs=True), "logprobs"),
+    ("top logprobs of a text", TEXT, text(logprobs=1, top_logprobs=2), "top_logprobs"),
+    ("top logprobs of true", TEXT, text(top_logprobs=True), "top_logprobs"),
     ("tools", CHAT, chat(tools=[{"type": "function"}]), "tools"),
     ("response format", CHAT, chat(response_format={"type": "json_object"}), "response_format"),
     ("logit bias of a word", CHAT, chat(logit_bias={"the": 5}), "logit_bias"),
@@ -172,6 +174,8 @@ def test_harmless_fields_are_accepted(replica: ReplicaProcess) -> None:
         presence_penalty=0.0, response_format={"type": "text"}, some_future_field=[1],
     )  # fmt: skip
     assert replica.post(CHAT, body).status == 200
+    answer = replica.post(TEXT, text(logprobs=False, top_logprobs=0))
+    assert (answer.status, answer.json["choices"][0]["logprobs"]) == (200, None)
 
 
 def test_unknown_model_is_not_found(replica: ReplicaProcess) -> None:
