@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer as FastTokenizer
 
-from replica.errors import ModelUnsupported
+from replica.errors import ModelInvalid, ModelUnsupported
 from replica.model.chat_template import ChatTemplate
 from replica.model.token_bytes import token_bytes
 
@@ -24,13 +24,25 @@ class Tokenizer:
     """Thread safe; the heavy calls let go of the interpreter lock."""
 
     def __init__(
-        self, fast: FastTokenizer, special: SpecialTokens, chat_template: ChatTemplate | None
+        self,
+        fast: FastTokenizer,
+        special: SpecialTokens,
+        chat_template: ChatTemplate | None,
+        *,
+        model_vocab_size: int | None = None,
     ) -> None:
-        """Raises ModelUnsupported."""
+        """Raises ModelUnsupported, or ModelInvalid where the model cannot have made these tokens.
+
+        model_vocab_size: where the model may have rows to spare (Qwen's is padded): like control
+        tokens they can be drawn, and stand for no bytes.
+        """
         self._fast = fast
         self._special = special
         self._chat_template = chat_template
         self.token_bytes = token_bytes(fast)
+        if model_vocab_size is not None:
+            _refuse_beyond(model_vocab_size, len(self.token_bytes), special)
+            self.token_bytes += [b""] * (model_vocab_size - len(self.token_bytes))
         # Canonical composition, the only normalizer we meet that takes bytes away, shrinks text
         # threefold at most: nine bytes of Korean letters become a syllable of three.
         shrinkage = 1 if fast.normalizer is None else 3
@@ -73,7 +85,7 @@ class Tokenizer:
         """For people.  As OpenAI writes them: no text of their own have parts of characters."""
         token_bytes = self.token_bytes[token_id]
         if not token_bytes:
-            return self._fast.id_to_token(token_id) or ""
+            return self._fast.id_to_token(token_id) or f"<unused {token_id}>"
         try:
             return token_bytes.decode()
         except UnicodeDecodeError:
@@ -84,3 +96,13 @@ class Tokenizer:
         if self._chat_template is None:
             raise ModelUnsupported("the model has no chat template")
         return self._chat_template.render(messages)
+
+
+def _refuse_beyond(vocab_size: int, num_tokens: int, special: SpecialTokens) -> None:
+    """Raises ModelInvalid: the model has no row for such a token, neither to read nor to draw."""
+    if num_tokens > vocab_size:
+        raise ModelInvalid(f"the tokenizer has {num_tokens} tokens, the model only {vocab_size}")
+    bos = () if special.bos_token_id is None else (special.bos_token_id,)
+    for token_id in (*special.eos_token_ids, *bos):
+        if not 0 <= token_id < vocab_size:
+            raise ModelInvalid(f"special token id {token_id} is outside the vocabulary")

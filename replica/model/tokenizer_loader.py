@@ -18,6 +18,7 @@ from replica.model.tokenizer import SpecialTokens, Tokenizer
 
 _CONTROL: Final = 3  # llama.cpp's token types
 _USER_DEFINED: Final = 4
+_MAX_VOCAB_SIZE: Final = 1 << 22  # before anything proves it: what it costs is a table this long
 
 _LLAMA3_SPLIT: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -72,7 +73,7 @@ def tokenizer_from_hf(directory: Path, now: Callable[[], datetime]) -> Tokenizer
     special = _hf_special_tokens(directory, fast, settings)
     template = _hf_chat_template(directory, settings)
     chat = ChatTemplate(template, special.template_names, now) if template else None
-    return Tokenizer(fast, special, chat)
+    return Tokenizer(fast, special, chat, model_vocab_size=_hf_vocab_size(directory))
 
 
 def _pre_tokenizer(pre: str | None) -> pre_tokenizers.PreTokenizer:
@@ -148,6 +149,16 @@ def _hf_bos(fast: FastTokenizer) -> int | None:
     if framed[1:] == bare:
         return framed[0]
     raise ModelUnsupported("the tokenizer adds more than a BOS token")
+
+
+def _hf_vocab_size(directory: Path) -> int | None:
+    """None: the model's own reader refuses what stands there."""
+    size = _read_json(directory / "config.json").get("vocab_size")
+    if type(size) is not int:
+        return None
+    if size > _MAX_VOCAB_SIZE:
+        raise ModelUnsupported(f"vocab_size={size} is not supported")
+    return size
 
 
 def _hf_chat_template(directory: Path, settings: Metadata) -> str | None:

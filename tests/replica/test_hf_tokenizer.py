@@ -8,7 +8,7 @@ import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as FastTokenizer
 
-from replica.errors import ModelInvalid, ModelUnsupported
+from replica.errors import ModelError, ModelInvalid, ModelUnsupported
 from replica.model.tokenizer import Tokenizer
 from replica.model.tokenizer_loader import load_tokenizer
 from tests.replica.conftest import FIXED_NOW
@@ -92,3 +92,31 @@ def test_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ModelInvalid, match=r"tokenizer\.json"):
         load_tokenizer(tmp_path, lambda: FIXED_NOW)
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "eos_token_id", "reason"),
+    [
+        (258, 257, "259 tokens, the model only 258"),
+        (320, 320, "320 is outside the vocabulary"),
+        (1 << 40, 257, "vocab_size=1099511627776"),
+    ],
+    ids=["a token beyond the model", "an end beyond the model", "a huge model"],
+)
+def test_tokens_that_the_model_has_no_row_for_are_refused(
+    tmp_path: Path, vocab_size: int, eos_token_id: int, reason: str
+) -> None:
+    load(tmp_path, byte_level())
+    config = {"vocab_size": vocab_size, "eos_token_id": eos_token_id}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=reason):
+        load_tokenizer(tmp_path, lambda: FIXED_NOW)
+
+
+def test_rows_of_the_model_without_a_token_stand_for_no_bytes(tmp_path: Path) -> None:
+    load(tmp_path, byte_level())
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 320, "eos_token_id": 257}))
+    tokenizer = load_tokenizer(tmp_path, lambda: FIXED_NOW)
+    assert tokenizer.vocab_size == 320
+    assert (tokenizer.token_bytes[319], tokenizer.token_text(319)) == (b"", "<unused 319>")
+    assert tokenizer.decode([97, 319]) == tokenizer.decode([97])
