@@ -3,8 +3,8 @@
 authenticate -> parse -> reserve -> route and relay -> settle and record -> end the answer.
 
 No other module knows this order.  Every admitted request is settled and recorded exactly once,
-whichever way it ends; its answer does not end before both are done.  One that no replica would
-begin is withdrawn instead: it was not admitted after all.
+whichever way it ends; its answer does not end before both are done.  One that no replica has
+begun is withdrawn instead: it was not admitted after all.
 """
 
 import asyncio
@@ -185,7 +185,10 @@ class Pipeline:
             settlement.close(await in_task(relay.stop()), interruption.outcome)
         except (NoReplicaAvailable, Overloaded) as error:
             failure = error
-            settlement.withdraw()
+            if relay.has_left_work:  # which an auditor would bill, were there no event
+                settlement.close(relay.usage(), Outcome.UPSTREAM_FAILED)
+            else:
+                settlement.withdraw()
         except GatewayError as error:
             failure = error
             usage = await in_task(relay.stop_after_failure())

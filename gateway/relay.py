@@ -67,6 +67,11 @@ class Relay:
         else:
             self._attempts = HedgedAttempts(hedging, fleet, retries, exchange, context, meter)
 
+    @property
+    def has_left_work(self) -> bool:
+        """A replica that was given up may have begun, and keeps a record of it."""
+        return self._attempts.has_left_work
+
     async def answer(self) -> bytes:
         """Relays all but the end, and returns that: ``[DONE]``, or the whole document.
 

@@ -40,6 +40,7 @@ _AT_ONCE_S = 5.0  # a replica that takes no work says so first; a later 503 may 
 
 class Attempts:
     current: Attempt | None = None
+    has_left_work = False  # with a replica that was given up, and may have begun it
     answer: ResumableAnswer | None = None  # None: the current attempt's cannot be resumed
     _provider: Provider | None = None  # None: our own replicas
     _num_begun = 0
@@ -227,6 +228,7 @@ class Attempts:
         """The current one, which is over.  Its replica's name."""
         attempt = self.current
         assert attempt is not None
+        self._note_work(attempt)
         self._fleet.end(attempt.stay)
         self.current = None
         if not self._meter.num_breaks:  # else it has served a part
@@ -266,6 +268,10 @@ class Attempts:
         if self._provider is not None:
             return False
         return self._fleet.has_candidate(self._context.request, tried)
+
+    def _note_work(self, attempt: Attempt) -> None:
+        if attempt.response.is_sent and not attempt.response.is_refusal:
+            self.has_left_work = True
 
     def _note_end(self, attempt: Attempt, *, is_complete: bool) -> None:
         breakers = self._retries.breakers

@@ -110,6 +110,7 @@ class HedgedAttempts(Attempts):
         self._retries.hedging.began(self._context.request.model, waited_s)
 
     def _drop(self, attempt: Attempt) -> None:
+        self._note_work(attempt)
         response = attempt.response
         if not response.head.is_done or response.has_begun:
             self._note_end(attempt, is_complete=False)

@@ -154,3 +154,35 @@ async def test_a_request_that_nobody_begins_was_never_admitted(
     assert tenant.valkey.num_open_reservations(tenant.name) == 0
     assert tenant.valkey.settled(tenant.name) == {}
     assert tenant.events() == []
+
+
+async def test_a_request_that_one_began_and_nobody_takes_on_is_billed_as_nothing(
+    start_gateway: Callable[..., Gateway], make_tenant: Callable[..., Tenant], upstream: Upstream
+) -> None:
+    """Else an auditor would bill it by the record of the one who died over it."""
+    other = Upstream()
+    other.start()
+    gateway = start_gateway(upstreams={"a": upstream, "b": other}, **POLLED_ONCE)
+    tenant = make_tenant(on=gateway)
+    await tenant.accepted()
+    await wait_for_both(gateway)
+    begun: list[Generation] = []
+
+    async def die_over_the_first(generation: Generation) -> None:
+        begun.append(generation)
+        if len(begun) > 1:
+            await refuse()(generation)
+            return
+        await generation.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n")
+        generation.reset()
+
+    upstream.behaviour = other.behaviour = die_over_the_first
+    assert (await post(gateway.port, chat(), tenant.key)).status == 503
+    (event,) = tenant.events()
+    assert (event.outcome, event.total_tokens) == (Outcome.UPSTREAM_FAILED, 0)
+    await asyncio.to_thread(
+        eventually,
+        lambda: tenant.valkey.settled(tenant.name) == {"requests": 1, "tokens": 0},
+        "the request to be settled",
+    )
+    other.stop()
