@@ -211,7 +211,7 @@ async def _health(
     if place is None:
         yield health_router(reasons_alone, render_alone)
         return
-    siblings = Siblings(place, render, readiness.reasons_not_ready)
+    siblings = Siblings(place, render, readiness.reasons_clients_meet)
     async with siblings.answering():
         yield health_router(siblings.reasons_not_ready, siblings.render_all)
 

@@ -9,7 +9,7 @@ from gateway.routing.pool import ReplicaPool
 
 
 class Readiness:
-    """Asked by probes; told when the drain begins."""
+    """Asked by probes; told when the port is listened at, and when the drain begins."""
 
     def __init__(
         self, policies: LivePolicies, pool: ReplicaPool, limiter: RedisLimiter, spool: Spool
@@ -18,6 +18,7 @@ class Readiness:
         self._pool = pool
         self._limiter = limiter
         self._spool = spool
+        self.is_listening = False
         self.is_draining = False
 
     def reasons_not_ready(self) -> Sequence[str]:
@@ -29,3 +30,7 @@ class Readiness:
             "the spool cannot be written": self._spool.is_failing,
         }
         return [reason for reason, is_true in checks.items() if is_true]
+
+    def reasons_clients_meet(self) -> Sequence[str]:
+        """None, while no client can come here."""
+        return self.reasons_not_ready() if self.is_listening else ()

@@ -75,6 +75,7 @@ class GatewayServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self._ready_or_out_of_patience()
+        self._gateway.readiness.is_listening = True
         await super().startup(sockets)
         for server in self.servers:
             for listener in server.sockets:

@@ -141,7 +141,7 @@ class Turnstile:
 
     def _let_in(self, ticket: _Ticket, now_s: float) -> None:
         """One that has been charged all that it may need."""
-        self._line_of(ticket.context).let_in(now_s)
+        self._line_of(ticket.context).let_in(ticket.turn, now_s)
         ticket.meter.charged_tokens = ticket.context.request.estimated_tokens
         ticket.meter.charged_monotonic_s = now_s
 

@@ -12,8 +12,9 @@ from contracts.names import QUOTA_OWED_TAG, TenantId, quota_owed
 from gateway.admission.quota_scripts import SETTLE
 from gateway.admission.quota_store import QuotaStore, slot_of
 from gateway.admission.quota_tenants import QuotaTenants
-from gateway.admission.resp import pack, pack_arguments
+from gateway.admission.resp import first_word, pack, pack_arguments
 from gateway.admission.script_runner import ScriptRunner
+from gateway.errors import QuotaRefused
 
 _MOST_AT_ONCE: Final = 100  # in one call: a millisecond of the store's
 _SETTLE, _SETTLE_UNTOLD = 1, 2  # as settle.lua has it
@@ -36,15 +37,18 @@ class Debts:
         self._slot = slot_of(QUOTA_OWED_TAG)
 
     async def told(self) -> list[bytes]:
-        """What others have put into the store for a gateway to pay.  Raises QuotaUnavailable."""
-        first = pack("LRANGE", quota_owed(), 0, _MOST_AT_ONCE - 1)
-        reply = await self._store.call(first, self._slot)
-        return reply if isinstance(reply, list) else []
+        """What others have put into the store for a gateway to pay.
+
+        Raises QuotaUnavailable; QuotaRefused for an error reply.
+        """
+        reply = await self._call(pack("LRANGE", quota_owed(), 0, _MOST_AT_ONCE - 1))
+        assert isinstance(reply, list), "LRANGE lists"
+        return reply
 
     async def forget(self, payloads: Sequence[bytes]) -> None:
-        """They have been paid.  Raises QuotaUnavailable."""
+        """They have been paid.  Raises as ``told``."""
         for payload in payloads:
-            await self._store.call(pack("LREM", quota_owed(), 1, payload), self._slot)
+            await self._call(pack("LREM", quota_owed(), 1, payload))
 
     async def pay(self, tenant_id: TenantId, debts: Sequence[Debt]) -> int:
         """How many there were that the store did not know of.
@@ -61,6 +65,13 @@ class Debts:
             assert isinstance(answer, int), "settle.lua counts"
             num_open += answer
         return num_open
+
+    async def _call(self, command: bytes) -> object:
+        reply = await self._store.call(command, self._slot)
+        refusal = first_word(reply)
+        if refusal is not None:
+            raise QuotaRefused(refusal)
+        return reply
 
 
 def _parts(debt: Debt) -> Iterable[str | int]:

@@ -35,7 +35,9 @@ class PromisedTurns:
     def __len__(self) -> int:
         return len(self._due_s)
 
-    def let_in(self, now_s: float) -> None:
+    def let_in(self, turn: int, now_s: float) -> None:
+        """Whether or not it was its time."""
+        self._due_s.pop(turn, None)
         self._num_lately = self._num_let_in(now_s) + 1.0
         self._lately_s = now_s
 
@@ -53,6 +55,7 @@ class PromisedTurns:
         due_s = self._due_s.get(turn)
         if due_s is not None and due_s > now_s:
             return due_s - now_s  # it came too early
+        self._due_s.pop(turn, None)  # it came too late, and is the last again
         wait_s = least_s
         if self._due_s:
             line_s = max(0.0, self._last_s - now_s)

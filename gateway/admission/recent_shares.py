@@ -1,7 +1,8 @@
-"""Who has lately had more than its fair share here, while others wanted some.
+"""Who has lately had more than its fair share, while others wanted some.
 
 What a tenant has had fades within seconds, and whoever has asked for nothing for a minute wants
 nothing.  Alone, everybody may have everything.  Batch never wants a share: it gets what is left.
+Counted is what this gateway has let in: each judges by what it has seen itself.
 
 Pure: it does not know the time.
 """

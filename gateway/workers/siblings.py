@@ -19,13 +19,13 @@ class Siblings:
         self,
         place: Place,
         render: Callable[[], str],
-        reasons_not_ready: Callable[[], Sequence[str]],
+        reasons_clients_meet: Callable[[], Sequence[str]],
     ) -> None:
         """What this worker says of itself."""
         self._place = place
         self._answers: Mapping[bytes, Callable[[], str]] = {
             _METRICS: render,
-            _READINESS: lambda: "\n".join(reasons_not_ready()),
+            _READINESS: lambda: "\n".join(reasons_clients_meet()),
         }
 
     @asynccontextmanager
@@ -46,10 +46,7 @@ class Siblings:
             raise Unavailable("Not every worker tells its metrics.") from exc
 
     async def reasons_not_ready(self) -> Sequence[str]:
-        """Of all workers that are there: the kernel deals a client to any of them.
-
-        One that is being started listens when it is ready.
-        """
+        """Of all workers that listen: the kernel deals a client to any of them."""
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 told = await asyncio.gather(*map(_reasons_of, self._place.sockets()))

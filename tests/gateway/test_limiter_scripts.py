@@ -88,6 +88,15 @@ async def test_keys_that_vanished_expire_again_once_they_are_back(
             assert client.pttl(bench.key(name)) > 0
 
 
+async def test_what_is_known_for_a_day_is_forgotten_though_no_lease_ends(bench: Bench) -> None:
+    """More than one call forgets."""
+    with bench.valkey.client as client:
+        client.zadd(bench.key("swept"), {f"settled-{number}": 1 for number in range(150)})
+        for num_left in (50, 0):
+            await bench.ask(1, Terms(1_000))
+            assert client.zcard(bench.key("swept")) == num_left
+
+
 async def test_a_bucket_expires_whatever_made_it(bench: Bench) -> None:
     refused = await bench.ask(5_000, Terms(1_000))
     assert refused.refusal is not None

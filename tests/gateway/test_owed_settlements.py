@@ -20,6 +20,7 @@ from gateway.admission.quota_tenants import QuotaTenants
 from gateway.admission.reserve_call import num_arguments_of, reserve_arguments
 from gateway.admission.script_runner import ScriptRunner
 from gateway.admission.verdict import Reservation
+from gateway.errors import QuotaRefused
 from gateway.owed_settlements import debt_of
 from gateway.resp_address import RespAddress
 from tests.gateway.conftest import Tenant
@@ -132,6 +133,20 @@ async def test_what_nobody_else_tells_counts_once(valkey: Valkey, bench: Bench) 
         assert await debts.pay(tenant_id(bench.tenant), some) == 1
         assert await debts.pay(tenant_id(bench.tenant), some) == 0
     assert valkey.settled(bench.tenant) == {"requests": 1, "tokens": 30}
+
+
+async def test_a_store_that_lets_us_not_look_for_debts_or_forget_them_says_so(
+    own_valkey: Valkey,
+) -> None:
+    """Taken for an empty list, or for done, they would be paid never, or for ever."""
+    with own_valkey.client as client:
+        client.execute_command("ACL", "SETUSER", "default", "-lrange", "-lrem")
+    async with paying(own_valkey) as debts:
+        with pytest.raises(QuotaRefused) as looking:
+            await debts.told()
+        with pytest.raises(QuotaRefused) as forgetting:
+            await debts.forget([b"a debt"])
+    assert looking.value.reason == forgetting.value.reason == "NOPERM"
 
 
 def test_a_debt_is_what_the_gateway_would_have_settled() -> None:

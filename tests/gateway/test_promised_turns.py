@@ -19,7 +19,7 @@ def line_of(num_a_second: int, now_s: float = 100.0) -> PromisedTurns:
     """Of a tenant that was let in so often lately."""
     line = PromisedTurns()
     for number in range(num_a_second * 40):
-        line.let_in(now_s - 40.0 + number / num_a_second)
+        line.let_in(-1, now_s - 40.0 + number / num_a_second)
     return line
 
 
@@ -46,6 +46,22 @@ def test_who_does_not_come_is_forgotten() -> None:
     wait_s = line.promise_s(7, 2.0, 100.0)
     assert not line.claim(7, 100.0 + wait_s + GRACE_S)
     assert len(line) == 0
+
+
+def test_who_comes_too_late_is_the_last_again_and_keeps_nobody_in_line() -> None:
+    line = line_of(5)
+    late_s, lapsed_s = (100.0 + line.promise_s(turn, 2.0, 100.0) for turn in (1, 2))
+    line.promise_s(1, 2.0, late_s + 1.0)
+    assert not line.claim(2, lapsed_s + GRACE_S)
+    assert len(line) == 1
+
+
+def test_who_is_let_in_before_its_time_is_in_line_no_more() -> None:
+    line = line_of(5)
+    wait_s = line.promise_s(7, 2.0, 100.0)
+    line.let_in(7, 101.0)
+    assert len(line) == 0
+    assert not line.claim(7, 100.0 + wait_s)
 
 
 def test_no_more_than_a_minute_is_promised() -> None:

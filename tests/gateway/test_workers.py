@@ -104,8 +104,13 @@ async def test_a_worker_that_dies_is_replaced(
 ) -> None:
     num_listening = num_logged(pair, "listening")
     os.kill(worker_pids(pair)[-1], signal.SIGKILL)
-    eventually(lambda: num_logged(pair, "listening") > num_listening, "a new worker")
-    assert num_logged(pair, "worker ended, starting another") == 1
+    eventually(lambda: num_logged(pair, "worker ended, starting another") == 1, "its end")
+    for _ in range(5_000):
+        status = (await get(pair.port, "/ready")).status
+        if num_logged(pair, "listening") > num_listening:
+            break
+        assert status == 200, "the one that is being started gets no client yet"
+    assert num_logged(pair, "listening") > num_listening
     tenant = make_tenant(on=pair)
     await accepted_by_both(tenant)
     for _ in range(8):

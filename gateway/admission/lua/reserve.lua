@@ -38,11 +38,13 @@ local function sweep()
     end
     redis.call('ZREM', RESERVATIONS, id)
   end
-  if #ids > 0 then
-    for _, id in ipairs(redis.call('ZRANGEBYSCORE', SWEPT, '-inf', NOW_MS, 'LIMIT', 0, MAX_SWEPT)) do
-      redis.call('ZREM', SWEPT, id)
-      redis.call('HDEL', HOLDS, id)
-    end
+  local old_ids = redis.call('ZRANGEBYSCORE', SWEPT, '-inf', NOW_MS, 'LIMIT', 0, MAX_SWEPT)
+  for _, id in ipairs(old_ids) do
+    redis.call('ZREM', SWEPT, id)
+    redis.call('HDEL', HOLDS, id)
+  end
+  if #old_ids == MAX_SWEPT then
+    return NOW_MS -- there are more
   end
   local first = redis.call('ZRANGE', RESERVATIONS, 0, 0, 'WITHSCORES')
   return first[2] or NOW_MS + lease_ms -- no lease ends before
