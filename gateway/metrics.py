@@ -8,12 +8,14 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from contracts import metrics as names
 from gateway.shadow_metrics import ShadowMetrics
 from gateway.tenant_metrics import TenantMetrics
 
 Labels = tuple[tuple[str, str], ...]
+MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 Source = Callable[[], Mapping[Labels, int]]
 
 

@@ -20,6 +20,7 @@ from gateway.admin.responses import answer_errors, documented
 from gateway.admin.schemas import CallerBody
 from gateway.admin.settings import Settings
 from gateway.clock import SYSTEM_CLOCK, Clock, IdMaker, random_digits
+from gateway.metrics import MEDIA_TYPE
 from gateway.policy_documents.file import FileDocuments
 from gateway.policy_documents.valkey import ValkeyDocuments
 from gateway.resp_address import RespAddress
@@ -73,7 +74,7 @@ def _app(
 def _tell_metrics(app: FastAPI, metrics: AdminMetrics) -> None:
     @app.get("/metrics", include_in_schema=False)
     async def tell_metrics() -> Response:
-        return Response(metrics.render(), media_type="text/plain; version=0.0.4")
+        return Response(metrics.render(), media_type=MEDIA_TYPE)
 
 
 def _documents(settings: Settings) -> FileDocuments | ValkeyDocuments:

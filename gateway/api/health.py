@@ -5,8 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from fastapi import APIRouter, Response
 
 from gateway.api.schemas import ReadinessBody
-
-_EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
+from gateway.metrics import MEDIA_TYPE
 
 
 def health_router(
@@ -28,8 +27,6 @@ def health_router(
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        return Response(
-            await render_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8"
-        )
+        return Response(await render_metrics(), media_type=MEDIA_TYPE)
 
     return router

@@ -1,11 +1,14 @@
-"""Histograms by their labels, so many of them and no more."""
+"""Histograms by their labels, so many of them and one for all the others."""
 
 from bisect import bisect_left
 from typing import Final
 
 _MAX_SERIES: Final = 200
 
-Labels = tuple[tuple[str, str], ...]
+Labels = tuple[tuple[str, str | bool], ...]
+
+# https://opentelemetry.io/docs/specs/otel/metrics/sdk/#overflow-attribute
+_OVERFLOW: Final[Labels] = (("otel.metric.overflow", True),)
 
 
 class Series:
@@ -27,10 +30,7 @@ class Histograms:
         self.by_labels: dict[Labels, Series] = {}
 
     def of(self, labels: Labels) -> Series:
-        """Beyond the bound one that nobody is told of: what there is goes on."""
-        series = self.by_labels.get(labels)
-        if series is None:
-            series = Series(self.bounds)
-            if len(self.by_labels) < _MAX_SERIES:
-                self.by_labels[labels] = series
-        return series
+        """Made when it is first asked for: ask when there is something to observe."""
+        if labels not in self.by_labels and len(self.by_labels) >= _MAX_SERIES:
+            labels = _OVERFLOW
+        return self.by_labels.setdefault(labels, Series(self.bounds))

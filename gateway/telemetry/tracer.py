@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Final
 
 from contracts.usage import Outcome
@@ -10,7 +11,7 @@ from gateway.clock import Clock, event_id_of
 from gateway.exchange import Exchange
 from gateway.request_head import TRACEPARENT, traced_head
 from gateway.telemetry.otlp import FinishedSpan, Value
-from gateway.telemetry.series import Histograms, Labels
+from gateway.telemetry.series import Histograms, Labels, Series
 from gateway.telemetry.trace_context import span_context
 
 _MAX_SPANS: Final = 4_096  # that wait for the collector; then new ones are dropped
@@ -26,13 +27,33 @@ _TOKENS: Final = tuple(4.0**power for power in range(14))
 
 
 class _Kind:
-    """What requests of the same labels are counted into: found once, and not once a request."""
+    """What requests of the same labels are counted into: found once, and not once a request.
+
+    Each when there is something to count: no token comes of a refusal.
+    """
 
     def __init__(self, tracer: "Tracer", labels: Labels) -> None:
-        self.duration_s = tracer.duration_s.of(labels)
-        self.ttft_s = tracer.ttft_s.of(labels)
-        self.input_tokens = tracer.tokens.of((*labels, ("gen_ai.token.type", "input")))
-        self.output_tokens = tracer.tokens.of((*labels, ("gen_ai.token.type", "output")))
+        self._tracer = tracer
+        self._labels = labels
+
+    @cached_property
+    def duration_s(self) -> Series:
+        return self._tracer.duration_s.of(self._labels)
+
+    @cached_property
+    def ttft_s(self) -> Series:
+        return self._tracer.ttft_s.of(self._labels)
+
+    @cached_property
+    def input_tokens(self) -> Series:
+        return self._tokens("input")
+
+    @cached_property
+    def output_tokens(self) -> Series:
+        return self._tokens("output")
+
+    def _tokens(self, token_type: str) -> Series:
+        return self._tracer.tokens.of((*self._labels, ("gen_ai.token.type", token_type)))
 
 
 class Tracer:

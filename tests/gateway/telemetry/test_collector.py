@@ -104,6 +104,7 @@ async def test_a_request_is_a_span_and_the_replica_is_told_its_name(
 ) -> None:
     tenant = make_tenant(on=traced)
     await tenant.accepted()
+    assert (await tenant.chat(chat(model="unknown"))).status == 404
     reply = await tenant.chat(chat(), traceparent=f"00-{TRACE}-{PARENT}-01")
     assert reply.status == 200
     ours = [s for s in await until_spans(collector) if s.trace_id.hex() == TRACE]
@@ -147,6 +148,8 @@ def test_histograms_are_those_of_the_conventions(traced: Gateway, collector: Col
         for p in found["gen_ai.client.token.usage"].histogram.data_points
     }
     assert kinds == {"input", "output"}
+    for metric in found.values():
+        assert all(p.count for p in metric.histogram.data_points), "of nothing nothing is told"
 
 
 async def test_what_is_left_at_the_end_is_told(collector: Collector) -> None:

@@ -43,9 +43,10 @@ def test_a_share_is_sampled() -> None:
     assert [span_context(None, d, 0.5).is_sampled for d in (low, high)] == [True, False]
 
 
-def test_so_many_series_and_no_more() -> None:
+def test_so_many_series_and_one_for_all_the_others() -> None:
     histograms = Histograms("h", "s", (1.0, 2.0))
     for number in range(300):
         histograms.of((("model", str(number)),)).observe(1.5)
-    assert len(histograms.by_labels) == 200
+    assert len(histograms.by_labels) == 201
+    assert histograms.by_labels[("otel.metric.overflow", True),].counts == [0, 100, 0]
     assert histograms.by_labels[("model", "0"),].counts == [0, 1, 0]
