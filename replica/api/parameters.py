@@ -8,7 +8,7 @@ from typing import Final
 from contracts.replica_api import MAX_TIME_FIELD, RESUME_TOKENS_FIELD
 from replica.api.schemas import GenerationBody
 from replica.engine.detokenizer import Detokenizer
-from replica.engine.messages import SamplingParams
+from replica.engine.messages import MAX_TOP_LOGPROBS, SamplingParams
 from replica.errors import ContextLengthExceeded, InvalidRequest
 from replica.model.tokenizer import Tokenizer
 
@@ -18,7 +18,6 @@ _MAX_TEMPERATURE: Final = 2.0
 _MAX_CACHE_SALT_CHARS: Final = 512
 _MAX_TIME_S: Final = 86_400.0
 _MAX_PRIORITY: Final = 1_000
-_MAX_TOP_LOGPROBS: Final = 20  # as OpenAI for chats, and vLLM for both
 _MAX_BIASES: Final = 1_024
 _MAX_BIAS: Final = 100.0
 _TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -92,7 +91,7 @@ def num_choices(body: GenerationBody, max_choices: int) -> int:
 
 def top_logprobs(value: int | None, param: str) -> int:
     """Raises InvalidRequest."""
-    return _int_in(value, param, default=0, low=0, high=_MAX_TOP_LOGPROBS)
+    return _int_in(value, param, default=0, low=0, high=MAX_TOP_LOGPROBS)
 
 
 def requested_tokens(value: int | None, param: str) -> int | None:

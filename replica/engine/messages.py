@@ -11,6 +11,8 @@ import msgspec
 
 from contracts.replica_api import FINISH_REASON_DEADLINE
 
+MAX_TOP_LOGPROBS: Final = 20  # as OpenAI for chats, and vLLM for both
+
 
 class FinishReason(enum.StrEnum):
     STOP = "stop"

@@ -10,7 +10,13 @@ import torch
 from replica.engine.batch import FlatBatch, SampledRow, Segment
 from replica.engine.kv_blocks import PLAIN, KvOptions
 from replica.engine.memory_plan import MemoryPlan
-from replica.engine.messages import EngineConfig, KvCacheDtype, Precision, SamplingParams
+from replica.engine.messages import (
+    MAX_TOP_LOGPROBS,
+    EngineConfig,
+    KvCacheDtype,
+    Precision,
+    SamplingParams,
+)
 from replica.errors import ModelUnsupported
 from replica.gpu.decode_graphs import DecodeGraphs
 from replica.gpu.device import Device
@@ -147,11 +153,13 @@ class DeviceBackend:
         return runner, graphs
 
     def _worst_step(self, runner: DeviceRunner) -> None:
-        """As many rows as there may be, and as many of them drawn, with nothing left out."""
+        """As many rows as there may be, and as many of them drawn and told, nothing left out."""
         config = self._config
         num_rows, num_seqs = config.max_num_batched_tokens, config.max_num_seqs
         starts = np.linspace(0, num_rows, num_seqs + 1).astype(int).tolist()
-        params = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.5)
+        params = SamplingParams(
+            max_tokens=1, temperature=1.0, top_p=0.5, num_top_logprobs=MAX_TOP_LOGPROBS
+        )
         table = [1] * -(-num_rows // config.block_size)
         runner.execute(
             FlatBatch(

@@ -84,7 +84,8 @@ class HostDraws:
     are_greedy: bool
     biased: Integers  # [2, num_biases]: sampled row and token
     biases: npt.NDArray[np.float32]  # [num_biases] added to those
-    num_top_logprobs: int | None  # the most that a row wants; None: no row wants any
+    asking: Integers  # [num_asking] sampled rows that want logprobs
+    num_top_logprobs: int  # the most that one of them wants
 
 
 def host_draws(batch: FlatBatch, eos_token_ids: Sequence[int]) -> HostDraws:
@@ -95,7 +96,11 @@ def host_draws(batch: FlatBatch, eos_token_ids: Sequence[int]) -> HostDraws:
         for index, row in enumerate(sampled)
         for token, bias in biases_of(row, eos_token_ids).items()
     ]
-    wanted = [n for row in sampled if (n := row.params.num_top_logprobs) is not None]
+    wanted = {
+        index: num_top
+        for index, row in enumerate(sampled)
+        if (num_top := row.params.num_top_logprobs) is not None
+    }
     return HostDraws(
         rows=np.array([row.row for row in sampled], np.int64),
         segments=np.array([segment_of_row[row.row] for row in sampled], np.int64),
@@ -104,7 +109,8 @@ def host_draws(batch: FlatBatch, eos_token_ids: Sequence[int]) -> HostDraws:
         are_greedy=all(is_greedy(row.params) for row in sampled),
         biased=np.array([place for *place, _ in biases], np.int64).reshape(-1, 2).T.copy(),
         biases=np.array([bias for *_, bias in biases], np.float32),
-        num_top_logprobs=max(wanted, default=None),
+        asking=np.array([*wanted], np.int64),
+        num_top_logprobs=max(wanted.values(), default=0),
     )
 
 

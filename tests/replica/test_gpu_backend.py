@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,7 @@ from replica.engine.kv_blocks import KvOptions
 from replica.engine.kv_operations import CopyIn, CopyOut, Vacate
 from replica.engine.launcher import InlineLauncher, ModelRunner, StepLauncher
 from replica.engine.messages import (
+    MAX_TOP_LOGPROBS,
     CpuBackend,
     Device,
     KvCacheDtype,
@@ -118,6 +120,29 @@ def test_gives_the_tokens_that_torch_gives(
             assert told.top_token_ids == right.top_token_ids
             assert told.top_logprobs == pytest.approx(right.top_logprobs, abs=1e-3)
             assert told.logprob == pytest.approx(right.logprob, abs=1e-3)
+
+
+def test_logprobs_are_computed_of_the_rows_that_ask_alone(tiny: OpenedModel) -> None:
+    """Biases in other rows shift no place, and those in their own change nothing told."""
+    silent = msgspec.structs.replace(DRAWN, num_top_logprobs=None)
+    plain = msgspec.structs.replace(GREEDY, num_top_logprobs=1)
+    batch = decode_of(3)
+    asked = [
+        msgspec.structs.replace(row, params=params)
+        for row, params in zip(batch.sampled_rows, (silent, DRAWN, plain), strict=True)
+    ]
+    runner = gpu_runner(tiny)
+    runner._cache._parts.zero_()
+    step = runner.launch(replace(batch, sampled_rows=asked))
+    assert step.shown is not None
+    assert step.shown.token_ids.shape == (2, 1 + 3)
+    told = [token.logprobs for token in step.result() if token is not None]
+    assert told[0] is None
+    assert told[1] is not None
+    assert told[2] is not None
+    # All rows have the same input.
+    assert told[1].top_token_ids[:1] == told[2].top_token_ids
+    assert told[1].top_logprobs[:1] == told[2].top_logprobs == [told[2].logprob]
 
 
 @pytest.mark.parametrize("dtype", [KvCacheDtype.BFLOAT16, KvCacheDtype.FLOAT8], ids=str)
@@ -292,6 +317,33 @@ def test_memory_is_planned_from_what_is_measured(tiny: OpenedModel) -> None:
     per_block = kv_cache.block_bytes(tiny.config, BLOCK_SIZE, torch.float32)
     assert plan.num_blocks == int((1 << 20) * 0.95) // per_block
     assert plan.max_model_len == 64
+
+
+def test_the_worst_step_tells_logprobs_of_all_rows(tiny: OpenedModel) -> None:
+    place = PeakDevice(memory_bytes=1 << 20)
+    config = settings(max_num_seqs=3).engine_config()
+    backend.DeviceBackend(tiny, config, [], place).plan(lambda ratio, detail: None)
+    assert (3, 1 + MAX_TOP_LOGPROBS) in place.downloaded_at_peak
+
+
+class PeakDevice(device.CpuDevice):
+    """Knows what the measured work brings to the host."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        super().__init__(memory_bytes)
+        self.downloaded_at_peak: list[tuple[int, ...]] = []
+        self._is_measuring = False
+
+    def peak_bytes(self, work: Callable[[], None]) -> int:
+        self._is_measuring = True
+        work()
+        self._is_measuring = False
+        return 0
+
+    def download(self, x: torch.Tensor) -> torch.Tensor:
+        if self._is_measuring:
+            self.downloaded_at_peak.append(tuple(x.shape))
+        return x.clone()
 
 
 DEMAND = {"free": 1000 << 20, "activations": 100 << 20, "graphs": 50 << 20, "block": 1 << 20}
