@@ -226,7 +226,9 @@ class ReplicaPool:
             self._set_ready(replica, is_ready=is_ready and bool(replica.models))
         except FAILURES:
             self._set_ready(replica, is_ready=False)
-            replica.knows_load, replica.engine = True, None  # another may come back in its place
+            # Another may come back in its place; whose make that is, its load tells before it is
+            # ready.  Until then our own one's requests are resumed and hedged as its.
+            replica.knows_load, replica.engine = True, None
             replica.others.forget()
 
     def _note_models(self, replica: Replica, listed: Sequence[ServedModel] | None) -> None:
