@@ -15,7 +15,8 @@ from functools import partial
 from typing import Any, Final
 
 from billing.alert_topic import AlertTopic
-from billing.alerts import AlertBook
+from billing.alert_watches import BudgetWatch, ChannelWatch, Send, to_nobody, to_webhook
+from billing.alerts import AlertBook, Channel
 from billing.auditor import AuditReport
 from billing.consumer import Consumer, EventSource
 from billing.current_prices import CurrentPrices
@@ -28,7 +29,7 @@ from billing.reconciliation import AuditRules, Sources, policy_tenants, reconcil
 from billing.settings import PREFIX, Settings, unread_variables
 from billing.spool_source import SpoolSource
 from billing.telemetry import Telemetry, Told
-from billing.watches import BudgetWatch, CounterWatch, ReconciliationWatch, watch
+from billing.watches import CounterWatch, ReconciliationWatch, watch
 from contracts.environment import BadSettings, read_settings
 from contracts.logs import configure_logging, log_bad_settings
 
@@ -123,12 +124,23 @@ def _steps(
     ledger_url = settings.ledger_url.get_secret_value()
     if settings.terms is not None:
         book = stack.enter_context(closing(AlertBook(ledger_url, utc_now)))
-        topic = settings.alerts_topic
-        alerts = None if topic is None else AlertTopic(_brokers(settings), topic)
-        yield BudgetWatch(book, settings.terms, utc_now, done.is_set, alerts).step
+        budgets, to_topic = BudgetWatch(book, settings.terms), _to_topic(settings)
+        yield budgets.step
+        for channel, receiver in (
+            (Channel.WEBHOOK, lambda: to_webhook(budgets.terms, utc_now)),
+            (Channel.TOPIC, lambda: to_topic),
+        ):
+            yield ChannelWatch(book, channel, receiver, done.is_set).step
     if settings.quota_url is not None and settings.policy_file is not None:
         quota_url = settings.quota_url.get_secret_value()
         yield CounterWatch(ledger_url, quota_url, settings.policy_file, utc_now).step
+
+
+def _to_topic(settings: Settings) -> Send:
+    if settings.alerts_topic is None:
+        return to_nobody
+    topic = AlertTopic(_brokers(settings), settings.alerts_topic)
+    return lambda alert: topic.send(alert.alert_id, alert.tenant_id, alert.document)
 
 
 def _reconciliation(

@@ -1,12 +1,13 @@
 """Alerts: raised once per threshold and period, kept until whoever is to know has taken them.
 
-A row is the fact; a delivery is another row.  Killed between the two, a consumer delivers again:
-the alert's id tells the receiver that it is the same.
+A row is the fact; a delivery to one channel is another row.  Killed between the two, a consumer
+delivers again: the alert's id tells the receiver that it is the same.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import Any, Final
 
 from sqlalchemy import Connection, func, select
@@ -31,6 +32,13 @@ from billing.terms import Budget, Terms
 from contracts.alerts import BudgetThreshold, encode_alert
 
 _MAX_PENDING: Final = 100
+
+
+class Channel(StrEnum):
+    """Who is told, beside the log: each takes an alert, or does not, for itself."""
+
+    WEBHOOK = "webhook"
+    TOPIC = "topic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +94,8 @@ class AlertBook:
         self._known = frozenset(alert.alert_id for alert in reached)
         return raised
 
-    def pending(self) -> Sequence[Alert]:
-        """The oldest that nobody has taken."""
+    def pending(self, channel: Channel) -> Sequence[Alert]:
+        """The oldest that it has not taken."""
         columns, taken = alerts.c, alert_deliveries.c
         key = (columns.tenant_id, columns.budget, columns.period, columns.threshold_percent)
         is_same = (
@@ -95,6 +103,7 @@ class AlertBook:
             & (columns.budget == taken.budget)
             & (columns.period == taken.period)
             & (columns.threshold_percent == taken.threshold_percent)
+            & (taken.channel == channel.value)
         )
         query = (
             select(*key, columns.document)
@@ -106,8 +115,9 @@ class AlertBook:
         with reading(self._reader) as connection:
             return [Alert(*row) for row in connection.execute(query)]
 
-    def mark_delivered(self, alert: Alert) -> None:
-        row = {**_key(alert), "delivered_at_us": microseconds(self._now())}
+    def mark_delivered(self, alert: Alert, channel: Channel) -> None:
+        at = {"delivered_at_us": microseconds(self._now())}
+        row = {**_key(alert), "channel": channel.value, **at}
         with translated_errors(), self._engine.begin() as connection:
             connection.execute(_ONCE_DELIVERED, row)
 

@@ -178,11 +178,11 @@ def first_event_at(connection: Connection, tenant_id: str) -> datetime | None:
 def posted_events(
     connection: Connection, price_book: PriceBook, *, since: datetime | None
 ) -> Iterator[Posted]:
-    """All that ended ``since`` then, by key; memory does not grow with them."""
+    """All that were posted ``since`` then, by key; memory does not grow with them."""
     rates = recorded_rates(connection)
     after: EventKey = ("", "")
     key = (usage_events.c.tenant_id, usage_events.c.event_id)
-    within = [] if since is None else [usage_events.c.occurred_at_us >= microseconds(since)]
+    within = [] if since is None else [usage_events.c.posted_at_us >= microseconds(since)]
     query = select(usage_events.c.payload).order_by(*key).limit(_EVENTS_AT_ONCE)
     while True:
         payloads = connection.scalars(query.where(tuple_(*key) > after, *within)).all()

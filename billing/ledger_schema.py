@@ -95,6 +95,7 @@ usage_events: Final = Table(
     Column("posted_at_us", BigInteger, nullable=False, server_default="0"),
     Index("usage_events_by_request", "request_id"),
     Index("usage_events_by_time", "tenant_id", "occurred_at_us"),
+    Index("usage_events_by_posting", "posted_at_us"),
 )
 
 ledger_entries: Final = Table(
@@ -213,6 +214,7 @@ alert_deliveries: Final = Table(
     metadata,
     *(Column(name, Text, primary_key=True) for name in _ALERT),
     Column("threshold_percent", BigInteger, primary_key=True),
+    Column("channel", Text, primary_key=True),
     Column("delivered_at_us", BigInteger, nullable=False),
 )
 

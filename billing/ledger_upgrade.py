@@ -12,9 +12,9 @@ from sqlalchemy import Connection, insert, inspect, select, text
 from billing.errors import LedgerUnavailable
 from billing.ledger_schema import APPEND_ONLY, metadata, schema_revision
 
-REVISION: Final = "0005"
+REVISION: Final = "0006"
 _FIRST_REVISION: Final = "0001"
-_EARLIER_REVISIONS: Final = (_FIRST_REVISION, "0002", "0003", "0004")
+_EARLIER_REVISIONS: Final = (_FIRST_REVISION, "0002", "0003", "0004", "0005")
 _SQLITE_VERSION: Final = 2  # keeps programs that know only the first shape from writing to it
 
 

@@ -1,4 +1,4 @@
-"""What billing looks after beside posting: budgets that run out, counters that were lost, books.
+"""What billing looks after beside posting: counters that were lost, and books.
 
 Each is a step that blocks and may fail; it is taken again and again, in a thread, for as long as
 billing runs.  A failure is said once, until it is over, and never stops the posting.
@@ -12,15 +12,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from billing.alert_topic import AlertTopic
-from billing.alerts import AlertBook
 from billing.auditor import AuditReport
-from billing.errors import AlertRefused, BillingError, LedgerMissing
+from billing.errors import BillingError, LedgerMissing
 from billing.ledger import utc_now
 from billing.spend_counters import raise_counters
 from billing.telemetry import Told
-from billing.terms import Terms, terms_at
-from billing.webhook import WebhookSender
 from contracts.errors import ContractError
 from contracts.policy import decode_policy_document
 
@@ -57,62 +53,6 @@ async def _pause(stop: asyncio.Event, pause_s: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(pause_s):
             await stop.wait()
-
-
-class BudgetWatch:
-    """Raises alerts and tells them: the log, and whoever of webhook and topic there is."""
-
-    def __init__(
-        self,
-        book: AlertBook,
-        terms_path: Path,
-        now: Callable[[], datetime],
-        is_stopping: Callable[[], bool],
-        topic: AlertTopic | None = None,
-    ) -> None:
-        self._book = book
-        self._topic = topic
-        self._path = terms_path
-        self._now = now
-        self._is_stopping = is_stopping
-        self._terms: Terms | None = None  # the last that could be read
-
-    def step(self) -> None:
-        """Raises TermsInvalid, LedgerUnavailable, WebhookFailed, AlertTopicUnavailable.
-
-        Terms that are bad or gone leave the last good ones.  Before any were read nothing is told:
-        nobody knows to whom.
-        """
-        try:
-            found = terms_at(self._path)
-            self._terms = self._terms if found is None else found
-        finally:
-            if self._terms is not None:
-                self._tell(self._terms)
-
-    def _tell(self, terms: Terms) -> None:
-        for alert in self._book.raise_due(terms):
-            fields = {"tenant_id": alert.tenant_id, "alert_id": alert.alert_id}
-            logger.warning("a budget has reached a threshold", extra=fields)
-        pending = self._book.pending()
-        if not pending:
-            return
-        sender = None if terms.webhook is None else WebhookSender(terms.webhook, self._now)
-        refused: AlertRefused | None = None
-        for alert in pending:
-            if self._is_stopping():
-                return
-            try:
-                if sender is not None:
-                    sender.send(alert.alert_id, alert.document)
-                if self._topic is not None:
-                    self._topic.send(alert.alert_id, alert.tenant_id, alert.document)
-            except AlertRefused as exc:
-                refused = exc  # those behind it may be taken
-            else:
-                self._book.mark_delivered(alert)
-        if refused is not None:
-            raise refused
 
 
 class CounterWatch:

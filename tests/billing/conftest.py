@@ -7,6 +7,7 @@ import pytest
 
 from billing.ledger import Ledger
 from tests.billing.usage_events import BOOK
+from tests.billing.webhook_receiver import Receiver, receiving
 from tests.support.kafka_brokers import (
     Broker,
     SecuredListener,
@@ -22,6 +23,13 @@ from tests.support.postgres import Postgres, running_postgres
 @pytest.fixture
 def ledger_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'ledger.db'}"
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """Of a webhook's calls."""
+    with receiving() as receiver:
+        yield receiver
 
 
 @pytest.fixture(scope="session")

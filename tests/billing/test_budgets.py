@@ -1,28 +1,26 @@
 """Each threshold alerts once a period, signed, and to whoever the terms name."""
 
-import contextlib
-import http.server
-import socket
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from billing.alerts import AlertBook
+from billing.alert_topic import AlertTopic
+from billing.alert_watches import BudgetWatch, ChannelWatch, Send, to_nobody, to_webhook
+from billing.alerts import Alert, AlertBook, Channel
 from billing.budgets import days_of
-from billing.errors import TermsInvalid, WebhookFailed
+from billing.errors import AlertTopicUnavailable, TermsInvalid, WebhookFailed
 from billing.ledger import Ledger
 from billing.posting import rate_batch
-from billing.terms import NO_TERMS, BudgetPeriod, Webhook, parse_terms, read_terms
-from billing.watches import BudgetWatch
-from billing.webhook import WebhookSender, signature
+from billing.terms import NO_TERMS, BudgetPeriod, parse_terms, read_terms
+from billing.webhook import signature
 from contracts.usage import UsageEvent
 from tests.billing.usage_events import BOOK, NOON, batch_of, usage
+from tests.billing.webhook_receiver import SECRET, Receiver
+from tests.support.ports import free_port
 
-SECRET = b"0123456789abcdef"
 TERMS = """
 tenants:
   acme:
@@ -83,10 +81,11 @@ def test_each_threshold_is_raised_once_a_period(
 def test_an_alert_is_pending_until_it_was_taken(either: Ledger, book: AlertBook) -> None:
     post(either, usage(1), usage(2))
     raised = book.raise_due(parse_terms(TERMS))
-    assert book.pending() == raised
-    book.mark_delivered(raised[0])
-    book.mark_delivered(raised[0])
-    assert book.pending() == raised[1:]
+    assert book.pending(Channel.WEBHOOK) == raised
+    book.mark_delivered(raised[0], Channel.WEBHOOK)
+    book.mark_delivered(raised[0], Channel.WEBHOOK)
+    assert book.pending(Channel.WEBHOOK) == raised[1:]
+    assert book.pending(Channel.TOPIC) == raised
     told = msgspec.json.decode(raised[0].document)
     assert (told["type"], told["tenant_id"]) == ("budget.threshold.v1", "acme")
     assert (told["spent_usd"], told["budget_usd"]) == ("0.000464400014", "0.0005")
@@ -114,41 +113,29 @@ def never() -> bool:
     return False
 
 
-class Receiver:
-    """A webhook's other side: answers with ``status``, keeps what it accepted."""
+class Watches:
+    """All that billing runs of a terms' budgets, one after the other."""
 
-    def __init__(self) -> None:
-        self.status = 200
-        self.refused: set[str] = set()  # alerts
-        self.location = ""
-        self.calls: list[tuple[dict[str, str], bytes]] = []
-        receiver = self
+    def __init__(
+        self,
+        book: AlertBook,
+        terms_path: Path,
+        clock: Clock,
+        is_stopping: Callable[[], bool] = never,
+        topic: Send = to_nobody,
+    ) -> None:
+        budgets = BudgetWatch(book, terms_path)
+        self._budgets = budgets
+        self.webhook = ChannelWatch(
+            book, Channel.WEBHOOK, lambda: to_webhook(budgets.terms, clock), is_stopping
+        )
+        self.topic = ChannelWatch(book, Channel.TOPIC, lambda: topic, is_stopping)
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                receiver.calls.append(({k.lower(): v for k, v in self.headers.items()}, body))
-                is_refused = self.headers["x-pandal-alert-id"] in receiver.refused
-                self.send_response(422 if is_refused else receiver.status)
-                self.send_header("location", receiver.location)
-                self.send_header("content-length", "0")
-                self.end_headers()
-
-            def log_message(self, *_arguments: object) -> None: ...
-
-        self.server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/alerts"
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    receiver = Receiver()
-    thread = threading.Thread(target=receiver.server.serve_forever, daemon=True)
-    thread.start()
-    yield receiver
-    receiver.server.shutdown()
-    receiver.server.server_close()
-    thread.join()
+    def step(self) -> None:
+        try:
+            self._budgets.step()
+        finally:
+            self.webhook.step()
 
 
 def test_alerts_are_told_signed_and_again_until_they_are_taken(
@@ -159,11 +146,11 @@ def test_alerts_are_told_signed_and_again_until_they_are_taken(
     (tmp_path / "terms.yaml").write_text(hook + TERMS)
     post(ledger, usage(1), usage(2))
     book = AlertBook(ledger_url, clock)
-    watch = BudgetWatch(book, tmp_path / "terms.yaml", clock, never)
+    watch = Watches(book, tmp_path / "terms.yaml", clock)
     receiver.status = 503
     with pytest.raises(WebhookFailed):
         watch.step()
-    assert len(book.pending()) == 2
+    assert len(book.pending(Channel.WEBHOOK)) == 2
     receiver.status = 204
     receiver.calls.clear()
     watch.step()
@@ -189,56 +176,57 @@ def test_an_alert_that_is_refused_keeps_none_behind_it(
     post(ledger, usage(1), usage(2))
     receiver.refused = {"acme/month/2026-11/50"}
     book = AlertBook(ledger_url, clock)
-    watch = BudgetWatch(book, tmp_path / "terms.yaml", clock, never)
+    watch = Watches(book, tmp_path / "terms.yaml", clock)
     with pytest.raises(WebhookFailed, match="422"):
         watch.step()
-    assert [alert.threshold_percent for alert in book.pending()] == [50]
+    assert [alert.threshold_percent for alert in book.pending(Channel.WEBHOOK)] == [50]
     book.close()
 
 
-def test_a_redirect_is_no_delivery_and_is_not_followed(
-    clock: Clock, receiver: Receiver, tmp_path: Path
+@pytest.mark.parametrize("status", [503, 422])
+def test_a_webhook_that_fails_keeps_nothing_from_the_topic(
+    ledger: Ledger,
+    ledger_url: str,
+    clock: Clock,
+    receiver: Receiver,
+    tmp_path: Path,
+    status: int,
 ) -> None:
-    (tmp_path / "secret").write_bytes(SECRET)
-    hook = Webhook(url=receiver.url, secret_file=str(tmp_path / "secret"))
-    receiver.location = receiver.url
-    for receiver.status in (301, 302, 307, 404):
-        with pytest.raises(WebhookFailed, match=str(receiver.status)):
-            WebhookSender(hook, clock).send("acme/month/2026-11/50", b"{}")
-    assert len(receiver.calls) == 4
-    receiver.status = 200
-    WebhookSender(hook, clock).send("acme/März\n/2026-11/50", b"{}")
-    assert receiver.calls[-1][0]["x-pandal-alert-id"] == "acme/M%C3%A4rz%0A/2026-11/50"
+    (tmp_path / "terms.yaml").write_text(hooked(receiver, tmp_path))
+    post(ledger, usage(1), usage(2))
+    told: list[Alert] = []
+    book = AlertBook(ledger_url, clock)
+    watch = Watches(book, tmp_path / "terms.yaml", clock, topic=told.append)
+    receiver.status = status
+    with pytest.raises(WebhookFailed):
+        watch.step()
+    watch.topic.step()
+    with pytest.raises(WebhookFailed):
+        watch.step()
+    watch.topic.step()
+    assert [alert.threshold_percent for alert in told] == [50, 80]
+    book.close()
 
 
-def test_a_receiver_that_never_ends_its_answer_is_left_at_the_deadline(
-    clock: Clock, tmp_path: Path
+def test_brokers_that_are_away_have_no_alert_sent_twice_to_the_webhook(
+    ledger: Ledger, ledger_url: str, clock: Clock, receiver: Receiver, tmp_path: Path
 ) -> None:
-    """Byte by byte, which a socket's own timeout takes for progress."""
-    (tmp_path / "secret").write_bytes(SECRET)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
-        thread = threading.Thread(target=dribble, args=[server])
-        thread.start()
-        sender = WebhookSender(
-            Webhook(url=url, secret_file=str(tmp_path / "secret")), clock, deadline_s=0.5
-        )
-        with pytest.raises(WebhookFailed):
-            sender.send("acme/month/2026-11/50", b"{}")
-        thread.join()
-
-
-def dribble(server: socket.socket) -> None:
-    """Until the other side has gone."""
-    connection, _ = server.accept()
-    with connection, contextlib.suppress(OSError):
-        connection.sendall(b"HTTP/1.1 200 OK\r\nx-long: ")
-        connection.settimeout(0.05)
-        while True:
-            connection.sendall(b"a")
-            with contextlib.suppress(TimeoutError):
-                if not connection.recv(1 << 16):
-                    return
+    (tmp_path / "terms.yaml").write_text(hooked(receiver, tmp_path))
+    post(ledger, usage(1), usage(2))
+    gone = AlertTopic({"bootstrap_servers": f"127.0.0.1:{free_port()}"}, "alerts")
+    book = AlertBook(ledger_url, clock)
+    watch = Watches(
+        book,
+        tmp_path / "terms.yaml",
+        clock,
+        topic=lambda alert: gone.send(alert.alert_id, alert.tenant_id, alert.document),
+    )
+    for _ in range(2):
+        watch.step()
+        with pytest.raises(AlertTopicUnavailable):
+            watch.topic.step()
+    assert len(receiver.calls) == len(book.pending(Channel.TOPIC)) == 2
+    book.close()
 
 
 def test_alerts_wait_until_terms_were_read_and_go_where_the_last_good_ones_say(
@@ -249,12 +237,12 @@ def test_alerts_wait_until_terms_were_read_and_go_where_the_last_good_ones_say(
     post(ledger, usage(1), usage(2))
     book = AlertBook(ledger_url, clock)
     book.raise_due(parse_terms(TERMS))  # before a restart
-    watch = BudgetWatch(book, path, clock, never)
+    watch = Watches(book, path, clock)
     watch.step()
     path.write_text("tenants: [")
     with pytest.raises(TermsInvalid):
         watch.step()
-    assert len(book.pending()) == 2
+    assert len(book.pending(Channel.WEBHOOK)) == 2
     path.write_text(hooked(receiver, tmp_path))
     receiver.status = 503
     with pytest.raises(WebhookFailed):
@@ -262,7 +250,7 @@ def test_alerts_wait_until_terms_were_read_and_go_where_the_last_good_ones_say(
     path.unlink()
     receiver.status = 200
     watch.step()
-    assert book.pending() == []
+    assert book.pending(Channel.WEBHOOK) == []
     assert len(receiver.calls) == 4
     book.close()
 
@@ -273,8 +261,8 @@ def test_a_watch_that_is_to_stop_tells_no_more(
     (tmp_path / "terms.yaml").write_text(hooked(receiver, tmp_path))
     post(ledger, usage(1), usage(2))
     book = AlertBook(ledger_url, clock)
-    BudgetWatch(book, tmp_path / "terms.yaml", clock, lambda: bool(receiver.calls)).step()
-    assert [alert.threshold_percent for alert in book.pending()] == [80]
+    Watches(book, tmp_path / "terms.yaml", clock, lambda: bool(receiver.calls)).step()
+    assert [alert.threshold_percent for alert in book.pending(Channel.WEBHOOK)] == [80]
     book.close()
 
 
@@ -300,31 +288,15 @@ def test_bad_terms_are_said_and_the_last_good_ones_hold(
     path = tmp_path / "terms.yaml"
     path.write_text(TERMS)
     book = AlertBook(ledger_url, clock)
-    watch = BudgetWatch(book, path, clock, never)
+    watch = Watches(book, path, clock)
     watch.step()
     path.write_text("tenants: [")
     post(ledger, usage(1), usage(2))
     with pytest.raises(TermsInvalid):
         watch.step()
-    assert book.pending() == []  # without a webhook the log is where they are told
+    assert book.pending(Channel.WEBHOOK) == []  # without a webhook the log is where they are told
     assert book.raise_due(parse_terms(TERMS)) == []  # raised already
     book.close()
-
-
-@pytest.mark.parametrize(
-    ("webhook", "message"),
-    [
-        ({"url": "file:///etc/passwd"}, "http"),
-        ({"secret_file": "/no/such/file"}, "secret_file"),
-        ({"secret_file": "/dev/null"}, "16 bytes"),
-    ],
-)
-def test_a_webhook_that_cannot_be_is_refused(
-    webhook: dict[str, object], message: str, clock: Clock
-) -> None:
-    sound = Webhook(url="http://127.0.0.1:1/", secret_file="/dev/null")
-    with pytest.raises(TermsInvalid, match=message):
-        WebhookSender(msgspec.structs.replace(sound, **webhook), clock)
 
 
 @pytest.mark.parametrize(

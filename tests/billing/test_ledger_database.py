@@ -9,8 +9,9 @@ import pytest
 from sqlalchemy import Engine, create_engine, inspect
 
 from billing import ledger_upgrade
+from billing.alerts import AlertBook, Channel
 from billing.errors import LedgerMissing, LedgerUnavailable, RequestInvalid
-from billing.ledger import Ledger
+from billing.ledger import Ledger, utc_now
 from billing.ledger_database import open_for_posting, open_for_reading
 from billing.lookup import find_event, totals
 from billing.posting import rate_batch
@@ -130,6 +131,21 @@ def test_a_ledger_of_the_first_shape_is_brought_up_to_date_with_all_it_holds(
         execute(first_shape, "DELETE FROM usage_events")
 
 
+def test_an_alert_told_before_channels_were_known_is_told_to_none_of_them_again(
+    migrated_url: str,
+) -> None:
+    """A delivery was one to all."""
+    _migrate(migrated_url, to="0005")
+    alert = "('acme', 'month', '2026-11', 50, 1"
+    execute(migrated_url, f"INSERT INTO alerts VALUES {alert}, '')")
+    execute(migrated_url, f"INSERT INTO alert_deliveries VALUES {alert})")
+    book = AlertBook(migrated_url, utc_now)
+    assert [book.pending(channel) for channel in Channel] == [[], []]
+    book.close()
+    with pytest.raises(Exception, match="append-only"):
+        execute(migrated_url, "DELETE FROM alert_deliveries")
+
+
 @pytest.fixture
 def migrated_url(either_url: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Of a database like ``either_url``'s, where a ledger of the first revision lies."""
@@ -137,7 +153,7 @@ def migrated_url(either_url: str, request: pytest.FixtureRequest, tmp_path: Path
         url: str = request.getfixturevalue("postgres").new_database()
     else:
         url = f"sqlite:///{tmp_path / 'migrated.db'}"
-    _migrate_to_first(url)
+    _migrate(url, to="0001")
     return url
 
 
@@ -145,7 +161,7 @@ def migrated_url(either_url: str, request: pytest.FixtureRequest, tmp_path: Path
 def first_shape(tmp_path: Path) -> str:
     """As the first version left it: no revision, one event, and the price it was rated at."""
     url = f"sqlite:///{tmp_path / 'first.db'}"
-    _migrate_to_first(url)
+    _migrate(url, to="0001")
     batch = batch_of([usage(1)])
     (posting,) = rate_batch(batch, BOOK).postings
     model, at_us = posting.event.model, 1_795_953_600_000_000
@@ -182,10 +198,10 @@ def _insert(connection: sqlite3.Connection, table: str, *values: object) -> None
     connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(values))})", values)
 
 
-def _migrate_to_first(url: str) -> None:
+def _migrate(url: str, *, to: str) -> None:
     engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
     with engine.begin() as connection:
-        ledger_upgrade.migrate(connection, to="0001")
+        ledger_upgrade.migrate(connection, to=to)
     engine.dispose()
 
 

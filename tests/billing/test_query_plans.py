@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import pytest
 from sqlalchemy import Connection, Engine, NullPool, create_engine, event
 
 from billing.audit_facts import posted_events
-from billing.ledger import Ledger
+from billing.ledger import Ledger, utc_now
 from billing.ledger_database import reading
 from billing.lookup import Used, find_event, used_by_event
 from billing.posting import rate_batch
@@ -70,8 +71,16 @@ def audit_events(ledger_url: str) -> None:
         assert len(list(posted_events(connection, BOOK, since=None))) == 1_001
 
 
+def audit_late_events(ledger_url: str) -> None:
+    """What has come last happened whenever it did."""
+    with reading(ledger_url) as connection:
+        posted = posted_events(connection, BOOK, since=utc_now() - timedelta(hours=2))
+        assert len(list(posted)) == 1_001
+
+
 LOOKS: dict[str, Callable[[str], object]] = {
     "an audit's entries": audit_events,
+    "an audit's latest entries": audit_late_events,
     "a request": lambda url: find_event(url, request_id="request-7"),
     "what is still held": lambda url: used_by_event(url, "acme", ["event-1", "event-2"]),
 }
