@@ -258,7 +258,7 @@ def _desk(settings: Settings, parts: _Parts, source: EventSource) -> SettlementD
 
 def _spooled(settings: Settings, parts: _Parts, life: Life) -> list[Loop]:
     owed = owed_settlements(settings, parts.quota, parts.policies.live, life)
-    return [owed.run, *shipping(settings, parts.spool, parts.limiter, parts.metrics, life)]
+    return [*owed, *shipping(settings, parts.spool, parts.limiter, parts.metrics, life)]
 
 
 @asynccontextmanager

@@ -19,6 +19,7 @@ from gateway.outbox.spool import Spool
 from gateway.outbox.unshipped import unshipped
 from gateway.owed_settlements import OwedSettlements
 from gateway.policies import LivePolicies
+from gateway.recovered_settlements import RecoveredSettlements
 from gateway.settings import Settings
 from gateway.workers.place import Place
 
@@ -36,9 +37,11 @@ class Life:
 
 def owed_settlements(
     settings: Settings, quota: QuotaStore, policies: LivePolicies, life: Life
-) -> OwedSettlements:
+) -> Sequence[Loop]:
     open_pass = partial(orphans, settings.spool_dir, life.boot_id, life.clock.wall_s)
-    return OwedSettlements(open_pass, Debts(quota), lambda: policies.current)
+    debts = Debts(quota)
+    owed = OwedSettlements(open_pass, debts, lambda: policies.current)
+    return (owed.run, RecoveredSettlements(debts).run)
 
 
 def shipping(

@@ -1,8 +1,7 @@
 """Settles in the place of gateways that died: their events are in the spool, so nothing is lost.
 
 A gateway that is killed takes along what it had not yet told the quota store.  Whoever finds its
-segments tells it: the next gateway with that spool, or one beside it.  So is what an auditor has
-posted in its place, which waits in the store for any gateway.
+segments tells it: the next gateway with that spool, or one beside it.
 """
 
 import asyncio
@@ -12,11 +11,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from contracts.debts import decode_debt
-from contracts.errors import ContractError
-from contracts.names import TenantId, tenant_id
+from contracts.names import TenantId
 from contracts.usage import UsageEvent
-from gateway.admission.debts import Debt, Debts
+from gateway.admission.debts import Debt, Debts, log_paid
 from gateway.errors import QuotaUnavailable
 from gateway.grants import Grant, PolicySnapshot
 from gateway.worker_thread import WorkerThread
@@ -25,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 2.0
 
-Pass = Generator[list[UsageEvent]]
+Pass = Generator[list[UsageEvent], bool | None]
 _Grants = Mapping[tuple[str, str], Grant]  # by tenant and key id
 
 
@@ -61,7 +58,6 @@ class OwedSettlements:
     async def _try_to_tell(self, disk: WorkerThread, policy: PolicySnapshot) -> None:
         try:
             await self._tell_all(disk, policy)
-            await self._tell_recovered()
         except (QuotaUnavailable, OSError) as exc:
             if str(exc) != self._fault:  # once per outage
                 fields = {"error": str(exc)}
@@ -71,38 +67,50 @@ class OwedSettlements:
             self._fault = None
 
     async def _tell_all(self, disk: WorkerThread, policy: PolicySnapshot) -> None:
-        """Raises QuotaUnavailable, OSError."""
+        """One tenant who cannot be told holds up no other.  Raises QuotaUnavailable, OSError."""
         waiting, grants = self._open_pass(), None
+        untold: dict[TenantId, QuotaUnavailable] = {}
+        are_told: bool | None = None
         try:
-            while (events := await disk.call(partial(next, waiting, None))) is not None:
+            while (events := await disk.call(partial(_next, waiting, are_told))) is not None:
                 grants = _by_key(policy) if grants is None else grants
-                await self._pay(events, grants)
+                are_told = await self._pay(events, grants, untold)
         finally:
             disk.submit(waiting.close)
+        for fault in untold.values():
+            raise fault
 
-    async def _tell_recovered(self) -> None:
-        """Raises QuotaUnavailable."""
-        while payloads := await self._debts.told():
-            for payload in payloads:
-                try:
-                    owed = decode_debt(payload)
-                    tenant = tenant_id(owed.tenant_id)
-                except ContractError as exc:
-                    fields = {"error": str(exc)}
-                    logger.error("a debt makes no sense, and is dropped", extra=fields)  # noqa: TRY400 - no bug
-                    continue
-                tokens = owed.tokens
-                debt = Debt(owed.event_id, tokens, tokens, owed.nano_usd, owed.is_untold)
-                _tell(tenant, await self._debts.pay(tenant, [debt]))
-            await self._debts.forget(payloads)
+    async def _pay(
+        self,
+        events: Sequence[UsageEvent],
+        grants: _Grants,
+        untold: dict[TenantId, QuotaUnavailable],
+    ) -> bool:
+        """Whether all could be; ``untold`` gets whose could not.
 
-    async def _pay(self, events: Sequence[UsageEvent], grants: _Grants) -> None:
+        Raises QuotaUnavailable where nobody's can.
+        """
+        if not self._debts.are_payable:
+            raise QuotaUnavailable("The quota store is away.")
         by_tenant: dict[TenantId, list[Debt]] = defaultdict(list)
         for event in events:
             grant = grants.get((event.tenant_id, event.key_id))
             by_tenant[TenantId(event.tenant_id)].append(debt_of(event, grant))
         for tenant, debts in by_tenant.items():
-            _tell(tenant, await self._debts.pay(tenant, debts))
+            if tenant in untold:
+                continue
+            try:
+                log_paid(tenant, await self._debts.pay(tenant, debts))
+            except QuotaUnavailable as exc:
+                untold[tenant] = exc
+        return untold.keys().isdisjoint(by_tenant)
+
+
+def _next(waiting: Pass, are_told: bool | None) -> list[UsageEvent] | None:
+    try:
+        return waiting.send(are_told)
+    except StopIteration:
+        return None
 
 
 def debt_of(event: UsageEvent, grant: Grant | None) -> Debt:
@@ -122,9 +130,3 @@ def debt_of(event: UsageEvent, grant: Grant | None) -> Debt:
 
 def _by_key(policy: PolicySnapshot) -> _Grants:
     return {(g.tenant.tenant_id, g.key.key_id): g for g in policy.grants.values()}
-
-
-def _tell(tenant: TenantId, num_owed: int) -> None:
-    if num_owed:
-        fields = {"tenant_id": tenant, "num_events": num_owed}
-        logger.warning("settled what a dead gateway owed", extra=fields)

@@ -4,6 +4,7 @@ Telling it again changes nothing: what was settled is not held any more, and wha
 decided by itself is known by its id for a day.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -15,6 +16,8 @@ from gateway.admission.quota_tenants import QuotaTenants
 from gateway.admission.resp import first_word, pack, pack_arguments
 from gateway.admission.script_runner import ScriptRunner
 from gateway.errors import QuotaRefused
+
+logger = logging.getLogger(__name__)
 
 _MOST_AT_ONCE: Final = 100  # in one call: a millisecond of the store's
 _SETTLE, _SETTLE_UNTOLD = 1, 2  # as settle.lua has it
@@ -36,12 +39,17 @@ class Debts:
         self._tenants = QuotaTenants()
         self._slot = slot_of(QUOTA_OWED_TAG)
 
-    async def told(self) -> list[bytes]:
-        """What others have put into the store for a gateway to pay.
+    @property
+    def are_payable(self) -> bool:
+        """Some tenants' at least."""
+        return self._store.is_reachable
+
+    async def told(self, first: int = 0) -> list[bytes]:
+        """What others have put into the store for a gateway to pay, from the ``first`` on.
 
         Raises QuotaUnavailable; QuotaRefused for an error reply.
         """
-        reply = await self._call(pack("LRANGE", quota_owed(), 0, _MOST_AT_ONCE - 1))
+        reply = await self._call(pack("LRANGE", quota_owed(), first, first + _MOST_AT_ONCE - 1))
         assert isinstance(reply, list), "LRANGE lists"
         return reply
 
@@ -72,6 +80,12 @@ class Debts:
         if refusal is not None:
             raise QuotaRefused(refusal)
         return reply
+
+
+def log_paid(tenant: TenantId, num_owed: int) -> None:
+    if num_owed:
+        fields = {"tenant_id": tenant, "num_events": num_owed}
+        logger.warning("settled what a dead gateway owed", extra=fields)
 
 
 def _parts(debt: Debt) -> Iterable[str | int]:

@@ -21,28 +21,32 @@ _TOLD_WITHIN_S: Final = OWED_S - 3_600.0  # clocks differ, and telling takes its
 
 def orphans(
     folder: Path, own_boot_id: str, now_s: Callable[[], float]
-) -> Generator[list[UsageEvent]]:
+) -> Generator[list[UsageEvent], bool | None]:
     """One pass over the spool.  Raises OSError.
 
-    Asking for the next events says that the last ones were told; closed instead, the pass leaves
-    their segment to be read again.  ``now_s``: seconds since 1970.
+    Asking for the next events says that the last ones were told; sent False, or closed, the pass
+    leaves their segment to be read again.  ``now_s``: seconds since 1970.
     """
     since = datetime.fromtimestamp(now_s() - _TOLD_WITHIN_S, UTC)
     for segment in segments_of(folder):
         if segment.boot_id == own_boot_id or not segment.may_owe(now_s()):
             continue
         with segment.claimed(now_s()) as is_claimed:
-            if is_claimed:
-                yield from _events_of(segment, since)
+            if is_claimed and (yield from _events_of(segment, since)):
                 segment.record_told()
 
 
-def _events_of(segment: SegmentFile, since: datetime) -> Generator[list[UsageEvent]]:
-    offset_bytes = 0
+def _events_of(
+    segment: SegmentFile, since: datetime
+) -> Generator[list[UsageEvent], bool | None, bool]:
+    """Whether all were told."""
+    offset_bytes, are_told = 0, True
     while lines := segment.read_lines(offset_bytes, _READ_BYTES):
         events = [event for line in lines if (event := _event(line)) is not None]
-        yield [event for event in events if event.occurred_at >= since]
+        answer = yield [event for event in events if event.occurred_at >= since]
+        are_told = are_told and answer is not False
         offset_bytes += sum(map(len, lines))
+    return are_told
 
 
 def _event(line: bytes) -> UsageEvent | None:

@@ -2,17 +2,23 @@
 
 import asyncio
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from contracts.admission import AdmissionPolicy
-from contracts.names import tenant_id
-from contracts.policy import ApiKeyRecord, TenantPolicy
+from contracts.debts import OwedSettlement, encode_debt
+from contracts.names import quota_holds_key, quota_owed, tenant_id
+from contracts.policy import ApiKeyRecord, PolicyDocument, TenantPolicy
 from contracts.quota import ModelPrice, QuotaRule
+from contracts.spool import frame, segment_name
+from contracts.usage import encode_usage_event
 from gateway.admission.debts import Debt, Debts
 from gateway.admission.quota_scripts import RESERVE, greeting, pack_number
 from gateway.admission.quota_store import QuotaStore
@@ -21,7 +27,11 @@ from gateway.admission.reserve_call import num_arguments_of, reserve_arguments
 from gateway.admission.script_runner import ScriptRunner
 from gateway.admission.verdict import Reservation
 from gateway.errors import QuotaRefused
-from gateway.owed_settlements import debt_of
+from gateway.grants import snapshot_of
+from gateway.outbox.orphans import orphans
+from gateway.outbox.segments import SegmentFile
+from gateway.owed_settlements import OwedSettlements, debt_of
+from gateway.recovered_settlements import RecoveredSettlements
 from gateway.resp_address import RespAddress
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat
@@ -147,6 +157,54 @@ async def test_a_store_that_lets_us_not_look_for_debts_or_forget_them_says_so(
         with pytest.raises(QuotaRefused) as forgetting:
             await debts.forget([b"a debt"])
     assert looking.value.reason == forgetting.value.reason == "NOPERM"
+
+
+async def test_one_tenant_whom_the_store_refuses_is_in_nobodys_way(
+    tmp_path: Path, own_valkey: Valkey
+) -> None:
+    """Of what is in the spool, and of what an auditor has recovered."""
+    now_s = time.time()
+    path, occurred_at = tmp_path / segment_name("0000000000aa", 0), datetime.now(UTC)
+    events = [
+        structs.replace(usage_event(n, "aa"), occurred_at=occurred_at, is_locally_admitted=True)
+        for n in range(1, 4)
+    ]
+    path.write_bytes(b"".join(frame(encode_usage_event(event)) for event in events))
+    recovered = [
+        OwedSettlement(
+            tenant_id=f"tenant-{n}", event_id=f"r-{n}", tokens=5, nano_usd=0, is_untold=True
+        )
+        for n in (1, 2)
+    ]
+    refused, others = "tenant-1", ("tenant-0", "tenant-2")
+    blocked = quota_holds_key(tenant_id(refused))
+    with own_valkey.client as client:
+        client.set(blocked, "no hash")
+        client.rpush(quota_owed(), *map(encode_debt, recovered))
+
+    def settled(*tenants: str) -> list[dict[str, int]]:
+        return [own_valkey.settled(tenant) for tenant in tenants]
+
+    nobody = snapshot_of(PolicyDocument(version=1, tenants=[]), b"", occurred_at)
+    async with paying(own_valkey) as debts:
+        owed = OwedSettlements(
+            lambda: orphans(tmp_path, "0000000000bb", lambda: now_s), debts, lambda: nobody
+        )
+        tasks = [
+            asyncio.create_task(loop()) for loop in (owed.run, RecoveredSettlements(debts).run)
+        ]
+        first = [{"requests": 1, "tokens": 2}, {"requests": 2, "tokens": 7}]
+        await until(lambda: settled(*others) == first)
+        with own_valkey.client as client:
+            left = [encode_debt(recovered[0])]
+            await until(lambda: client.lrange(quota_owed(), 0, -1) == left)
+            client.delete(blocked)
+        await until(lambda: settled(refused) == [{"requests": 2, "tokens": 7}])
+        await until(lambda: not SegmentFile(path).may_owe(now_s))
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert settled(*others) == first
 
 
 def test_a_debt_is_what_the_gateway_would_have_settled() -> None:
