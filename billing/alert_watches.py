@@ -10,7 +10,7 @@ from pathlib import Path
 
 from billing.alerts import Alert, AlertBook, Channel
 from billing.errors import AlertRefused
-from billing.terms import Terms, terms_at
+from billing.terms import BillingTerms, terms_at
 from billing.webhook import WebhookSender
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class BudgetWatch:
     def __init__(self, book: AlertBook, terms_path: Path) -> None:
         self._book = book
         self._path = terms_path
-        self.terms: Terms | None = None  # the last that could be read
+        self.terms: BillingTerms | None = None  # the last that could be read
 
     def step(self) -> None:
         """Raises TermsInvalid, LedgerUnavailable.  Bad terms leave the last good ones."""
@@ -35,7 +35,7 @@ class BudgetWatch:
             if self.terms is not None:
                 self._raise_due(self.terms)
 
-    def _raise_due(self, terms: Terms) -> None:
+    def _raise_due(self, terms: BillingTerms) -> None:
         for alert in self._book.raise_due(terms):
             fields = {"tenant_id": alert.tenant_id, "alert_id": alert.alert_id}
             logger.warning("a budget has reached a threshold", extra=fields)
@@ -79,7 +79,7 @@ class ChannelWatch:
             raise refused
 
 
-def to_webhook(terms: Terms | None, now: Callable[[], datetime]) -> Send | None:
+def to_webhook(terms: BillingTerms | None, now: Callable[[], datetime]) -> Send | None:
     """Raises TermsInvalid."""
     if terms is None:
         return None

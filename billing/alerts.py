@@ -28,7 +28,7 @@ from billing.ledger_schema import (
     microseconds,
 )
 from billing.money import plain, trimmed, usd_from_pico_usd
-from billing.terms import Budget, Terms
+from billing.terms import BillingTerms, Budget
 from contracts.alerts import BudgetThreshold, encode_alert
 
 _MAX_PENDING: Final = 100
@@ -69,7 +69,7 @@ class AlertBook:
         self._reader.dispose()
         self._engine.dispose()
 
-    def raise_due(self, terms: Terms) -> list[Alert]:
+    def raise_due(self, terms: BillingTerms) -> list[Alert]:
         """Of all budgets, what has been reached and was not raised before; returns that."""
         now = self._now()
         with reading(self._reader) as connection:

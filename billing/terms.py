@@ -62,7 +62,7 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     secret_file: str  # signs every call; 16 bytes at least
 
 
-class Terms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BillingTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     webhook: Webhook | None = None
     tenants: Mapping[str, TenantTerms] = {}
 
@@ -71,16 +71,16 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 _USUAL: Final = TenantTerms()
-NO_TERMS: Final = Terms()
+NO_TERMS: Final = BillingTerms()
 
 
-def read_terms(path: Path | None) -> Terms:
+def read_terms(path: Path | None) -> BillingTerms:
     """None, or a file that is not there: nothing was agreed.  Raises TermsInvalid."""
     found = None if path is None else terms_at(path)
     return NO_TERMS if found is None else found
 
 
-def terms_at(path: Path) -> Terms | None:
+def terms_at(path: Path) -> BillingTerms | None:
     """None: there is no such file.  Raises TermsInvalid."""
     try:
         return parse_terms(path.read_text("utf-8"))
@@ -90,11 +90,11 @@ def terms_at(path: Path) -> Terms | None:
         raise TermsInvalid(f"terms {path}: {exc}") from exc
 
 
-def parse_terms(text: str) -> Terms:
+def parse_terms(text: str) -> BillingTerms:
     """Raises TermsInvalid, naming the path of the fault."""
     try:
         document = yaml.safe_load(text)
-        terms = msgspec.convert({} if document is None else document, Terms)
+        terms = msgspec.convert({} if document is None else document, BillingTerms)
     except (yaml.YAMLError, msgspec.ValidationError) as exc:
         raise TermsInvalid(f"terms: {exc}") from exc
     for name, of_tenant in terms.tenants.items():
