@@ -102,10 +102,8 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
     output_charge: OutputCharge = OutputCharge.GENERATED
     tpot_ms: float | None = None  # mean time per output token after the first; None: not two sent
     provider: str | None = None  # None: a replica of ours
-    adapter: str | None = None  # None: the base model served it
     priority: int = 0  # least first
     attempt: Annotated[int, msgspec.Meta(ge=1)] = 1  # which of them was answered
-    parent_event_id: str | None = None  # of the event that this one is a part of, as a hedge is
     is_recovered: bool = False  # an auditor wrote it, out of the replica's own record
     is_locally_admitted: bool = False  # by its gateway while the quota store was away
 

@@ -45,10 +45,8 @@ EVENT = UsageEvent(
     delivered_tokens=8,
     output_charge=OutputCharge.DELIVERED,
     tpot_ms=2.5,
-    adapter="lora-1",
     priority=-1,
     attempt=2,
-    parent_event_id="e0",
 )
 GOLDEN = (
     b'{"type":"usage.recorded.v1","event_id":"e1","request_id":"r1","tenant_id":"acme",'
@@ -60,8 +58,7 @@ GOLDEN = (
     b'"gateway_id":"gateway-0","gateway_boot_id":"0a","gateway_seq":1,'
     b'"input_cache_write_tokens":3,"output_reasoning_tokens":4,"settled_tokens":30,'
     b'"delivered_tokens":8,"output_charge":"delivered","tpot_ms":2.5,"provider":null,'
-    b'"adapter":"lora-1","priority":-1,"attempt":2,"parent_event_id":"e0","is_recovered":false,'
-    b'"is_locally_admitted":false}'
+    b'"priority":-1,"attempt":2,"is_recovered":false,"is_locally_admitted":false}'
 )
 FIRST_SHAPE = GOLDEN[: GOLDEN.index(b',"input_cache_write_tokens"')] + b"}"
 """As the first gateways wrote it: spools and topics still hold such."""
@@ -78,7 +75,7 @@ def test_an_event_of_the_first_shape_is_read_as_what_it_meant() -> None:
     assert event.settled_tokens is None
     assert event.delivered_tokens is None
     assert event.output_charge is OutputCharge.GENERATED
-    assert event.provider is event.adapter is event.parent_event_id is None
+    assert event.provider is None
     assert event.attempt == 1
     assert not event.is_recovered
 
