@@ -2,22 +2,10 @@
 
 import msgspec
 
-from contracts.names import (
-    HEADER_EVENT_ID,
-    HEADER_LOCALLY_ADMITTED,
-    HEADER_REQUEST_ID,
-    HEADER_TENANT_ID,
-)
 from gateway.providers.anthropic_answer import AnthropicAnswer
 from gateway.routing.replica import Replica
 from gateway.routing.stay import Stay
 from gateway.upstream.response import UpstreamResponse
-
-REQUEST_HEADERS = (  # with the ids of request, event and tenant, and what the client sent
-    f"{HEADER_REQUEST_ID}: %b\r\n{HEADER_EVENT_ID}: %b\r\n{HEADER_TENANT_ID}: %b\r\n"
-    "content-type: application/json\r\n%b"
-).encode()
-LOCALLY_ADMITTED = f"{HEADER_LOCALLY_ADMITTED}: 1\r\n".encode()
 
 
 class Attempt(msgspec.Struct, frozen=True):

@@ -7,7 +7,13 @@ it, see ``resilience.resumption``.
 from collections.abc import Collection
 from typing import Final
 
-from contracts.names import HEADER_EXPLAIN
+from contracts.names import (
+    HEADER_EVENT_ID,
+    HEADER_EXPLAIN,
+    HEADER_LOCALLY_ADMITTED,
+    HEADER_REQUEST_ID,
+    HEADER_TENANT_ID,
+)
 from gateway.api.context import RequestContext
 from gateway.api.headers import route_costs, route_header
 from gateway.errors import (
@@ -22,7 +28,7 @@ from gateway.fleet import Fleet
 from gateway.metering import Meter
 from gateway.providers.anthropic_answer import AnthropicAnswer
 from gateway.providers.provider import Api, Provider
-from gateway.resilience.attempt import LOCALLY_ADMITTED, REQUEST_HEADERS, Attempt
+from gateway.resilience.attempt import Attempt
 from gateway.resilience.failures import is_replicas_end, is_replicas_failure, may_retry
 from gateway.resilience.fallback import Target
 from gateway.resilience.pause import pause
@@ -34,7 +40,12 @@ from gateway.routing.stay import Stay
 from gateway.upstream.response import UpstreamResponse
 
 MAX_ERROR_BYTES: Final = 64 * 1024
-_EXPLAIN = HEADER_EXPLAIN.encode()
+_REQUEST_HEADERS: Final = (  # with the ids of request, event and tenant, and what the client sent
+    f"{HEADER_REQUEST_ID}: %b\r\n{HEADER_EVENT_ID}: %b\r\n{HEADER_TENANT_ID}: %b\r\n"
+    "content-type: application/json\r\n%b"
+).encode()
+_LOCALLY_ADMITTED: Final = f"{HEADER_LOCALLY_ADMITTED}: 1\r\n".encode()
+_EXPLAIN: Final = HEADER_EXPLAIN.encode()
 _AT_ONCE_S = 5.0  # a replica that takes no work says so first; a later 503 may follow some
 
 
@@ -124,31 +135,20 @@ class Attempts:
             limit = self._fleet.limits.max_event_bytes
             translation = AnthropicAnswer(int(self._fleet.clock.wall_s()), limit)
         request_id = f"{self._context.request_id}-{self._num_begun - 1}"
-        self.current = Attempt(
+        return Attempt(
             replica, request_id, response, began_s, stay, probe, translation, is_foreign=True
         )
-        return self.current
 
-    def _begin_with(self, decision: Decision) -> Attempt:
-        """Sends the request to the replica that was decided for."""
-        fleet, context, meter = self._fleet, self._context, self._meter
+    def _begin_with(self, decision: Decision, meter: Meter) -> Attempt:
+        """Sends the request to the replica that was decided for, and tells ``meter`` of it."""
+        fleet, context = self._fleet, self._context
         replica = fleet.pool[decision.endpoint.name]
         request_id = f"{context.request_id}-{self._num_begun}"
         self._num_begun += 1
         request, breakers = context.request, self._retries.breakers
         began_s = fleet.clock.monotonic_s()
         response = replica.client.post(
-            request.operation.path_bytes,
-            REQUEST_HEADERS
-            % (
-                request_id.encode(),
-                context.event_id.encode(),
-                context.grant.tenant.tenant_id.encode(),
-                self._exchange.head.forwarded + LOCALLY_ADMITTED
-                if meter.is_locally_admitted
-                else self._exchange.head.forwarded,
-            ),
-            self._body_for(replica),
+            request.operation.path_bytes, self._headers(request_id), self._body_for(replica)
         )
         probe = breakers.begin(request.model, replica.name) if breakers.failing else None
         stay = fleet.begin(replica, request, began_s, decision.cached_tokens, request_id)
@@ -160,8 +160,15 @@ class Attempts:
         if fleet.limits.explains_routes and self._exchange.header(_EXPLAIN) is not None:
             meter.route_costs = route_costs(decision)
             meter.explanation = route_header(decision, meter.route_costs)
-        self.current = attempt = Attempt(replica, request_id, response, began_s, stay, probe)
-        return attempt
+        return Attempt(replica, request_id, response, began_s, stay, probe)
+
+    def _headers(self, request_id: str) -> bytes:
+        context, forwarded = self._context, self._exchange.head.forwarded
+        if self._meter.is_locally_admitted:
+            forwarded += _LOCALLY_ADMITTED
+        tenant = context.grant.tenant.tenant_id
+        ids = request_id.encode(), context.event_id.encode(), tenant.encode()
+        return _REQUEST_HEADERS % (*ids, forwarded)
 
     def close(self, *, is_complete: bool) -> None:
         """Nothing more is wanted of the current one, which may have ended well; idempotent."""
@@ -176,14 +183,19 @@ class Attempts:
             elif not attempt.response.is_ended:
                 attempt.response.discard()
 
-    async def open(
-        self, tried: set[str] | None = None, begun: Attempt | None = None
-    ) -> UpstreamResponse:
-        """The first answer with a head, from whichever replica gives one, ``begun`` before others.
+    async def open(self) -> UpstreamResponse:
+        """The first answer with a head, from whichever replica gives one.
 
         Raises UpstreamError, NoReplicaAvailable, Interrupted.
         """
-        tried = self._tried if tried is None else tried
+        return await self._open(self._tried)
+
+    async def reopen(self, tried: set[str]) -> UpstreamResponse:
+        """As ``open``, for a stream that broke off: who has been tried is the caller's to know."""
+        return await self._open(tried)
+
+    async def _open(self, tried: set[str], begun: Attempt | None = None) -> UpstreamResponse:
+        """``begun``: before others."""
         exchange = self._exchange
         while True:
             if exchange.interruption is not None:  # nothing is sent for a client that left
@@ -191,27 +203,20 @@ class Attempts:
             if begun is not None:
                 attempt, begun = begun, None
             elif self._provider is None:
-                attempt = self._begin_with(self._choose(tried))
+                attempt = self._begin_with(self._choose(tried), self._meter)
             else:
                 attempt = self._begin_at(self._provider, tried)
+            self.current = attempt
             response = attempt.response
             try:
                 exchange.watched = response.head
                 await response.head
-            except UpstreamUnreachable:
-                self._fleet.pool.mark_unreachable(attempt.replica.name)
-                self._note_failure(attempt)
-                response.cancel()
-            except UpstreamError:
-                self._note_failure(attempt)
-                raise
+            except UpstreamError as failure:
+                if not self._has_done_nothing(attempt, failure):
+                    raise
             else:
-                if response.status != 200 or self._retries.breakers.failing:
-                    self._note_status(attempt)
-                if response.status != 503 or not self._is_turned_away(attempt):
+                if not self._has_done_nothing(attempt):
                     return response
-                self._note_retry_after(response)
-                response.discard()
             tried.add(self.leave())
 
     def give_up(self) -> str:
@@ -219,10 +224,8 @@ class Attempts:
         assert self.current is not None
         response = self.current.response
         response.cancel()
-        name = self.leave()
-        if not response.is_refusal or is_replicas_failure(response.status):
-            self._fleet.pool.note(name, is_failure=True)
-        return name
+        self._note_given_up(self.current)
+        return self.leave()
 
     def leave(self) -> str:
         """The current one, which is over.  Its replica's name."""
@@ -277,6 +280,29 @@ class Attempts:
         breakers = self._retries.breakers
         note = breakers.succeeded if is_complete else breakers.undecided
         note(self._context.request.model, attempt.replica.name, attempt.probe)
+
+    def _has_done_nothing(self, attempt: Attempt, failure: BaseException | None = None) -> bool:
+        """And another may be asked at once.  Notes what an attempt's head, which is done, tells."""
+        response = attempt.response
+        if failure is None:
+            if response.status != 200 or self._retries.breakers.failing:
+                self._note_status(attempt)
+            if response.status != 503 or not self._is_turned_away(attempt):
+                return False
+            self._note_retry_after(response)
+            response.discard()
+            return True
+        self._note_failure(attempt)
+        if not isinstance(failure, UpstreamUnreachable):
+            return False
+        self._fleet.pool.mark_unreachable(attempt.replica.name)
+        response.cancel()
+        return True
+
+    def _note_given_up(self, attempt: Attempt) -> None:
+        response = attempt.response
+        if not response.is_refusal or is_replicas_failure(response.status):
+            self._fleet.pool.note(attempt.replica.name, is_failure=True)
 
     def _note_status(self, attempt: Attempt) -> None:
         breakers, status = self._retries.breakers, attempt.response.status

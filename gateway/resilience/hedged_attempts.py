@@ -13,7 +13,7 @@ from gateway.fleet import Fleet
 from gateway.metering import Meter
 from gateway.resilience.attempt import Attempt
 from gateway.resilience.attempts import Attempts
-from gateway.resilience.hedging import news_of
+from gateway.resilience.pause import news_of
 from gateway.resilience.retries import Retries
 from gateway.upstream.response import UpstreamResponse
 
@@ -22,6 +22,7 @@ class HedgedAttempts(Attempts):
     """Of a stream.  Two are under way once, before its first byte."""
 
     _is_spent = False
+    _is_undecided = False  # the second is all that is left, and has yet to begin
 
     def __init__(
         self,
@@ -35,32 +36,31 @@ class HedgedAttempts(Attempts):
         super().__init__(fleet, retries, exchange, context, meter)
         self._policy = policy
 
-    async def open(
-        self, tried: set[str] | None = None, begun: Attempt | None = None
-    ) -> UpstreamResponse:
-        """``tried``: a stream that broke off is taken up by one after another."""
-        if tried is None and self._provider is None and not self._is_spent:
-            if self._exchange.interruption is not None:  # nothing is sent for a client that left
-                raise Interrupted(*self._exchange.interruption)
-            begun = await self._first_to_begin()
-        return await super().open(tried, begun)
+    async def open(self) -> UpstreamResponse:
+        """A stream that broke off is taken up by one after another: see ``reopen``."""
+        if self._provider is not None or self._is_spent:
+            return await super().open()
+        if self._exchange.interruption is not None:  # nothing is sent for a client that left
+            raise Interrupted(*self._exchange.interruption)
+        begun = await self._first_to_begin()
+        try:
+            return await self._open(self._tried, begun)
+        finally:
+            if self._is_undecided:
+                self._count(is_won=begun.response.has_begun)
 
     async def _first_to_begin(self) -> Attempt:
         """Or whoever may yet, where the other has failed."""
-        first, hedging = self._begin_with(self._choose(self._tried)), self._retries.hedging
-        head = first.response.head
+        self.current = first = self._begin_with(self._choose(self._tried), self._meter)
+        head, hedging = first.response.head, self._retries.hedging
         after_s = hedging.after_s(self._policy, self._context.request.model)
         await news_of(self._exchange, head, within_s=after_s)
         if head.is_done:
             if first.response.has_begun:
                 self._learn(first)
             return first
-        meter, self._meter = self._meter, Meter()  # who it is counts if the second wins
-        try:
-            second = self._second(first)
-        finally:
-            of_second, self._meter = self._meter, meter
-            self.current = first
+        of_second = Meter()  # who it is counts if the second wins
+        second = self._second(first, of_second)
         if second is None:
             return first
         try:
@@ -75,7 +75,7 @@ class HedgedAttempts(Attempts):
         self.current = winner
         return winner
 
-    def _second(self, first: Attempt) -> Attempt | None:
+    def _second(self, first: Attempt, meter: Meter) -> Attempt | None:
         """With a replica of the same make that is well; ``None``: there is none, or no budget."""
         self._is_spent = True
         request, retries = self._context.request, self._retries
@@ -87,25 +87,33 @@ class HedgedAttempts(Attempts):
             return None
         replica = self._fleet.pool[decision.endpoint.name]
         is_alike = replica.has_reported == first.replica.has_reported
-        return self._begin_with(decision) if is_alike and retries.budget.withdraw() else None
+        if not is_alike or not retries.budget.withdraw():
+            return None
+        return self._begin_with(decision, meter)
 
     def _decided(self, first: Attempt, second: Attempt) -> tuple[Attempt, Attempt]:
         """Who answers, and who does not."""
-        hedging = self._retries.hedging
         winner, loser = (first, second) if first.response.head.is_done else (second, first)
         if not winner.response.has_begun:
             winner, loser = loser, winner  # which may yet
-        self._learn(first)
-        if winner is first:
-            hedging.num_lost += 1
-        else:
-            hedging.num_won += 1
-            if second.response.has_begun:
-                self._learn(second)
+        if winner.response.has_begun:
+            self._learn(winner)
+            if loser is first and not first.response.head.is_done:
+                self._learn(first)
+        self._is_undecided = winner is second and not second.response.has_begun
+        if not self._is_undecided:
+            self._count(is_won=winner is second)
         return winner, loser
 
+    def _count(self, *, is_won: bool) -> None:
+        hedging, self._is_undecided = self._retries.hedging, False
+        if is_won:
+            hedging.num_won += 1
+        else:
+            hedging.num_lost += 1
+
     def _learn(self, attempt: Attempt) -> None:
-        """How long it has been waited for."""
+        """How long one that has begun, or is given up for one that has, was waited for."""
         waited_s = self._fleet.clock.monotonic_s() - attempt.began_monotonic_s
         self._retries.hedging.began(self._context.request.model, waited_s)
 
@@ -114,11 +122,10 @@ class HedgedAttempts(Attempts):
         response = attempt.response
         if not response.head.is_done or response.has_begun:
             self._note_end(attempt, is_complete=False)
+            response.cancel()
         else:
             self._tried.add(attempt.replica.name)
-            if response.is_refusal:
-                self._note_status(attempt)
-            else:
-                self._note_failure(attempt)
-        response.cancel()
+            if not self._has_done_nothing(attempt, response.head.exception()):
+                self._note_given_up(attempt)
+                response.cancel()
         self._fleet.end(attempt.stay)

@@ -5,14 +5,10 @@ the answer, the other is given up.  A document's first byte is its last: nothing
 how long it takes.
 """
 
-import asyncio
-from functools import partial
 from typing import Final
 
 from contracts.hedging import HedgePolicy
 from gateway.admission.quantile import QuantileTable
-from gateway.completion import Completion
-from gateway.exchange import Exchange
 
 _QUANTILE: Final = 0.95
 _ENOUGH: Final = 20  # beginnings, to know it by
@@ -39,22 +35,3 @@ class Hedging:
             seen = self._beginnings[model] = QuantileTable(1, _QUANTILE)
         seconds = max(1e-6, seconds)
         seen.observe(0, seconds, first_guess=seconds)
-
-
-async def news_of(
-    exchange: Exchange, *heads: Completion[None], within_s: float | None = None
-) -> None:
-    """Returns when one of them is done, however that ended, or the time is over.
-
-    Raises Interrupted.
-    """
-    news: Completion[None] = Completion()
-    tell = partial(news.resolve, None)
-    for head in heads:
-        head.then(tell)
-    timer = None if within_s is None else asyncio.get_running_loop().call_later(within_s, tell)
-    try:
-        await exchange.watch(news)
-    finally:
-        if timer is not None:
-            timer.cancel()

@@ -31,7 +31,7 @@ async def resumed(
     has_looked = False
     while True:
         try:
-            response = await attempts.open(tried)
+            response = await attempts.reopen(tried)
         except NoReplicaAvailable:
             if clock.monotonic_s() >= deadline_s:
                 raise failure from None

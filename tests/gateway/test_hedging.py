@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import signal
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -12,7 +14,9 @@ import msgspec
 import pytest
 
 from contracts.hedging import HedgePolicy
+from contracts.names import HEADER_LOCALLY_ADMITTED
 from contracts.usage import Outcome, UsageEvent
+from gateway.admission.redis_limiter import RedisLimiter
 from gateway.app import Gateway
 from gateway.resilience.hedging import Hedging
 from gateway.settings import ReplicaAddress
@@ -54,6 +58,11 @@ class Pair:
         return sorted(found, key=_number)
 
     @property
+    def num_in_flight(self) -> int:
+        replicas = self.gateway.pipeline._stages.fleet.pool.replicas()
+        return sum(each.num_in_flight for each in replicas)
+
+    @property
     def won_and_lost(self) -> tuple[int, int]:
         hedging = self.gateway.pipeline.retries.hedging
         return hedging.num_won, hedging.num_lost
@@ -91,6 +100,7 @@ def pairs(
     async def pair(
         policy: HedgePolicy | None = AT_ONCE,
         load: Mapping[str, Any] | None = None,
+        quota: Valkey = valkey,
         **settings: Any,
     ) -> AsyncIterator[Pair]:
         policies.add(tenant, f"sk-{tenant}", hedging=policy)
@@ -98,10 +108,10 @@ def pairs(
         upstream.load = other.load = None if load is None else dict(load)
         addresses = [ReplicaAddress(name=f"r{n}", url=each.url) for n, each in enumerate(replicas)]
         async with running(
-            tmp_path, valkey, policies, replicas=tuple(addresses), **settings
+            tmp_path, quota, policies, replicas=tuple(addresses), **settings
         ) as gateway:
             await until(lambda: caplog.messages.count("replica ready") == 2)
-            yield Pair(gateway, Scene(gateway, tmp_path / "spool", tenant, valkey), replicas)
+            yield Pair(gateway, Scene(gateway, tmp_path / "spool", tenant, quota), replicas)
 
     return pair
 
@@ -116,6 +126,11 @@ async def broken(generation: Generation) -> None:
 
 async def full(generation: Generation) -> None:
     await generation.answer(503, b"{}")
+
+
+async def refused(generation: Generation, after_s: int) -> None:
+    head = b"HTTP/1.1 503 X\r\nretry-after: %d\r\ncontent-length: 2\r\n\r\n" % after_s
+    await generation.send(head + b"{}")
 
 
 @pytest.mark.parametrize("load", [None, msgspec.to_builtins(LOAD)], ids=["foreign", "ours"])
@@ -178,15 +193,73 @@ async def test_a_first_that_fails_leaves_it_to_the_second(
             await behaviour(generation)
 
         async def late(generation: Generation) -> None:
-            hedging = pair.gateway.pipeline.retries.hedging
-            while not hedging.num_won:  # noqa: ASYNC110  # another thread's
+            while pair.num_in_flight > 1:  # noqa: ASYNC110  # as above
                 await asyncio.sleep(0.001)
+            assert pair.won_and_lost == (0, 0), "it has not begun"
             await words(NUM_WORDS)(generation)
 
         pair.behave(fail, late)
         event = await pair.ask()
         assert (event.outcome, event.attempt) == (Outcome.COMPLETED, 2)
         assert len(pair.generations) == 2
+        assert pair.won_and_lost == (1, 0)
+
+
+async def test_nothing_is_learned_of_a_first_that_neither_began_nor_was_given_up(
+    pairs: Pairs,
+) -> None:
+    async with pairs() as pair:
+        pair.behave(silent, full)
+        exchange = pair.scene.exchange(stream=True)
+        flow = pair.gateway.pipeline.start(exchange)
+        hedging = pair.gateway.pipeline.retries.hedging
+        await until(lambda: hedging.num_lost == 1)
+        assert not hedging._beginnings
+        exchange.client_lost()
+        await until(lambda: flow.is_over)
+
+
+async def test_what_a_failed_loser_asked_for_is_known(pairs: Pairs) -> None:
+    """The least that the replicas asked for is what the client reads."""
+    async with pairs(max_retries=0) as pair:
+
+        async def first(generation: Generation) -> None:
+            while len(pair.generations) < 2:  # noqa: ASYNC110  # another thread's
+                await asyncio.sleep(0.001)
+            await refused(generation, 3)
+
+        async def second(generation: Generation) -> None:
+            while pair.num_in_flight > 1:  # noqa: ASYNC110  # as above
+                await asyncio.sleep(0.001)
+            await refused(generation, 7)
+
+        pair.behave(first, second)
+        await pair.gateway.pipeline.serve(pair.scene.exchange(stream=True))
+        assert b"retry-after: 3\r\n" in pair.scene.transport.written
+
+
+async def test_both_are_told_that_the_quota_store_was_away(
+    pairs: Pairs, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "quota").mkdir()
+    quota = Valkey(tmp_path / "quota")
+    quota.start()
+    async with pairs(quota=quota) as pair:
+        pair.behave(words(NUM_WORDS), words(NUM_WORDS))
+        await pair.ask()
+        limiter = pair.gateway.pipeline._stages.limiter
+        assert isinstance(limiter, RedisLimiter)
+        await until(lambda: limiter._shares.is_any_leased(time.monotonic()))
+        await asyncio.to_thread(quota.stop, signal.SIGKILL)
+        await until(lambda: "quota store not usable" in caplog.messages)
+        for replica in pair.replicas:
+            replica.generations.clear()
+        pair.behave(silent, words(NUM_WORDS))
+        await pair.gateway.pipeline.serve(pair.scene.exchange(stream=True))
+        told = [HEADER_LOCALLY_ADMITTED in each.received.headers for each in pair.generations]
+        assert told == [True, True]
+        quota.start()  # a gateway waits with its end until it is told
+    quota.stop()
 
 
 async def test_a_client_that_leaves_ends_both_and_pays_for_one(pairs: Pairs) -> None:
