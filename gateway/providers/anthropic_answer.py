@@ -112,9 +112,9 @@ class AnthropicAnswer:
             return [self._chunk({"content": delta["text"]})]
         if delta["type"] == "thinking_delta":
             return [self._chunk({"reasoning_content": delta["thinking"]})]
-        if delta["type"] != "input_json_delta" or not delta["partial_json"]:
+        number = self._tools.get(index)  # None: of a block that is no call of ours to tell
+        if delta["type"] != "input_json_delta" or not delta["partial_json"] or number is None:
             return []
-        number = self._tools[index]
         self._unargued.discard(number)
         return [self._arguments(number, delta["partial_json"])]
 

@@ -304,6 +304,13 @@ def test_a_stream_in_pieces_of_any_size(size: int) -> None:
     assert {(chunk["id"], chunk["model"]) for chunk in chunks} == {("chatcmpl-msg_1", "claude")}
 
 
+def test_arguments_of_what_is_no_tool_of_the_client_are_left_out() -> None:
+    begun = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}
+    start = {"type": "content_block_start", "index": 0, "content_block": begun}
+    argument = delta(0, type="input_json_delta", partial_json="{}")
+    assert answer().feed(sse(start, argument)) == b""
+
+
 def test_an_error_event_is_passed_on_as_one() -> None:
     out = answer().feed(
         sse({"type": "error", "error": {"type": "overloaded_error", "message": "x"}})
