@@ -19,7 +19,7 @@ from billing.errors import SourceUnavailable
 from billing.records import Batch
 from billing.segment_file import chunk_from, has_writer, segment_names, split
 from contracts.names import spool_source_id
-from contracts.spool import LOCKED_WITHIN_S, parse_segment_name
+from contracts.spool import LOCKED_WITHIN_S, parse_segment_name, told_mark
 
 logger = logging.getLogger(__name__)
 
@@ -154,6 +154,7 @@ class SpoolSource:
             return False
         try:
             (self._spool_dir / name).unlink(missing_ok=True)
+            told_mark(self._spool_dir / name).unlink(missing_ok=True)
         except OSError as exc:
             _report(segment, "segment not removed", {"segment": name, "error": type(exc).__name__})
             return False

@@ -18,10 +18,12 @@ taken and give the file up.
 
 Whoever takes the events on removes segments, and nobody else: the gateway's shipper where there is
 Kafka, billing where it reads the folder; never one that may grow, or before all its lines are kept.
+With it goes the mark by which gateways know that they have told the quota store of it.
 """
 
 import re
 import zlib
+from pathlib import Path
 
 from contracts.errors import ContractError
 
@@ -43,6 +45,11 @@ def segment_name(boot_id: str, index: int) -> str:
     name = f"{boot_id}-{index:06d}{SEGMENT_SUFFIX}"
     parse_segment_name(name)
     return name
+
+
+def told_mark(segment: Path) -> Path:
+    """Where it is, if it is."""
+    return segment.parent / "told" / segment.name
 
 
 def parse_segment_name(name: str) -> tuple[str, int]:

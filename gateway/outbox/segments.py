@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from contracts.errors import ContractError
-from contracts.spool import SEGMENT_SUFFIX, parse_segment_name, was_locked
+from contracts.spool import SEGMENT_SUFFIX, parse_segment_name, told_mark, was_locked
 
 _CHECKPOINT_FOLDER = "shipped"
-_TOLD_FOLDER = "told"
 _COUNT_BYTES = 1 << 20
 OWED_S = 86_400.0  # so long the quota store knows a reservation
 
@@ -27,7 +26,7 @@ class SegmentFile:
         self.path = path
         self.boot_id, self.index = parse_segment_name(path.name)
         self._checkpoint = path.parent / _CHECKPOINT_FOLDER / (path.name + ".offset")
-        self._told_mark = path.parent / _TOLD_FOLDER / path.name
+        self._told_mark = told_mark(path)
 
     def shipped_bytes(self) -> int:
         """Zero if there is no checkpoint, or none that can be right: better twice than never."""

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from billing.spool_source import SpoolSource
-from contracts.spool import LOCKED_WITHIN_S, frame, segment_name
+from contracts.spool import LOCKED_WITHIN_S, frame, segment_name, told_mark
+from gateway.outbox.segments import SegmentFile
 from tests.billing.usage_events import SEGMENT, write_segment
 
 SECOND = segment_name("0a", 1)
@@ -76,6 +77,18 @@ async def test_what_is_posted_whole_goes_after_its_time(tmp_path: Path, reader: 
     reader.now_s += 1
     await reader.read()
     assert reader.names() == []
+
+
+async def test_with_a_segment_goes_the_mark_that_its_settlements_were_told(
+    tmp_path: Path, reader: Reader
+) -> None:
+    segment = write(tmp_path, SEGMENT, frame(b"one"))
+    SegmentFile(segment).record_told()
+    assert told_mark(segment).exists()
+    reader.now_s += KEEP_S
+    await reader.read()
+    assert not segment.exists()
+    assert not told_mark(segment).exists()
 
 
 async def test_what_a_living_writer_may_add_to_stays_however_old(
