@@ -130,7 +130,8 @@ def num_unread(brokers: Mapping[str, Any], topic: str, next_offset: NextOffset) 
 
     ``brokers``: as ``KafkaSource`` has it.
 
-    Raises SourceUnavailable.
+    Raises SourceUnavailable, also where the ledger stands behind a partition's end: of a topic
+    that was made anew nobody can say what has been read.
     """
     try:
         return asyncio.run(_num_unread(brokers, topic, next_offset))
@@ -145,13 +146,17 @@ async def _num_unread(brokers: Mapping[str, Any], topic: str, next_offset: NextO
             await consumer.start()
             numbers = consumer.partitions_for_topic(topic)
             partitions = [TopicPartition(topic, number) for number in numbers or ()]
+            # Asked first: billing reads on meanwhile, and must not be ahead of the ends.
+            stored = {each: next_offset(_source_id(each)) for each in partitions}
             begins = await consumer.beginning_offsets(partitions)
             ends = await consumer.end_offsets(partitions)
     finally:
         async with asyncio.timeout(_CLOSE_DEADLINE_S):
             await _stop(consumer)
-    stored = {each: next_offset(_source_id(each)) for each in partitions}
-    return sum(ends[p] - (begins[p] if at is None else at) for p, at in stored.items())
+    unread = [ends[p] - (begins[p] if at is None else at) for p, at in stored.items()]
+    if any(number < 0 for number in unread):
+        raise SourceUnavailable(f"kafka: the ledger is ahead of the topic {topic}")
+    return sum(unread)
 
 
 class _Session(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no types

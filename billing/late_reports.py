@@ -4,7 +4,7 @@ The event in the ledger stays as it is.  What the gateway knew better, its own n
 perhaps other tokens, is kept beside it; a difference in money is a correction, a line of its own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, insert, select
@@ -24,7 +24,7 @@ from billing.posting import Posting
 from billing.pricing import TokenClass
 from billing.rating import Charge, charged_tokens
 from billing.records import EventKey
-from contracts.usage import UsageEvent
+from contracts.usage import UsageEvent, decode_usage_event
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ def post_late_reports(
     Another one of the same request does not, nor one whose difference in money nobody knows yet.
     """
     keys = {report.key for report in reports}
-    kept = _kept(connection, keys)
+    kept = reported_events(connection, keys)
     entries, waiting = _entries(connection, keys), _waiting(connection, keys)
     accepted: set[EventKey] = set()
     for report in reports:
-        key, payload = report.key, report.posting.payload
+        key, event = report.key, report.posting.event
         if key in kept:
-            accepted |= {key} if kept[key] == payload else set()
+            accepted |= {key} if kept[key] == event else set()
             continue
         charged = None if key in waiting else entries.get(key, ())
         difference = _difference_pico_usd(report, charged)
@@ -61,9 +61,9 @@ def post_late_reports(
         replace_event(
             connection,
             (report.recovered, () if charged is None else charged),
-            (report.posting.event, () if charged is None else report.posting.charges or ()),
+            (event, () if charged is None else report.posting.charges or ()),
         )
-        kept[key] = payload
+        kept[key] = event
         accepted.add(key)
     return accepted
 
@@ -109,10 +109,15 @@ def _post(
     connection.execute(insert(adjustments), correction)
 
 
-def _kept(connection: Connection, keys: set[EventKey]) -> dict[EventKey, bytes]:
+def reported_events(
+    connection: Connection, keys: Collection[EventKey]
+) -> dict[EventKey, UsageEvent]:
+    """Of recovered events, as their gateways have told them."""
     query = select(late_reports.c.tenant_id, late_reports.c.event_id, late_reports.c.payload)
     rows = rows_by_key(connection, query, late_reports, keys)
-    return {(tenant_id, event_id): bytes(payload) for tenant_id, event_id, payload in rows}
+    return {
+        (tenant_id, event_id): decode_usage_event(payload) for tenant_id, event_id, payload in rows
+    }
 
 
 def _entries(connection: Connection, keys: set[EventKey]) -> Mapping[EventKey, list[Charge]]:

@@ -24,7 +24,7 @@ from billing.daily_usage import add_charges, add_events
 from billing.dead_letter import DeadLetter, DeadReason
 from billing.errors import OffsetConflict
 from billing.late import LatestInvoices, latest_invoices
-from billing.late_reports import LateReport, post_late_reports
+from billing.late_reports import LateReport, post_late_reports, reported_events
 from billing.ledger_database import alone, books_shared, open_for_posting, translated_errors
 from billing.ledger_schema import (
     dead_letter_replays,
@@ -277,6 +277,8 @@ def _rate_unpriced(
     connection: Connection, events: Sequence[UsageEvent], price_book: PriceBook
 ) -> int:
     late = latest_invoices(connection, {event.tenant_id for event in events})
+    recovered = [_key(event) for event in events if event.is_recovered]
+    reported = reported_events(connection, recovered)  # used by those keys, as is known by now
     rated: list[tuple[UsageEvent, Sequence[Charge]]] = []
     for event in events:
         charges = charges_for(event, price_book)
@@ -288,7 +290,7 @@ def _rate_unpriced(
             .where(unpriced_events.c.event_id == event.event_id)
         )
         insert_rows(connection, ledger_entries, _entry_rows(event, charges, late))
-        rated.append((event, charges))
+        rated.append((reported.get(_key(event), event), charges))
     add_charges(connection, rated)
     return len(rated)
 

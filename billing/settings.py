@@ -49,9 +49,10 @@ class Settings(BaseSettings):
     terms: Path | None = None
     # Where alerts are told beside the log and the webhook.  None: to no topic.
     alerts_topic: str | None = None
-    # The gateways' quota store and policy document, to keep spend counters from standing below the
-    # ledger after the store was lost.  None: nobody does that.
+    # The gateways' quota store, whose totals are compared with the ledger.  None: nobody does that.
     quota_url: SecretStr | None = None
+    # The gateways' policy document: with it spend counters are kept from standing below the ledger
+    # after the store was lost.  None: nobody does that.
     policy_file: Path | None = None
     # How often all accounts are compared, as `pandal audit` does.  0: only when somebody asks.
     reconcile_interval_s: float = Field(default=3_600.0, ge=0)
@@ -69,9 +70,9 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @model_validator(mode="after")
-    def _counters_have_both(self) -> Self:
-        if (self.quota_url is None) != (self.policy_file is None):
-            raise ValueError("set BILLING_QUOTA_URL and BILLING_POLICY_FILE, or neither")
+    def _counters_have_a_store(self) -> Self:
+        if self.policy_file is not None and self.quota_url is None:
+            raise ValueError("BILLING_POLICY_FILE needs BILLING_QUOTA_URL")
         return self
 
     @model_validator(mode="after")

@@ -48,7 +48,7 @@ BILLING_MANAGED: Final = {
     "kafka_password": "usage.kafka.sasl.password",
     "price_book": "billing.prices",
     "terms": "billing.terms",
-    "quota_url": "gateway.quotaUrl, if billing.keepsCounters",
+    "quota_url": "gateway.quotaUrl",
     "policy_file": "gateway.policies, if billing.keepsCounters",
     "usage_journals": "nothing: each replica keeps its journal on a volume of its own",
     "port": "billing.port",

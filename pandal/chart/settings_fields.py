@@ -6,6 +6,8 @@ values; those fields are named by whoever asks, and left out here.
 
 import ast
 import inspect
+import io
+import tokenize
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
@@ -45,21 +47,26 @@ def reasons_of(settings: type[BaseSettings]) -> Mapping[str, str]:
     """The comment of each field: the lines before it, or what follows on its own lines."""
     source = inspect.getsource(settings)
     lines = source.splitlines()
+    comments = {
+        token.start[0]: token.string.removeprefix("#").strip()
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    }
     (cls,) = ast.parse(source).body
     assert isinstance(cls, ast.ClassDef)
     return {
-        node.target.id: " ".join(_comments(lines, node.lineno - 1, node.end_lineno or node.lineno))
+        node.target.id: " ".join(_reason(lines, comments, node))
         for node in cls.body
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
 
 
-def _comments(lines: list[str], first: int, end: int) -> list[str]:
-    """Of the statement in ``lines[first:end]``."""
-    begin = first
-    while lines[begin - 1].strip().startswith("#"):
+def _reason(lines: list[str], comments: Mapping[int, str], field: ast.AnnAssign) -> list[str]:
+    """``comments`` by line, which count from 1."""
+    begin = field.lineno
+    while lines[begin - 2].strip().startswith("#"):
         begin -= 1
-    found = [line.partition("#")[2].strip() for line in lines[begin:end]]
+    found = [comments.get(line, "") for line in range(begin, (field.end_lineno or begin) + 1)]
     return [words.replace("None:", "null:") for words in found if words]
 
 

@@ -301,6 +301,15 @@ async def test_what_the_ledger_has_not_read_of_the_topic_is_counted(
     assert await unread() == 0
 
 
+async def test_a_ledger_ahead_of_its_topic_hides_no_lag_of_another_partition(tansu: Broker) -> None:
+    """The topic was made anew."""
+    topic = await new_topic(tansu.bootstrap, num_partitions=2)
+    brokers = {"bootstrap_servers": tansu.bootstrap}
+    stored = {f"kafka/{topic}/0": 9}
+    with pytest.raises(SourceUnavailable, match="ahead"):
+        await asyncio.to_thread(num_unread, brokers, topic, stored.get)
+
+
 async def test_of_brokers_that_are_gone_nobody_says_that_all_is_read(ledger: Ledger) -> None:
     gone = {"bootstrap_servers": f"127.0.0.1:{free_port()}"}
     with pytest.raises(SourceUnavailable):

@@ -134,7 +134,6 @@ def test_billing_compares_by_itself_and_tells_what_it_finds(
         BILLING_PRICE_BOOK=str(sources.price_book),
         BILLING_USAGE_JOURNALS=str(sources.journals_dir),
         BILLING_QUOTA_URL=quota.url,
-        BILLING_POLICY_FILE=str(tmp_path / "policies.json"),
         BILLING_RECONCILE_INTERVAL_S="0.2",
         BILLING_RECONCILE_SPAN_S="1000000000",
         BILLING_PORT=str(port),

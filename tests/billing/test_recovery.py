@@ -1,6 +1,8 @@
 """What no gateway lived to bill, what it says late, and what the quota's store has lost."""
 
+from dataclasses import replace
 from datetime import date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 
 import msgspec
@@ -9,7 +11,10 @@ import pytest
 from billing.audit import Account, Kind
 from billing.ledger import Ledger
 from billing.lookup import totals
+from billing.posting import rate_batch
+from billing.pricing import PriceBook
 from billing.reconciliation import seen_twice
+from billing.records import Record
 from billing.recovery import recover
 from billing.usage_report import Grouping, UsageQuery, usage_rows
 from contracts.usage import Outcome, UsageSource, decode_usage_event
@@ -19,6 +24,7 @@ from tests.billing.usage_events import (
     BOOK,
     NOON,
     SEGMENT,
+    batch_of,
     line,
     write_segment,
 )
@@ -93,6 +99,29 @@ def test_what_a_late_gateway_knows_better_is_a_correction_once(books: Books) -> 
     books.post(event(4, request_id="another"))
     (letter,) = rows(books.ledger_url, "dead_letters")
     assert letter.reason == "contradictory"
+
+
+def test_a_late_report_in_other_bytes_is_a_repeat(books: Books) -> None:
+    books.records.append(record(event(4)))
+    books.post(*EVENTS)
+    recover_all(books)
+    books.post(event(4))
+    again = batch_of([event(4)], source_id="spool/0b-000000.spool")
+    again.records[0] = Record(0, again.records[0].payload.replace(b",", b", "))
+    assert books.ledger.post(rate_batch(again, BOOK)).num_dead == 0
+    assert rows(books.ledger_url, "dead_letters") == []
+
+
+def test_what_is_priced_after_its_late_report_is_its_keys_money(books: Books) -> None:
+    books.records = [record(event(4, model="new"))]
+    recover_all(books)
+    books.post(event(4, model="new"))
+    wider = PriceBook([*BOOK.prices, replace(BOOK.prices[0], price_id="new.1", model="new")])
+    books.ledger.record_prices(wider)
+    assert books.ledger.post_unpriced(wider) == 1
+    query = UsageQuery(Grouping.KEY, date(2026, 1, 1), date(2027, 1, 1), "acme")
+    usd = {row.group: row.usd for row in usage_rows(books.ledger_url, query)}
+    assert usd == {"key-1": Decimal("0.000187200004"), "unknown": 0}
 
 
 def test_what_an_auditor_would_recover_and_a_gateway_has_told_is_a_repeat(books: Books) -> None:

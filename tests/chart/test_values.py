@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, Field, SecretStr
 from pydantic_settings import BaseSettings
 
 from autoscaler.settings import Settings as AutoscalerSettings
@@ -74,6 +74,15 @@ def test_a_settings_reason_is_its_comment() -> None:
     assert reasons["model"] == "small enough for any laptop, Apache-2.0"
     assert reasons["precision"].startswith("The compiled step only.")
     assert reasons["max_model_len"] == "tokens; null: the model's, if the cache holds it"
+
+
+class Patterned(BaseSettings):
+    # An address.
+    url: str = Field(pattern=r"^[^#]*$")  # no fragment
+
+
+def test_a_hash_inside_a_text_begins_no_comment() -> None:
+    assert reasons_of(Patterned) == {"url": "An address. no fragment"}
 
 
 def test_no_secret_is_a_value() -> None:
