@@ -43,6 +43,7 @@ class Waiting:
     accounts: dict[str, Account] = field(default_factory=dict)  # by tenant
     numbers: dict[str, list[int]] = field(default_factory=dict)  # by boot
     num_unreadable: int = 0
+    unreadable_segments: list[str] = field(default_factory=list)
 
     def add(self, event: UsageEvent) -> None:
         account = self.accounts.get(event.tenant_id, Account())
@@ -52,7 +53,7 @@ class Waiting:
 
 
 def read_waiting(connection: Connection, spool_dir: Path | None) -> Waiting:
-    """Raises OSError.  What went to Kafka may be in both, and is not waiting then.
+    """Raises OSError for the folder.  What went to Kafka may be in both: it does not wait then.
 
     ``None``: the spools are where they cannot be seen.
     """
@@ -66,8 +67,11 @@ def read_waiting(connection: Connection, spool_dir: Path | None) -> Waiting:
             )
         ).scalar_one_or_none()
         records = records_of(spool_dir / name, 0 if offset is None else offset)
-        while some := list(islice(records, _EVENTS_AT_ONCE)):
-            _add_unknown(connection, waiting, some)
+        try:
+            while some := list(islice(records, _EVENTS_AT_ONCE)):
+                _add_unknown(connection, waiting, some)
+        except OSError:
+            waiting.unreadable_segments.append(name)
     return waiting
 
 

@@ -75,6 +75,7 @@ class AuditReport:
     num_waiting: int
     num_unread: int | None  # events that brokers have and the ledger has not; None: who knows
     num_unreadable: int  # lines of the spool
+    unreadable_segments: Sequence[str]  # of the spool: what is in them is not compared
     num_dead_letters: int
     num_unpriced: int
     num_not_by_gateways: int  # a replica's records of requests that no gateway sent
@@ -82,7 +83,7 @@ class AuditReport:
     @property
     def has_read_all(self) -> bool:
         """What is missing here is on no way that can be seen."""
-        return self.num_waiting == self.num_unread == 0
+        return self.num_waiting == self.num_unread == len(self.unreadable_segments) == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,7 @@ def audit(
             num_waiting=len(waiting.keys),
             num_unread=num_unread,
             num_unreadable=waiting.num_unreadable,
+            unreadable_segments=waiting.unreadable_segments,
             num_dead_letters=num_dead_letters(connection),
             num_unpriced=num_unpriced(connection),
             num_not_by_gateways=witnesses.num_without_event,

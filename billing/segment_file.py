@@ -1,7 +1,9 @@
 """A spool segment as a reader sees it: its whole lines from an offset, and whether it may grow."""
 
+import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +26,7 @@ def segment_names(spool_dir: Path) -> list[str]:
 
 def has_writer(path: Path) -> bool:
     """By its lock, as ``contracts.spool`` says; a file system without locks tells nothing."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = _opened(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
@@ -35,7 +37,8 @@ def has_writer(path: Path) -> bool:
 
 
 def chunk_from(path: Path, position: int) -> bytes:
-    with path.open("rb") as file:
+    """Raises OSError."""
+    with os.fdopen(_opened(path), "rb") as file:
         file.seek(position)
         return file.read(_MAX_CHUNK_BYTES)
 
@@ -67,6 +70,15 @@ def records_of(path: Path, position: int = 0) -> Iterator[Record]:
         if num_bytes == 0:
             return
         position += num_bytes
+
+
+def _opened(path: Path) -> int:
+    """Raises OSError, also for what is no file; to open a pipe would wait for its writer."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a file")
+    return descriptor
 
 
 def _record(line: bytes, offset: int) -> Record:

@@ -320,6 +320,10 @@ class UpstreamRefused(GatewayError):
         return 400 <= self.upstream_status < 500
 
 
+class SegmentUnreadable(OSError):
+    """One file of the spool's; the others may be read all the same."""
+
+
 class Interrupted(Exception):
     """The wait is over before its end; ``error`` is for a client that is still there."""
 

@@ -15,6 +15,7 @@ from gateway.metrics import Metrics
 from gateway.outbox.bound import OutboxBound, OutboxLimit
 from gateway.outbox.kafka import KafkaShipper
 from gateway.outbox.orphans import orphans
+from gateway.outbox.segments import SegmentFaults
 from gateway.outbox.spool import Spool
 from gateway.outbox.unshipped import unshipped
 from gateway.owed_settlements import OwedSettlements
@@ -38,7 +39,8 @@ class Life:
 def owed_settlements(
     settings: Settings, quota: QuotaStore, policies: LivePolicies, life: Life
 ) -> Sequence[Loop]:
-    open_pass = partial(orphans, settings.spool_dir, life.boot_id, life.clock.wall_s)
+    wall_s, faults = life.clock.wall_s, SegmentFaults()
+    open_pass = partial(orphans, settings.spool_dir, life.boot_id, wall_s, faults)
     debts = Debts(quota)
     owed = OwedSettlements(open_pass, debts, lambda: policies.current)
     return (owed.run, RecoveredSettlements(debts).run)
@@ -56,7 +58,9 @@ def shipping(
         return ()
     folder = settings.spool_dir
     wall_s = life.clock.wall_s
-    open_pass = partial(unshipped, folder, life.boot_id, wall_s, lambda: limiter.is_owing)
+    open_pass = partial(
+        unshipped, folder, life.boot_id, wall_s, lambda: limiter.is_owing, SegmentFaults()
+    )
     is_in_charge = life.place is None or life.place.index == 0
     bound = OutboxBound(
         folder,

@@ -17,18 +17,18 @@ from billing.kafka_source import num_unread
 from billing.lookup import next_offset, reads_kafka
 from billing.reconciliation import AuditRules, Sources, policy_tenants, reconcile
 from contracts.names import USAGE_TOPIC
-from pandal.errors import PandalError
+from pandal.errors import NotAudited
 from pandal.fleet_books import FleetBooks, translated
 from pandal.settings import KAFKA_BOOTSTRAP
 
 
 def run_audit(books: FleetBooks, sources: Sources, rules: AuditRules) -> AuditReport:
-    """Raises PandalError."""
+    """Raises PandalError; NotAudited where a part of the books cannot be read at all."""
     with translated(books):
         try:
             return reconcile(sources, rules)
         except OSError as exc:
-            raise PandalError(str(exc)) from exc
+            raise NotAudited(f"cannot be read: {exc}") from exc
 
 
 def sources_of(
@@ -69,9 +69,13 @@ def show_report(console: Console, report: AuditReport) -> None:
     for line in _remarks(report):
         console.print(Text(line))
     if not report.findings:
-        console.print(Text("no difference", "bold green"))
+        if report.unreadable_segments:
+            console.print(Text("no difference in what could be read", "bold yellow"))
+        else:
+            console.print(Text("no difference", "bold green"))
         return
-    console.print(Text(f"{len(report.findings)} differences", "bold red"))
+    num_found = len(report.findings)
+    console.print(Text(f"{num_found} difference{'s' * (num_found != 1)}", "bold red"))
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("difference", "tenant", "of", "what was found"):
         table.add_column(heading, overflow="fold")
@@ -83,12 +87,13 @@ def show_report(console: Console, report: AuditReport) -> None:
 
 def report_json(report: AuditReport) -> bytes:
     document = {
-        "agrees": not report.findings,
+        "agrees": not report.findings and not report.unreadable_segments,
         "accounts": report.accounts,
         "findings": report.findings,
         "num_waiting": report.num_waiting,
         "num_unread": report.num_unread,
         "num_unreadable": report.num_unreadable,
+        "unreadable_segments": report.unreadable_segments,
         "num_dead_letters": report.num_dead_letters,
         "num_unpriced": report.num_unpriced,
         "num_not_by_gateways": report.num_not_by_gateways,
@@ -101,6 +106,8 @@ def _remarks(report: AuditReport) -> Iterator[str]:
         yield "nothing is posted from the replicas' records: not every source is read to its end"
     if any(accounts.quota is None for accounts in report.accounts.values()):
         yield "the quota store is away: its totals were not compared"
+    for name in report.unreadable_segments:
+        yield f"the spool's segment {name} cannot be read: what is in it was not compared"
     for number, what in (
         (report.num_waiting, "events wait in the spool"),
         (report.num_unread, "events wait in Kafka"),

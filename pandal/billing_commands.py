@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import msgspec
 import typer
 
-from pandal.errors import BadOption
+from pandal.errors import BadOption, NotAudited
 from pandal.installation import require_extras
 from pandal.options import DataDirOption, JsonOption, directory
 from pandal.screen import SteadyConsole, say
@@ -59,7 +59,7 @@ def audit(
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Whether engine, quota, events and ledger agree, to the token; status 1 if they do not."""
+    """Whether engine, quota, events and ledger agree, to the token; status 1: no; 3: unreadable."""
     require_extras(("billing",))
     from billing.reconciliation import AuditRules
     from pandal.audit import report_json, run_audit, show_report, sources_of
@@ -84,6 +84,8 @@ def audit(
         say(report_json(report).decode())
     else:
         show_report(SteadyConsole(), report)
+    if report.unreadable_segments:
+        raise typer.Exit(NotAudited.exit_code)
     if report.findings:
         raise typer.Exit(1)
 

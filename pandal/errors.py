@@ -29,6 +29,12 @@ class Unreachable(PandalError):
     """A server did not answer as HTTP, or not in time."""
 
 
+class NotAudited(PandalError):
+    """Not all that an audit compares could be read, so it proves neither agreement nor its lack."""
+
+    exit_code: ClassVar[int] = 3
+
+
 class NothingMeasured(PandalError):
     """A run ended without a request to report."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gateway.errors import SegmentUnreadable
 from gateway.outbox.segments import SegmentFile, segments_of
 from gateway.outbox.spool import Spool
 from gateway.worker_thread import WorkerThread
@@ -95,12 +96,18 @@ class OutboxBound:
             if waiting_bytes[segment] == 0:
                 continue
             if segment.boot_id != self._own_boot_id:
-                with segment.claimed(self._wall_s()) as is_claimed:
-                    is_given_up = is_claimed and self._give_up(segment)
+                is_given_up = self._give_up_anothers(segment)
             else:
                 is_given_up = segment.index != newest and self._give_up(segment)
             if is_given_up:
                 del waiting_bytes[segment]
+
+    def _give_up_anothers(self, segment: SegmentFile) -> bool:
+        try:
+            with segment.claimed(self._wall_s()) as is_claimed:
+                return is_claimed and self._give_up(segment)
+        except SegmentUnreadable:  # whoever ships says so
+            return False
 
     def _give_up(self, segment: SegmentFile) -> bool:
         """False: it was shipped and removed meanwhile."""

@@ -13,16 +13,16 @@ from typing import Final
 from contracts.errors import ContractError
 from contracts.spool import unframe
 from contracts.usage import UsageEvent, decode_usage_event
-from gateway.outbox.segments import OWED_S, SegmentFile, segments_of
+from gateway.outbox.segments import OWED_S, SegmentFaults, SegmentFile, segments_of
 
 _READ_BYTES = 128 * 1024
 _TOLD_WITHIN_S: Final = OWED_S - 3_600.0  # clocks differ, and telling takes its time
 
 
 def orphans(
-    folder: Path, own_boot_id: str, now_s: Callable[[], float]
+    folder: Path, own_boot_id: str, now_s: Callable[[], float], faults: SegmentFaults
 ) -> Generator[list[UsageEvent], bool | None]:
-    """One pass over the spool.  Raises OSError.
+    """One pass over the spool.  Raises OSError where that as a whole cannot be read.
 
     Asking for the next events says that the last ones were told; sent False, or closed, the pass
     leaves their segment to be read again.  ``now_s``: seconds since 1970.
@@ -31,9 +31,12 @@ def orphans(
     for segment in segments_of(folder):
         if segment.boot_id == own_boot_id or not segment.may_owe(now_s()):
             continue
-        with segment.claimed(now_s()) as is_claimed:
-            if is_claimed and (yield from _events_of(segment, since)):
-                segment.record_told()
+        try:
+            with segment.claimed(now_s()) as is_claimed:
+                if is_claimed and (yield from _events_of(segment, since)):
+                    segment.record_told()
+        except OSError as exc:
+            faults.tell(segment, exc)
 
 
 def _events_of(

@@ -4,14 +4,20 @@ A checkpoint says how much of a segment has been shipped.  It is written after t
 acknowledged, so a crash in between ships some lines twice and none never.
 """
 
+import errno
 import fcntl
+import logging
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from contracts.errors import ContractError
 from contracts.spool import SEGMENT_SUFFIX, parse_segment_name, told_mark, was_locked
+from gateway.errors import SegmentUnreadable
+
+logger = logging.getLogger(__name__)
 
 _CHECKPOINT_FOLDER = "shipped"
 _COUNT_BYTES = 1 << 20
@@ -37,12 +43,20 @@ class SegmentFile:
         return num_bytes if 0 <= num_bytes <= self.path.stat().st_size else 0
 
     def read_lines(self, offset_bytes: int, max_bytes: int) -> list[bytes]:
-        """Whole lines from there on, newlines included; a torn last line is not returned."""
-        with self.path.open("rb") as file:
-            file.seek(offset_bytes)
-            block = file.read(max_bytes)
-            if b"\n" not in block:
-                block += file.readline()  # one line longer than the block
+        """Whole lines from there on, newlines included; a torn last line is not returned.
+
+        Raises SegmentUnreadable; FileNotFoundError where it has been removed.
+        """
+        try:
+            with os.fdopen(_opened(self.path), "rb") as file:
+                file.seek(offset_bytes)
+                block = file.read(max_bytes)
+                if b"\n" not in block:
+                    block += file.readline()  # one line longer than the block
+        except FileNotFoundError:
+            raise
+        except OSError as exc:
+            raise SegmentUnreadable(exc.errno, exc.strerror) from exc
         return block[: block.rfind(b"\n") + 1].splitlines(keepends=True)
 
     def num_unshipped(self) -> int:
@@ -88,18 +102,46 @@ class SegmentFile:
 
     @contextmanager
     def claimed(self, now_s: float) -> Iterator[bool]:
-        """True, for as long as the block runs, if no living process writes or ships it."""
+        """True, for as long as the block runs, if no living process writes or ships it.
+
+        Raises SegmentUnreadable.
+        """
         try:
-            descriptor = os.open(self.path, os.O_RDONLY)
+            descriptor = _opened(self.path)
         except FileNotFoundError:
             yield False  # shipped and removed by another gateway
             return
+        except OSError as exc:
+            raise SegmentUnreadable(exc.errno, exc.strerror) from exc
         try:
             status = os.fstat(descriptor)
             is_old = was_locked(status.st_size, now_s - status.st_mtime)
             yield is_old and _is_lockable(descriptor)
         finally:
             os.close(descriptor)
+
+
+class SegmentFaults:
+    """Segments that could not be read: each is told once, however often it is tried."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def tell(self, segment: SegmentFile, exc: OSError) -> None:
+        name = segment.path.name
+        if name not in self._told:
+            self._told.add(name)
+            fields = {"segment": name, "error": exc.strerror}
+            logger.error("a spool segment cannot be read, the others are", extra=fields)
+
+
+def _opened(path: Path) -> int:
+    """Raises OSError, also for what is no file; to open a pipe would wait for its writer."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a file")
+    return descriptor
 
 
 def _is_lockable(descriptor: int) -> bool:

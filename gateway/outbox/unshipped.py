@@ -12,7 +12,8 @@ from pathlib import Path
 from contracts.errors import ContractError
 from contracts.spool import unframe
 from contracts.usage import Headers, cloud_event_headers, decode_usage_event
-from gateway.outbox.segments import SegmentFile, segments_of
+from gateway.errors import SegmentUnreadable
+from gateway.outbox.segments import SegmentFaults, SegmentFile, segments_of
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,11 @@ Batch = list[Record]
 
 
 def unshipped(
-    folder: Path, own_boot_id: str, now_s: Callable[[], float], is_owing: Callable[[], bool]
+    folder: Path,
+    own_boot_id: str,
+    now_s: Callable[[], float],
+    is_owing: Callable[[], bool],
+    faults: SegmentFaults,
 ) -> Generator[Batch]:
     """One pass over the spool.  Raises OSError.
 
@@ -41,13 +46,16 @@ def unshipped(
     segments = segments_of(folder)
     newest = max((s.index for s in segments if s.boot_id == own_boot_id), default=None)
     for segment in segments:
-        if segment.boot_id == own_boot_id:
-            may_remove = segment.index != newest and not is_owing()
-            yield from _rest_of(segment, may_remove=may_remove)
-            continue
-        with segment.claimed(now_s()) as is_claimed:
-            if is_claimed:  # its writer is dead
-                yield from _rest_of(segment, may_remove=not segment.may_owe(now_s()))
+        try:
+            if segment.boot_id == own_boot_id:
+                may_remove = segment.index != newest and not is_owing()
+                yield from _rest_of(segment, may_remove=may_remove)
+                continue
+            with segment.claimed(now_s()) as is_claimed:
+                if is_claimed:  # its writer is dead
+                    yield from _rest_of(segment, may_remove=not segment.may_owe(now_s()))
+        except SegmentUnreadable as exc:
+            faults.tell(segment, exc)
 
 
 def _rest_of(segment: SegmentFile, *, may_remove: bool) -> Generator[Batch]:

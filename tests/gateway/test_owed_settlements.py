@@ -29,7 +29,7 @@ from gateway.admission.verdict import Reservation
 from gateway.errors import QuotaRefused
 from gateway.grants import snapshot_of
 from gateway.outbox.orphans import orphans
-from gateway.outbox.segments import SegmentFile
+from gateway.outbox.segments import SegmentFaults, SegmentFile
 from gateway.owed_settlements import OwedSettlements, debt_of
 from gateway.recovered_settlements import RecoveredSettlements
 from gateway.resp_address import RespAddress
@@ -188,7 +188,9 @@ async def test_one_tenant_whom_the_store_refuses_is_in_nobodys_way(
     nobody = snapshot_of(PolicyDocument(version=1, tenants=[]), b"", occurred_at)
     async with paying(own_valkey) as debts:
         owed = OwedSettlements(
-            lambda: orphans(tmp_path, "0000000000bb", lambda: now_s), debts, lambda: nobody
+            lambda: orphans(tmp_path, "0000000000bb", lambda: now_s, SegmentFaults()),
+            debts,
+            lambda: nobody,
         )
         tasks = [
             asyncio.create_task(loop()) for loop in (owed.run, RecoveredSettlements(debts).run)

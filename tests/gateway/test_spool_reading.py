@@ -12,7 +12,7 @@ from msgspec import structs
 from contracts.spool import frame, segment_name
 from contracts.usage import encode_usage_event
 from gateway.outbox.orphans import orphans
-from gateway.outbox.segments import SegmentFile, segments_of
+from gateway.outbox.segments import SegmentFaults, SegmentFile, segments_of
 from gateway.outbox.unshipped import Batch, unshipped
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import get
@@ -43,13 +43,13 @@ def age(path: Path, age_s: float) -> None:
 NOW_S = 1_800_000_000.0
 
 
-def a_pass(folder: Path) -> Generator[Batch]:
-    return unshipped(folder, OWN_BOOT, lambda: NOW_S, lambda: False)
+def a_pass(folder: Path, faults: SegmentFaults | None = None) -> Generator[Batch]:
+    return unshipped(folder, OWN_BOOT, lambda: NOW_S, lambda: False, faults or SegmentFaults())
 
 
-def told(folder: Path) -> list[int]:
+def told(folder: Path, faults: SegmentFaults | None = None) -> list[int]:
     """The numbers of what dead gateways may owe, as a pass tells them."""
-    some = orphans(folder, OWN_BOOT, lambda: NOW_S)
+    some = orphans(folder, OWN_BOOT, lambda: NOW_S, faults or SegmentFaults())
     return [event.gateway_seq for events in some for event in events]
 
 
@@ -102,11 +102,28 @@ def test_what_dead_gateways_owe_is_told_once(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(b"corrupt\ntorn")
     age(path, 1.0)
-    broken_off = orphans(tmp_path, OWN_BOOT, lambda: NOW_S)
+    broken_off = orphans(tmp_path, OWN_BOOT, lambda: NOW_S, SegmentFaults())
     next(broken_off)
     broken_off.close()
     assert told(tmp_path) == [1, 2, 3]
     assert told(tmp_path) == []
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["directory", "pipe"])
+def test_one_segment_that_cannot_be_read_is_told_once_and_holds_up_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Callable[[Path], None]
+) -> None:
+    bad = tmp_path / segment_name(DEAD_BOOT, 0)
+    make(bad)
+    path = write(tmp_path, DEAD_BOOT, 1, range(1, 4))
+    for each in (bad, path):
+        age(each, 1.0)
+    faults = SegmentFaults()
+    assert told(tmp_path, faults) == [1, 2, 3]
+    assert told(tmp_path, faults) == []
+    assert [len(batch) for batch in a_pass(tmp_path, faults)] == [3]
+    assert [r.__dict__["segment"] for r in caplog.records] == [bad.name]
+    assert not path.exists()
 
 
 def test_what_the_quota_store_has_forgotten_by_now_is_told_to_nobody(tmp_path: Path) -> None:
@@ -130,7 +147,7 @@ def test_of_a_segment_that_was_written_to_for_days_only_the_last_is_told(tmp_pat
 def test_a_segment_stays_while_its_gateway_owes_the_quota_store(tmp_path: Path) -> None:
     earlier = write(tmp_path, OWN_BOOT, 0, range(1, 4))
     write(tmp_path, OWN_BOOT, 1, range(4, 6))
-    owing = unshipped(tmp_path, OWN_BOOT, lambda: NOW_S, lambda: True)
+    owing = unshipped(tmp_path, OWN_BOOT, lambda: NOW_S, lambda: True, SegmentFaults())
     assert [len(batch) for batch in owing] == [3, 2]
     assert earlier.exists()
     assert list(a_pass(tmp_path)) == []

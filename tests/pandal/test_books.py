@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import os
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -185,6 +187,20 @@ def test_an_audit_posts_what_is_missing_and_ends_with_status_1_for_what_differs(
     assert document["accounts"]["acme"]["recovered"] == {"num_requests": 1, "num_tokens": 107}
 
 
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["directory", "pipe"])
+def test_an_audit_names_what_it_cannot_read_and_ends_with_a_status_of_its_own(
+    used: DataDir, tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    book = tmp_path / "book.toml"
+    book.write_text(BASE_PRICES.replace('"15"', '"15.000001"'))
+    write_segment(used.spool, "x", b"")
+    make(used.spool / SEGMENT)
+    result = run(used, "audit", "--price-book", str(book), "--patience-s", "0")
+    assert result.exit_code == 3
+    assert f"segment {SEGMENT} cannot be read" in result.output
+    assert "no difference in what could be read" in result.output
+
+
 def test_what_moves_is_a_difference_only_when_it_is_seen_again() -> None:
     """Under a steady load each look finds another event on its way."""
     first, second = (
@@ -200,6 +216,7 @@ def test_what_moves_is_a_difference_only_when_it_is_seen_again() -> None:
             num_waiting=0,
             num_unread=0,
             num_unreadable=0,
+            unreadable_segments=(),
             num_dead_letters=0,
             num_unpriced=0,
             num_not_by_gateways=0,
