@@ -38,6 +38,7 @@ from billing.periods import Period, month_of, month_period, next_month
 
 DEFAULT_GRACE: Final = timedelta(hours=2)
 _MAX_PICO_USD: Final = 2**63 - 1
+_MAX_REASON_CHARS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +321,8 @@ def _check(adjustment: Adjustment) -> None:
         raise InvoiceRefused("expected an amount between 1e-12 and 9.2 million USD, not zero")
     if not adjustment.reason or not adjustment.adjustment_id:
         raise InvoiceRefused("expected a reason, and an id that makes it count once")
+    if len(adjustment.reason) > _MAX_REASON_CHARS or not adjustment.reason.isprintable():
+        raise InvoiceRefused(f"expected a reason of at most {_MAX_REASON_CHARS} printable signs")
 
 
 def _check_same(adjustment: Adjustment, found: Row[Any]) -> None:

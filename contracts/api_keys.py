@@ -27,6 +27,7 @@ _KEY_PREFIX: Final = "sk-pandal-"
 _SECRET_BYTES: Final = 32  # 43 url-safe characters
 _SHOWN_PREFIX_CHARS: Final = 14  # "sk-pandal-" and four of the 43 secret characters
 _KEY_ID_BYTES: Final = 6
+_MAX_NAME_CHARS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ def key_record(
     api_key: str, pepper: bytes, order: KeyOrder, random_bytes: RandomBytes, at: datetime
 ) -> ApiKeyRecord:
     """Raises ContractError for one that nobody could use."""
+    if len(order.name) > _MAX_NAME_CHARS or not order.name.isprintable():
+        raise ContractError(f"name: expected at most {_MAX_NAME_CHARS} printable characters")
     if order.models is not None and not all(order.models):
         raise ContractError("models: expected names, got an empty one")
     if order.expires_at is not None and order.expires_at <= at:
@@ -93,7 +96,7 @@ def with_key(document: PolicyDocument, name: str, record: ApiKeyRecord) -> Polic
 def with_rotated(
     document: PolicyDocument, name: str, key_id: str, fresh: ApiKeyRecord, overlap: timedelta
 ) -> PolicyDocument:
-    """The key, its id and its scopes with the secret of ``fresh``; the old one goes on a while.
+    """The key, its id and its scopes with the secret of ``fresh``; older ones go on until then.
 
     Raises Unknown, and ContractError for a key that is over.
     """
@@ -102,11 +105,10 @@ def with_rotated(
     assert at is not None, "what is fresh has a time"
     if not is_in_force(key, at):
         raise ContractError(f"key {key_id!r} is revoked or expired")
-    still = tuple(secret for secret in key.retiring if secret.expires_at > at)
-    if overlap > timedelta(0):
-        until = at + overlap
-        old = RetiringSecret(key_hash=key.key_hash, key_prefix=key.key_prefix, expires_at=until)
-        still = (*still, old)
+    until = at + overlap
+    old = RetiringSecret(key_hash=key.key_hash, key_prefix=key.key_prefix, expires_at=until)
+    older = (_ending(secret, until) for secret in key.retiring)
+    still = tuple(secret for secret in (*older, old) if secret.expires_at > at)
     changed = msgspec.structs.replace(
         key, key_hash=fresh.key_hash, key_prefix=fresh.key_prefix, retiring=still
     )
@@ -127,6 +129,11 @@ def is_in_force(key: ApiKeyRecord, at: datetime) -> bool:
     is_revoked = key.revoked_at is not None and key.revoked_at <= at
     is_expired = key.expires_at is not None and key.expires_at <= at
     return not is_revoked and not is_expired
+
+
+def _ending(secret: RetiringSecret, until: datetime) -> RetiringSecret:
+    """Whoever shortens the overlap wants no older secret to outlive it."""
+    return msgspec.structs.replace(secret, expires_at=min(secret.expires_at, until))
 
 
 def _with_keys(

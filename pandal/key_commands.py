@@ -71,6 +71,8 @@ def create(
             f"{created.requests_per_minute} requests per minute)\nkey id  {created.key_id}\n"
             f"key     {created.api_key}"
         )
+    if created.tier_before not in (None, created.tier):
+        say(f"tier: {created.tier_before} -> {created.tier}, for all keys of {tenant}", sys.stderr)
     say(note, sys.stderr)
 
 
@@ -94,14 +96,17 @@ def list_(
 def rotate(
     key_id: KeyArgument,
     tenant: TenantOption,
-    overlap: Annotated[str, typer.Option(help="How long the old secret stays good.")] = "24h",
+    overlap: Annotated[str, typer.Option(help="How long older secrets stay good.")] = "24h",
     data_dir: DataDirOption = None,
     admin: AdminOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Give a key a new secret; its id, scopes and limits stay, and the old secret for a while."""
     time = parse_duration(overlap, option="--overlap")
+    until = datetime.now(UTC) + time
     _show_secret(key_access(data_dir, admin).rotate(tenant, key_id, time), as_json)
+    good = f"good until {until:%Y-%m-%d %H:%M:%S}Z" if time else "not good any more"
+    say(f"older secrets are {good}", sys.stderr)
 
 
 @keys_app.command()

@@ -49,6 +49,7 @@ class CreatedKey(msgspec.Struct, frozen=True, kw_only=True):
     key_id: str
     api_key: str
     tier: str
+    tier_before: str | None  # None: there was no such tenant
     tokens_per_minute: int
     requests_per_minute: int
 
@@ -89,6 +90,7 @@ def create_key(
         record = key_record(api_key, pepper, request.order, random_bytes, at)
     except ContractError as exc:
         raise BadOption(str(exc)) from exc
+    known = {p.tenant_id: p.tier for p in read_policies(data_dir.policies).tenants}
     after = edit_policies(
         data_dir.policies,
         lambda before: _with_key(before, request, record),
@@ -104,6 +106,7 @@ def create_key(
         key_id=record.key_id,
         api_key=api_key,
         tier=policy.tier,
+        tier_before=known.get(request.tenant),
         tokens_per_minute=limits.tokens_per_minute,
         requests_per_minute=limits.requests_per_minute,
     )

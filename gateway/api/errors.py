@@ -1,9 +1,12 @@
 """Errors in OpenAI's shape."""
 
+from typing import Final
+
 import msgspec
 
 from gateway.api.schemas import ErrorBody, ErrorResponse
 from gateway.errors import (
+    AnswerNotKept,
     GatewayError,
     InsufficientQuota,
     RateLimited,
@@ -12,6 +15,7 @@ from gateway.errors import (
 )
 
 _encoder = msgspec.json.Encoder()
+_NO_RETRY: Final = b"x-should-retry: false\r\n"
 
 
 def error_body(error: GatewayError) -> bytes:
@@ -47,10 +51,12 @@ def error_headers(error: GatewayError) -> bytes:
     """
     if error.status == 401:
         return b"www-authenticate: Bearer\r\n"
+    if isinstance(error, AnswerNotKept):  # OpenAI's clients would try any 409 again
+        return _NO_RETRY
     if error.retry_after_ms is None:
         return b""
     seconds = whole_seconds(error.retry_after_ms)
     headers = b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (seconds, error.retry_after_ms)
     if isinstance(error, InsufficientQuota):  # OpenAI's clients would try again within the minute
-        headers += b"x-should-retry: false\r\n"
+        headers += _NO_RETRY
     return headers

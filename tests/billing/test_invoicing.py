@@ -176,6 +176,8 @@ def test_an_adjustment_counts_once_and_a_late_one_is_on_the_next(office: Office)
         ({"kind": LineKind.CREDIT}, "less than nothing"),
         ({"kind": LineKind.USAGE}, "correction or a credit"),
         ({"reason": ""}, "a reason"),
+        ({"reason": "a\nb"}, "printable"),
+        ({"reason": "r" * 501}, "printable"),
         ({"event_id": "none"}, "no event"),
     ],
 )

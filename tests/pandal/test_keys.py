@@ -1,14 +1,18 @@
 import os
 import stat
+from datetime import timedelta
 
 import pytest
 
+from contracts.api_keys import KeyOrder
 from contracts.policy import TIERS, hash_api_key
 from pandal.credentials import load_or_create_credentials
 from pandal.datadir import DataDir
 from pandal.errors import BadOption
 from pandal.key_access import LocalKeys
 from pandal.keys import KeyRequest, create_key, ensure_demo_key, parse_key_request, read_policies
+
+DAY = timedelta(days=1)
 
 
 def mode(path) -> int:
@@ -36,6 +40,28 @@ def test_a_second_key_leaves_the_first_and_the_limits(data_dir: DataDir) -> None
     assert len(policy.keys) == 2
     assert (policy.tier, policy.tokens_per_minute, policy.requests_per_minute) == ("gold", 7, 9)
     assert (second.tier, second.tokens_per_minute, second.requests_per_minute) == ("gold", 7, 9)
+
+
+def test_a_new_tier_is_told_beside_the_one_before(data_dir: DataDir) -> None:
+    first = create_key(data_dir, KeyRequest("acme", tier="gold"))
+    moved = create_key(data_dir, KeyRequest("acme", tier="free"))
+    assert (first.tier_before, first.tier) == (None, "gold")
+    assert (moved.tier_before, moved.tier) == ("gold", "free")
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[31m", "n" * 201])
+def test_a_name_that_a_terminal_would_obey_is_refused(data_dir: DataDir, name: str) -> None:
+    with pytest.raises(BadOption, match="printable"):
+        create_key(data_dir, KeyRequest("acme", order=KeyOrder(name)))
+
+
+def test_a_rotation_ends_every_older_secret_when_its_overlap_ends(data_dir: DataDir) -> None:
+    key_id = create_key(data_dir, KeyRequest("acme")).key_id
+    keys = LocalKeys(data_dir, os.urandom)
+    for overlap, num_retiring in ((DAY, 1), (DAY, 2), (timedelta(0), 0)):
+        keys.rotate("acme", key_id, overlap)
+        (key,) = keys.keys("acme")
+        assert key.num_retiring == num_retiring
 
 
 def test_limits_not_named_are_the_tiers(data_dir: DataDir) -> None:
