@@ -4,8 +4,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from contracts import environment
@@ -54,6 +55,14 @@ class Settings(BaseSettings):
     port: int = Field(default=9100, ge=0, le=65_535)
     host: str = "127.0.0.1"  # reachable from this machine only, unless someone says otherwise
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("prometheus_url")
+    @classmethod
+    def _has_a_port(cls, url: str | None) -> str | None:
+        """urlsplit raises ValueError for a port that cannot be."""
+        if url is not None and urlsplit(url).port == 0:
+            raise ValueError("expected a port from 1 to 65535")
+        return url
 
 
 def unread_variables() -> Mapping[str, str]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from billing.audit_facts import latest_tiers
+from billing.errors import OffsetConflict
 from billing.ledger import Ledger, PostResult
 from billing.ledger_database import LedgerRef, reading
 from billing.posting import rate_batch
@@ -34,14 +35,17 @@ def recover(
     events = [recovered_event(records, tiers) for records in missing.values()]
     source_id = "audit"
     start = ledger.next_offset(source_id)
+    while True:
+        try:
+            return ledger.post(rate_batch(_batch(source_id, start, events), price_book))
+        except OffsetConflict as exc:
+            start = exc.stored_offset  # another auditor was first: what it has posted is a repeat
+
+
+def _batch(source_id: str, start: int | None, events: Sequence[UsageEvent]) -> Batch:
     first = 0 if start is None else start
-    batch = Batch(
-        source_id,
-        start,
-        first + len(events),
-        [Record(first + n, encode_usage_event(event)) for n, event in enumerate(events)],
-    )
-    return ledger.post(rate_batch(batch, price_book))
+    records = [Record(first + n, encode_usage_event(event)) for n, event in enumerate(events)]
+    return Batch(source_id, start, first + len(events), records)
 
 
 def recovered_event(records: Sequence[ReplicaUsage], tiers: Mapping[str, str]) -> UsageEvent:

@@ -41,6 +41,12 @@ def test_a_period_longer_than_a_watch_is_kept_is_refused() -> None:
         Settings(namespace="chat", period_s=301)
 
 
+@pytest.mark.parametrize("port", [0, 65_536])
+def test_a_port_of_prometheus_that_cannot_be_is_refused(port: int) -> None:
+    with pytest.raises(ValueError, match="prometheus_url"):
+        Settings(namespace="chat", prometheus_url=f"http://prometheus:{port}")
+
+
 def test_a_taken_port_is_told(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text(

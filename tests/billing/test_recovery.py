@@ -101,6 +101,24 @@ def test_what_a_late_gateway_knows_better_is_a_correction_once(books: Books) -> 
     assert letter.reason == "contradictory"
 
 
+class Overtaken(Ledger):
+    """Another auditor posts, each time after this one has asked where the ledger stands."""
+
+    def next_offset(self, source_id: str) -> int | None:
+        found = super().next_offset(source_id)
+        self.post(rate_batch(batch_of([event(5)], first=found, source_id=source_id), BOOK))
+        return found
+
+
+def test_two_auditors_at_once_recover_each_event_once(books: Books) -> None:
+    books.records = [record(event(4))]
+    missing = books.audit().missing
+    ledger = Overtaken(books.ledger_url)
+    assert recover(ledger, books.ledger_url, BOOK, missing).num_posted == 1
+    assert recover(ledger, books.ledger_url, BOOK, missing).num_repeated == 1
+    ledger.close()
+
+
 def test_a_late_report_in_other_bytes_is_a_repeat(books: Books) -> None:
     books.records.append(record(event(4)))
     books.post(*EVENTS)
