@@ -10,38 +10,78 @@ from datetime import datetime
 import msgspec
 
 from contracts.errors import ContractError
+from contracts.names import TenantId
 from contracts.policy import ApiKeyRecord, PolicyDocument, TenantPolicy
 
 _Keys = Mapping[str, ApiKeyRecord]  # of a tenant, by id
 
 
-def rolled_back(before: PolicyDocument, older: PolicyDocument, at: datetime) -> PolicyDocument:
-    """The older rules, with the keys of today; tenants that have come since stay."""
+class LastKeys:
+    """Of tenants that an older version has and the present one has not."""
+
+    def __init__(self, before: PolicyDocument, older: PolicyDocument) -> None:
+        present = {tenant.tenant_id for tenant in before.tenants}
+        self._unseen = {t.tenant_id for t in older.tenants if t.tenant_id not in present}
+        self.by_tenant: dict[TenantId, tuple[ApiKeyRecord, ...]] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._unseen
+
+    def look_at(self, version: PolicyDocument) -> None:
+        """One after the other, the newest first."""
+        found = {t.tenant_id: t.keys for t in version.tenants if t.tenant_id in self._unseen}
+        self.by_tenant |= found
+        self._unseen -= found.keys()
+
+
+def rolled_back(
+    before: PolicyDocument, older: PolicyDocument, at: datetime, last: LastKeys
+) -> PolicyDocument:
+    """The older rules, with the keys of today; tenants that have come since stay.
+
+    A tenant that comes back has the keys that it went with: nobody has revoked those.
+    """
     known = {tenant.tenant_id for tenant in older.tenants}
     since = tuple(tenant for tenant in before.tenants if tenant.tenant_id not in known)
-    found = imported(before, older, at)
+    found = older if before.version == 0 else _of_today(before, older, at, last.by_tenant)
     return msgspec.structs.replace(found, tenants=(*found.tenants, *since))
 
 
-def imported(before: PolicyDocument, wanted: PolicyDocument, at: datetime) -> PolicyDocument:
+def imported(
+    before: PolicyDocument, wanted: PolicyDocument, at: datetime, *, drops_all: bool = False
+) -> PolicyDocument:
     """A text of unknown age, with the keys of today: those that it alone knows are revoked.
 
-    In place of nothing it is taken as it is.
+    In place of nothing it is taken as it is.  Raises ContractError where no tenant is left.
     """
     if before.version == 0:
         return wanted
-    now = {tenant.tenant_id: tenant.keys for tenant in before.tenants}
+    _check_some_stay(before, wanted, drops_all=drops_all)
+    return _of_today(before, wanted, at, {})
+
+
+def _of_today(
+    before: PolicyDocument,
+    wanted: PolicyDocument,
+    at: datetime,
+    of_gone: Mapping[TenantId, tuple[ApiKeyRecord, ...]],
+) -> PolicyDocument:
+    now = {**of_gone, **{tenant.tenant_id: tenant.keys for tenant in before.tenants}}
     tenants = tuple(_with_keys(t, now.get(t.tenant_id, ()), at) for t in wanted.tenants)
     return msgspec.structs.replace(wanted, tenants=tenants)
 
 
-def replaced(before: PolicyDocument, after: PolicyDocument, at: datetime) -> PolicyDocument:
+def replaced(
+    before: PolicyDocument, after: PolicyDocument, at: datetime, *, drops_all: bool = False
+) -> PolicyDocument:
     """An edit of what is there.  A tenant for which it names no key at all keeps those it has.
 
-    Raises ContractError for what is done to keys only one by one.
+    Raises ContractError for what is done to keys only one by one, and where no tenant is left.
     """
     if before.version == 0:
         return after
+    _check_some_stay(before, after, drops_all=drops_all)
     now = {tenant.tenant_id: tenant.keys for tenant in before.tenants}
     tenants = []
     for index, tenant in enumerate(after.tenants):
@@ -50,6 +90,12 @@ def replaced(before: PolicyDocument, after: PolicyDocument, at: datetime) -> Pol
             _check(tenant, {key.key_id: key for key in today}, at, f"$.tenants[{index}].keys")
         tenants.append(tenant if tenant.keys else msgspec.structs.replace(tenant, keys=today))
     return msgspec.structs.replace(after, tenants=tuple(tenants))
+
+
+def _check_some_stay(before: PolicyDocument, after: PolicyDocument, *, drops_all: bool) -> None:
+    """A text that was cut off must not shut everybody out."""
+    if before.tenants and not after.tenants and not drops_all:
+        raise _fault("$.tenants", f"drops all {len(before.tenants)}: that is to be said")
 
 
 def _with_keys(tenant: TenantPolicy, today: tuple[ApiKeyRecord, ...], at: datetime) -> TenantPolicy:

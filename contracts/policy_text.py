@@ -30,6 +30,8 @@ def from_plain(plain: Any) -> PolicyDocument:  # whatever a parser made of a per
         raise ContractError("policy document: $: expected members such as 'tenants'")
     for path in unknown_members(plain):
         raise ContractError(f"policy document: {path}: there is no such member")
+    if "tenants" not in plain:
+        raise ContractError("policy document: $.tenants: is missing; of none at all, it is []")
     return decode_policy_document(msgspec.json.encode({"version": 0, **plain}, enc_hook=str))
 
 

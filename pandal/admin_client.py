@@ -87,7 +87,8 @@ class AdminClient:
     ) -> PolicyDocument:
         """``action``: goes before the reason, since all of it is an edit to the API."""
         words = why if action == "edit" else f"{action}: {why}".removesuffix(": ")
-        query = urllib.parse.urlencode({"why": words[:500]})
+        drop_all = {} if document.tenants else {"drop_all": "true"}  # the command has asked
+        query = urllib.parse.urlencode({"why": words[:500], **drop_all})
         match = {"if-none-match": "*"} if expected is None else {"if-match": f'"{expected}"'}
         payload = encode_policy_document(document)
         body, _ = self.call("PUT", f"/policy?{query}", payload, match)

@@ -166,6 +166,7 @@ def import_(
     check: Annotated[
         bool, typer.Option("--check", help="Store nothing; fail if it is not what is in force.")
     ] = False,
+    drop_all: Annotated[bool, typer.Option("--drop-all", help="No tenant is to be left.")] = False,
     why: WhyOption = "",
     data_dir: DataDirOption = None,
     admin: AdminOption = None,
@@ -174,15 +175,18 @@ def import_(
     access = policy_access(data_dir, admin)
     wanted, at = read_yaml(path), datetime.now(UTC)
     before = access.current().document
-    told = differences(before, imported(before, wanted, at))
+    put = partial(imported, wanted=wanted, at=at, drops_all=drop_all or check)
+    try:
+        told = differences(before, put(before))
+    except ContractError as exc:
+        raise BadOption(f"{path}: {exc}; --drop-all says it") from exc
     if check:
         _show(told)
         if told:
             raise Drifted(f"{access.where} differs from {path} in {len(told)} places")
     elif told:
         why = why or f"from {path.name}"
-        edit = partial(imported, wanted=wanted, at=at)
-        _edit(data_dir, admin, edit, action="import", why=why)
+        _edit(data_dir, admin, put, action="import", why=why)
     else:
         say("nothing changed")
 

@@ -1,7 +1,7 @@
 """Edits of the stored policy: checked before they are written, and with who made them and why."""
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -11,6 +11,7 @@ import msgspec
 from contracts.errors import ContractError, Unknown
 from contracts.policy import PolicyDocument, decode_policy_document, encode_policy_document
 from contracts.policy_change import Editing, PolicyChange, change_of, etag_of
+from contracts.policy_keys import LastKeys, rolled_back
 from gateway.admin.callers import Caller, Role
 from gateway.errors import (
     PolicyAbsent,
@@ -23,7 +24,7 @@ from gateway.policy_documents.port import PolicyDocuments
 
 _EMPTY: Final = PolicyDocument(version=0)
 _MAX_TRIES: Final = 20  # against other editors
-_LOOKED_BACK: Final = 20  # versions, for one that is good
+_LOOKED_BACK: Final = 20  # versions, for one that is good, or that has a tenant which is gone
 _OF_OWNERS: Final = ("tiers", "organisations", "prices")
 
 Edit = Callable[[PolicyDocument], PolicyDocument]
@@ -70,12 +71,48 @@ class PolicyDesk:
 
         Raises PolicyConflict, PolicyRefused, UnknownName, RoleMissing.
         """
+
+        async def made(before: PolicyDocument) -> PolicyDocument:
+            return edit(before)
+
+        return await self._edited(made, caller, action=action, why=why, expected=expected)
+
+    async def rolled_back(self, number: int, caller: Caller, *, why: str) -> Kept:
+        """Raises UnknownPolicyVersion, PolicyConflict, PolicyRefused, RoleMissing."""
+        older = await self.version(number)
+
+        async def made(before: PolicyDocument) -> PolicyDocument:
+            last = LastKeys(before, older)
+            await self._look_back(last, before.version, number)
+            return rolled_back(before, older, self.now(), last)
+
+        return await self._edited(made, caller, action="rollback", why=why, expected=Whatever.ANY)
+
+    async def _look_back(self, last: LastKeys, newest: int, oldest: int) -> None:
+        """As far as versions are kept without a gap: what is in one may be that a key went."""
+        for number in range(newest - 1, max(oldest, newest - _LOOKED_BACK) - 1, -1):
+            if last.is_complete:
+                return
+            try:
+                last.look_at(decode_policy_document(await self._documents.version(number)))
+            except (ContractError, UnknownPolicyVersion):
+                return
+
+    async def _edited(
+        self,
+        edit: Callable[[PolicyDocument], Awaitable[PolicyDocument]],
+        caller: Caller,
+        *,
+        action: str,
+        why: str,
+        expected: Expected,
+    ) -> Kept:
         for _ in range(_MAX_TRIES):
             before = await self._to_edit()
             if not _is_expected(before, expected):
                 raise PolicyConflict("The policy has changed since it was read.")
             try:
-                return await self._write(before, edit(before.document), caller, action, why)
+                return await self._write(before, await edit(before.document), caller, action, why)
             except Unknown as exc:
                 raise UnknownName(f"{exc}.") from exc
             except ContractError as exc:

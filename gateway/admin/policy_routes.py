@@ -11,7 +11,7 @@ from contracts.api_keys import key_of, tenant_of
 from contracts.errors import UNDECODABLE, ContractError, Unknown
 from contracts.policy import PolicyDocument, encode_policy_document
 from contracts.policy_change import FieldChange, PolicyChange, differences
-from contracts.policy_keys import replaced, rolled_back
+from contracts.policy_keys import replaced
 from contracts.policy_reasons import reasons
 from contracts.policy_text import from_plain
 from gateway.admin.callers import Role
@@ -72,7 +72,7 @@ class _PolicyRoutes:
             return Response(status_code=304, headers=_etag(kept))
         return _document(kept.document, _etag(kept))
 
-    async def replace(
+    async def replace(  # noqa: PLR0913 - what a request may bear
         self,
         request: Request,
         response: Response,
@@ -80,6 +80,7 @@ class _PolicyRoutes:
         if_match: Annotated[str | None, Header(description="The ETag that was read.")] = None,
         if_none_match: Annotated[str | None, Header(description="'*': there is none yet.")] = None,
         why: Why = "",
+        drop_all: Annotated[bool, Query(description="No tenant is to be left.")] = False,
     ) -> StoredBody:
         """Replaces the document that has the ETag of If-Match; '*' stands for any.
 
@@ -87,7 +88,7 @@ class _PolicyRoutes:
         """
         calling.require(Role.OPERATOR)
         kept = await self._desk.edited(
-            partial(_replaced, _parsed(await _body(request)), self._desk.now()),
+            partial(_replaced, _parsed(await _body(request)), self._desk.now(), drops_all=drop_all),
             calling,
             action="edit",
             why=why,
@@ -124,16 +125,13 @@ class _PolicyRoutes:
         return DifferencesBody(changes=[_change(change) for change in found])
 
     async def roll_back(self, calling: Calling, wanted: RollbackBody) -> StoredBody:
-        """An older version's rules, as a new version; keys stay as they are today."""
+        """An older version's rules, as a new version; keys stay as they are today.
+
+        A tenant that was dropped since comes back with the keys that it went with.
+        """
         calling.require(Role.OWNER)
-        older = await self._desk.version(wanted.version)
-        kept = await self._desk.edited(
-            lambda before: rolled_back(before, older, self._desk.now()),
-            calling,
-            action="rollback",
-            why=f"back to version {wanted.version}{': ' if wanted.why else ''}{wanted.why}",
-        )
-        return _stored(kept)
+        why = f"back to version {wanted.version}{': ' if wanted.why else ''}{wanted.why}"
+        return _stored(await self._desk.rolled_back(wanted.version, calling, why=why))
 
     async def explain(
         self,
@@ -158,8 +156,10 @@ class _PolicyRoutes:
         return ReasonListBody(reasons=told)
 
 
-def _replaced(after: PolicyDocument, at: datetime, before: PolicyDocument) -> PolicyDocument:
-    return replaced(before, after, at)
+def _replaced(
+    after: PolicyDocument, at: datetime, before: PolicyDocument, *, drops_all: bool
+) -> PolicyDocument:
+    return replaced(before, after, at, drops_all=drops_all)
 
 
 def _expected(if_match: str | None, if_none_match: str | None) -> Expected:

@@ -113,6 +113,18 @@ def test_an_older_text_brings_no_key_back(acme: DataDir, tmp_path: Path) -> None
     assert lines(acme, "policy", "import", str(path), "--check") == []
 
 
+def test_a_text_that_was_cut_off_shuts_nobody_out(acme: DataDir, tmp_path: Path) -> None:
+    """Said so, it does; and going back brings tenants back with their keys."""
+    path = tmp_path / "policy.yaml"
+    for text in ("", "{}", "tenants: []"):
+        path.write_text(text)
+        with pytest.raises(BadOption, match=r"\$\.tenants"):
+            run(acme, "policy", "import", str(path))
+    lines(acme, "policy", "import", str(path), "--drop-all")
+    lines(acme, "policy", "rollback", "1")
+    assert [k["is_in_force"] for k in json.loads(lines(acme, *LIST)[0])] == [True]
+
+
 def test_an_editor_revives_no_key(acme: DataDir, tmp_path: Path) -> None:
     lines(acme, "keys", "revoke", key_id(acme), "--tenant", "acme")
     editor = tmp_path / "editor.sh"

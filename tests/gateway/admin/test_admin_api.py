@@ -193,16 +193,29 @@ def test_no_document_brings_a_key_back(admin: AdminProcess) -> None:
     assert revoked not in in_force
 
 
-def test_going_back_revokes_the_keys_of_a_tenant_that_is_gone(admin: AdminProcess) -> None:
+def test_going_back_brings_a_tenant_with_the_keys_that_it_went_with(admin: AdminProcess) -> None:
+    """One that was revoked by hand stays so."""
     put(admin, {"tenants": [ACME, {"tenant_id": "gone", "tier": "free"}]})
     keys = "/tenants/gone/keys"
     key_id = admin.ask("POST", keys, {}).document["key_id"]
+    revoked = admin.ask("POST", keys, {}).document["key_id"]
     version = admin.ask("GET", "/policy").document["version"]
+    admin.ask("DELETE", f"{keys}/{revoked}")
+    later = admin.ask("POST", keys, {}).document["key_id"]
     put(admin, {"tenants": [ACME, {"tenant_id": "since", "tier": "free"}]})
     admin.ask("POST", "/policy/rollback", {"version": version})
-    (key,) = admin.ask("GET", keys).document["keys"]
-    assert (key["key_id"], key["is_in_force"]) == (key_id, False)
+    found = {k["key_id"]: k["is_in_force"] for k in admin.ask("GET", keys).document["keys"]}
+    assert found == {key_id: True, revoked: False, later: True}
     assert admin.ask("GET", "/tenants/since/policy").status == 200
+
+
+def test_not_all_tenants_are_dropped_unless_that_is_said(admin: AdminProcess) -> None:
+    put(admin, {"tenants": [ACME]})
+    assert put(admin, {}) == 422
+    assert put(admin, {"tenants": []}) == 422
+    done = admin.ask("PUT", "/policy?drop_all=true", {"tenants": []}, headers={"if-match": "*"})
+    assert done.status == 200
+    assert put(admin, {"tenants": [ACME]}) == 200
 
 
 def test_the_first_document_takes_nobodys_place(empty: AdminProcess) -> None:
