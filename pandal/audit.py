@@ -49,7 +49,7 @@ def sources_of(
         spool_dir=data_dir.spool if is_local else None,
         journals_dir=data_dir.usage_journals if is_local else None,
         quota_url=quota_url,
-        policy_tenants=lambda: policy_tenants(data_dir.policies),
+        policy_tenants=lambda: policy_tenants(data_dir.policies if is_local else None),
         num_unread=lambda: _num_unread(books.ledger_url, kafka_bootstrap),
     )
 

@@ -20,9 +20,11 @@ from billing.reconciliation import seen_twice
 from contracts.replica_usage import encode_replica_usage
 from contracts.spool import frame
 from contracts.usage import UsageEvent
+from pandal.audit import sources_of
 from pandal.cli import app
 from pandal.datadir import DataDir
 from pandal.errors import BadOption, NotFound, PandalError
+from pandal.fleet_books import FleetBooks
 from pandal.usage import bar
 from tests.billing.audited_books import record
 from tests.billing.databases import rows
@@ -52,6 +54,13 @@ def printed(data_dir: DataDir, *arguments: str) -> str:
     result = run(data_dir, *arguments)
     assert result.exit_code == 0, result.output
     return str(result.stdout)
+
+
+def test_of_another_ledger_the_local_fleets_policy_says_nothing(used: DataDir) -> None:
+    used.policies.write_bytes(b"no policy")
+    books = FleetBooks(used, "postgresql://billing@db/ledger")
+    sources = sources_of(books, price_book=None, quota_url="redis://q:1", kafka_bootstrap=None)
+    assert list(sources.policy_tenants()) == []
 
 
 def test_usage_is_printed_as_a_table_as_json_and_as_csv(used: DataDir) -> None:
