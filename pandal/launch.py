@@ -3,7 +3,8 @@
 import asyncio
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from typing import NoReturn, TypeVar
 
 from pandal.autoscaling import run_autoscaler
@@ -28,17 +29,17 @@ from pandal.fleet import (
     replica_child,
     valkey_children,
 )
+from pandal.fleet_news import FleetNews, IsReady
 from pandal.fleet_record import FleetRecord, clear_leftovers, remove_fleet_state
 from pandal.keys import ensure_demo_key
 from pandal.plan import FleetPlan, UpOptions
 from pandal.private_file import exclusive
-from pandal.readiness import admin_ready, gateway_ready, is_replica_ready, replicas_ready
-from pandal.replica_news import ReplicaNews
+from pandal.readiness import admin_ready, gateway_ready, is_ready, replicas_ready
 from pandal.report import show_admin, show_demo_answer, show_ledger_line, show_snippets
 from pandal.screen import Screen
 from pandal.settings import inherited_environment
 from pandal.supervisor import Supervisor
-from pandal.surroundings import check_surroundings, prepare_data_dir
+from pandal.surroundings import check_port, check_surroundings, prepare_data_dir
 from pandal.valkey import wait_until_serving
 
 # Together under the ten seconds that Ctrl-C promises.
@@ -56,6 +57,8 @@ T = TypeVar("T")
 
 def start_up(options: UpOptions, screen: Screen) -> int:
     """The exit code.  Raises PandalError; nothing is left running then either."""
+    if not options.data_dir.root.exists():  # what is refused leaves none behind
+        check_port(options.port)
     prepare_data_dir(options.data_dir)
     with exclusive(options.data_dir):
         clear_leftovers(options.data_dir)
@@ -193,14 +196,21 @@ class Launch:
         )
 
     async def _tell_news(self) -> NoReturn:
-        news = ReplicaNews(
-            self._plan.own_replicas,
+        news = FleetNews(
+            dict(self._told_children()),
             self._supervisor,
-            is_ready=is_replica_ready,
             monotonic_s=time.monotonic,
             tell=self._screen.line,
         )
         await news.run()
+
+    def _told_children(self) -> Iterator[tuple[str, IsReady]]:
+        """Those that people ask something of, and that tell themselves whether they may."""
+        for replica in self._plan.own_replicas:
+            yield replica.name, partial(is_ready, replica.address)
+        yield GATEWAY, partial(is_ready, self._plan.gateway)
+        if self._plan.admin is not None:
+            yield ADMIN, partial(is_ready, self._plan.admin, "/health")
 
     async def _stop(self) -> None:
         """Each before what it needs: the gateway settles, billing books, then the rest goes."""

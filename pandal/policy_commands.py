@@ -28,7 +28,7 @@ from pandal.policy_assignment import assigned
 from pandal.policy_options import AdminOption, WhyOption, policy_access, quota_address
 from pandal.policy_yaml import from_yaml, read_yaml, to_yaml
 from pandal.screen import say
-from pandal.served_models import models_named, warn_of_unserved
+from pandal.served_models import behind_alias, models_named, warn_of_unserved
 from pandal.settings import CommandSettings
 
 policy_app = typer.Typer(no_args_is_help=True, help="Quota policies: who may ask for how much.")
@@ -237,7 +237,9 @@ def explain(
     """What applies to a tenant's requests, and whose word each value is."""
     document = _current(policy_access(data_dir, admin))
     policy = _tenant(document, tenant)
-    warn_of_unserved([] if model is None else [model], data_dir, admin)
+    if model is not None:
+        model = behind_alias(model, data_dir, admin)
+        warn_of_unserved([model], data_dir, admin)
     record = None if key is None else _key(policy, key)
     moment = datetime.now(UTC) if at is None else at.replace(tzinfo=UTC)
     found = list(reasons(document, policy, key=record, model=model, at=moment))

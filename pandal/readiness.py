@@ -67,9 +67,9 @@ async def replicas_ready(
         await asyncio.sleep(_POLL_INTERVAL_S)
 
 
-async def is_replica_ready(replica: OwnReplica) -> bool:
+async def is_ready(address: Address, path: str = "/ready") -> bool:
     """One that computes on all cores may answer late: not now, then."""
-    answer = await _poll(replica.address)
+    answer = await _poll(address, path)
     return answer is not None and answer.status == 200
 
 

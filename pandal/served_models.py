@@ -15,6 +15,7 @@ from pandal.datadir import DataDir
 from pandal.doctor.replicas import examine
 from pandal.fleet_record import running_fleet
 from pandal.options import directory
+from pandal.plan import DEFAULT_ALIAS
 from pandal.policy_options import admin_client
 from pandal.screen import say
 
@@ -25,6 +26,14 @@ def models_named(document: PolicyDocument) -> Collection[str]:
     for organisation in document.organisations:
         found.update(_said_of(organisation.rules, organisation.terms))
     return found
+
+
+def behind_alias(model: str, data_dir: Path | None, admin: str | None) -> str:
+    """What the local fleet's gateway takes ``model`` for before it looks at any rule."""
+    if model != DEFAULT_ALIAS or admin_client(data_dir, admin) is not None:
+        return model
+    fleet = running_fleet(directory(data_dir))
+    return model if fleet is None else fleet.model
 
 
 def warn_of_unserved(models: Collection[str], data_dir: Path | None, admin: str | None) -> None:

@@ -15,19 +15,19 @@ Count = Callable[[Counters], float]
 WIDTH: Final = 80
 HEIGHT: Final = 24
 _BAR: Final = 16
-_REPLICAS, _TENANTS, _REASONS, _SHADOWS = 4, 5, 3, 1  # lines at most, beside heads and rests
+_REPLICAS, _TENANTS, _SHADOWS = 4, 5, 1  # lines at most, beside heads and rests
 
 
 def frame(now: Sample, before: Sample | None) -> list[str]:
     """Rates are those since ``before``."""
-    lines = [
+    above = [
         *_head(now, before),
         *_replicas(now.replicas),
         *_tenants(now.tenants, is_store_there=now.is_store_there),
-        *_refusals(now, before),
-        *_scaling(now.scaling),
     ]
-    return [line[:WIDTH] for line in lines][:HEIGHT]
+    below = list(_scaling(now.scaling))
+    refusals = _refusals(now, before, room=HEIGHT - len(above) - len(below))
+    return [line[:WIDTH] for line in (*above, *refusals, *below)]
 
 
 def _head(now: Sample, before: Sample | None) -> Iterator[str]:
@@ -112,16 +112,22 @@ def _used(levels: Levels | None) -> float:
     return 0.0 if levels is None else 1 - levels.tokens / levels.tokens_per_minute
 
 
-def _refusals(now: Sample, before: Sample | None) -> Iterator[str]:
+def _refusals(now: Sample, before: Sample | None, *, room: int) -> Iterator[str]:
+    """As many as the other parts leave lines for."""
     if now.gateway is None:
         return
     per_s = _Rates(now, before)
     told = {name: per_s.of(_refused(name)) for name in now.gateway.refusals}
-    worst = dict(sorted(told.items(), key=lambda pair: (-pair[1], pair[0])))
+    totals, shadows = now.gateway.refusals, now.gateway.shadow_refusals
+    worst = dict(sorted(told.items(), key=lambda pair: (-pair[1], -totals[pair[0]], pair[0])))
+    most = room - 1 - min(len(shadows), _SHADOWS)
+    if len(worst) > most:
+        most -= 1  # for the line that says so
     yield "refused"
-    for reason, rate in _some(worst, _REASONS):
-        yield f"  {rate:7.1f}/s  {now.gateway.refusals[reason]:9,.0f} in all  {reason}"
-    for rule, count in _some(now.gateway.shadow_refusals, _SHADOWS):
+    for reason, rate in _some(worst, most):
+        yield f"  {rate:7.1f}/s  {totals[reason]:9,.0f} in all  {reason}"
+    yield from _rest(worst, most)
+    for rule, count in _some(shadows, _SHADOWS):
         yield f"  in shadow  {count:9,.0f} in all  {rule}"
 
 

@@ -49,12 +49,14 @@ def test_a_data_dir_that_urls_cannot_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_port_in_use_is_named(data_dir: DataDir, dev_replica: str) -> None:
+    absent = data_dir.root.with_name("absent")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
-        result = pandal(
-            "up", "--data-dir", str(data_dir.root), "--port", port, "--dev-replica", dev_replica
-        )
+        told = ("up", "--port", port, "--dev-replica", dev_replica, "--data-dir")
+        result, early = pandal(*told, str(data_dir.root)), pandal(*told, str(absent))
     assert_refused(result, 1, f"port {port} is in use", data_dir)
+    assert (early.returncode, early.stderr) == (1, result.stderr)
+    assert not absent.exists(), "what is refused leaves no folder behind"
 
 
 def test_a_data_dir_in_use_names_the_process(data_dir: DataDir) -> None:

@@ -90,6 +90,10 @@ def test_a_model_that_nobody_serves_is_told(fleet: FleetProcess) -> None:
     served = str(fleet.state()["model"])
     right = run_pandal("policy", "set", *terms, served, data_dir=fleet.data_dir)
     assert (right.returncode, right.stderr) == (0, "")
+    alias = run_pandal(
+        "policy", "explain", "speller", "--model", "default", data_dir=fleet.data_dir
+    )
+    assert (alias.returncode, alias.stderr) == (0, "")
     missing = run_pandal("usage", "nosuch", data_dir=fleet.data_dir)
     assert (missing.returncode, "unknown tenant 'nosuch'" in missing.stderr) == (1, True)
 

@@ -73,6 +73,17 @@ def test_the_screen_holds_whatever_there_is() -> None:
     assert told[-1].startswith("scaling  3 wanted, 2 ready")
 
 
+def test_most_refused_come_first_and_take_the_lines_that_are_free() -> None:
+    few = {f"reason-{n}": n for n in range(7)}
+    told = frame(sample(1, Counters(refusals=few)), None)
+    shown = told[told.index("refused") + 1 :]
+    assert [line.split()[-1] for line in shown] == [f"reason-{n}" for n in reversed(range(7))]
+    many = {f"reason-{n}": n for n in range(40)}
+    told = frame(sample(1, Counters(refusals=many)), None)
+    num_shown = sum("reason-" in line for line in told)
+    assert (len(told), told[-1]) == (HEIGHT, f"  and {40 - num_shown} more")
+
+
 def test_what_is_away_is_told() -> None:
     told = "\n".join(frame(sample(1, None, is_store_there=False), None))
     assert "gateway does not answer" in told

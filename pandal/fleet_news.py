@@ -1,43 +1,41 @@
-"""What becomes of replicas while a fleet serves: who is ready, ready again, gone."""
+"""What becomes of a fleet's children while it serves: who is ready, ready again, gone."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NoReturn
 
-from pandal.plan import OwnReplica
 from pandal.supervisor import Supervisor
 
 _INTERVAL_S: Final = 0.5
 
-IsReady = Callable[[OwnReplica], Awaitable[bool]]
+IsReady = Callable[[], Awaitable[bool]]
 
 
 class _Watched:
-    def __init__(self, replica: OwnReplica, supervisor: Supervisor) -> None:
-        self.replica = replica
-        self.is_there = supervisor.has(replica.name)
-        self.num_exits = supervisor.num_exits(replica.name) if self.is_there else 0
+    def __init__(self, name: str, is_ready: IsReady, supervisor: Supervisor) -> None:
+        self.name = name
+        self.is_ready = is_ready
+        self.is_there = supervisor.has(name)
+        self.num_exits = supervisor.num_exits(name) if self.is_there else 0
         self.awaited_since_s: float | None = None  # None: it has been ready since it was started
 
 
-class ReplicaNews:
+class FleetNews:
     """Deaths are told by whoever starts them again."""
 
     def __init__(
         self,
-        replicas: Sequence[OwnReplica],
+        children: Mapping[str, IsReady],
         supervisor: Supervisor,
         *,
-        is_ready: IsReady,
         monotonic_s: Callable[[], float],
         tell: Callable[[str], None],
     ) -> None:
-        """Those that run now are taken to be ready."""
+        """By name.  Those that run now are taken to be ready."""
         self._supervisor = supervisor
-        self._is_ready = is_ready
         self._monotonic_s = monotonic_s
         self._tell = tell
-        self._watched = [_Watched(replica, supervisor) for replica in replicas]
+        self._watched = [_Watched(*child, supervisor) for child in children.items()]
 
     async def run(self) -> NoReturn:
         """Until cancelled."""
@@ -49,9 +47,9 @@ class ReplicaNews:
         await asyncio.gather(*map(self._look_at, self._watched))
 
     async def _look_at(self, each: _Watched) -> None:
-        name = each.replica.name
+        name = each.name
         self._note_process(each)
-        if each.awaited_since_s is None or not await self._is_ready(each.replica):
+        if each.awaited_since_s is None or not await each.is_ready():
             return
         if not self._supervisor.has(name) or self._supervisor.num_exits(name) != each.num_exits:
             return  # it has died meanwhile
@@ -61,7 +59,7 @@ class ReplicaNews:
         each.awaited_since_s = None
 
     def _note_process(self, each: _Watched) -> None:
-        name = each.replica.name
+        name = each.name
         is_there = self._supervisor.has(name)
         if each.is_there and not is_there:
             each.num_exits, each.awaited_since_s = 0, None

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from pandal.child import ChildSpec
-from pandal.plan import OwnReplica
-from pandal.replica_news import ReplicaNews
+from pandal.fleet_news import FleetNews
 from pandal.supervisor import Supervisor
 
 PATIENCE_S = 30.0
@@ -31,16 +30,15 @@ class Watch:
         self.is_ready = True
         self.told: list[str] = []
 
-    def begin(self) -> ReplicaNews:
-        return ReplicaNews(
-            [OwnReplica("replica-0", 1)],
+    def begin(self) -> FleetNews:
+        return FleetNews(
+            {"replica-0": self._ready},
             self.supervisor,
-            is_ready=self._ready,
             monotonic_s=lambda: self.now_s,
             tell=self.told.append,
         )
 
-    async def _ready(self, replica: OwnReplica) -> bool:
+    async def _ready(self) -> bool:
         return self.is_ready
 
 
