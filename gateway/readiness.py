@@ -27,7 +27,8 @@ class Readiness:
             "no policy is loaded": self._policies.current is None,
             "no replica is ready": self._pool.num_ready == 0,
             "the quota store is not reachable": not self._limiter.can_decide,
-            "the spool cannot be written": self._spool.is_failing,
+            "the spool cannot be written": self._spool.is_behind,
+            "the spool is full, too much waits to be shipped": self._spool.is_held_back,
         }
         return [reason for reason, is_true in checks.items() if is_true]
 

@@ -56,7 +56,7 @@ async def wire_resilience(
         Breakers(clock.monotonic_s),
         SystemRandom().random,
         Fallbacks(plans, providers),
-        Hedging(),
+        Hedging(RetryBudget(settings.retry_budget_ratio)),
     )
     try:
         deadlines_s = settings.cache_call_deadline_s, settings.idempotency_call_deadline_s

@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 import msgspec
 from fastapi import APIRouter, Header, Path, Query, Request, Response
+from starlette.requests import ClientDisconnect
 
 from contracts.api_keys import key_of, tenant_of
 from contracts.errors import UNDECODABLE, ContractError, Unknown
@@ -174,13 +175,16 @@ def _expected(if_match: str | None, if_none_match: str | None) -> Expected:
 
 
 async def _body(request: Request) -> bytes:
-    """Raises RequestTooLarge."""
+    """Raises RequestTooLarge, PolicyRefused."""
     parts, num_bytes = [], 0
-    async for part in request.stream():
-        num_bytes += len(part)
-        if num_bytes > MAX_DOCUMENT_BYTES:
-            raise RequestTooLarge(f"A policy may have at most {MAX_DOCUMENT_BYTES} bytes.")
-        parts.append(part)
+    try:
+        async for part in request.stream():
+            num_bytes += len(part)
+            if num_bytes > MAX_DOCUMENT_BYTES:
+                raise RequestTooLarge(f"A policy may have at most {MAX_DOCUMENT_BYTES} bytes.")
+            parts.append(part)
+    except ClientDisconnect as exc:  # the answer is nobody's; its status is for the log
+        raise PolicyRefused("The body has not come to its end.") from exc
     return b"".join(parts)
 
 

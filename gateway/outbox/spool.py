@@ -124,13 +124,13 @@ class Spool:
         self._segment: Segment | None = None  # the writer thread's own
         self._num_segments = 0
         self.num_committed = 0
-        self._is_behind = False  # cannot write, or not in time
-        self._is_held_back = False
+        self.is_behind = False  # cannot write, or not in time
+        self.is_held_back = False  # too much waits to be shipped
 
     @property
     def is_failing(self) -> bool:
         """Nothing new should be admitted."""
-        return self._is_behind or self._is_held_back
+        return self.is_behind or self.is_held_back
 
     def start(self) -> None:
         """Raises OSError if the folder cannot be written to."""
@@ -158,9 +158,9 @@ class Spool:
 
     def hold_back(self, is_full: bool) -> None:
         """Whether there is room for more; what was admitted before is written all the same."""
-        if is_full == self._is_held_back:
+        if is_full == self.is_held_back:
             return
-        self._is_held_back = is_full
+        self.is_held_back = is_full
         if is_full:
             logger.error("spool is full: too much waits to be shipped")
         else:
@@ -200,7 +200,7 @@ class Spool:
             self._check_hold()
 
     def _committed(self, batch: _Batch) -> None:
-        self._is_behind = False
+        self.is_behind = False
         self.num_committed += len(batch.lines)
         self._writing = None
         if self._gathered.lines:
@@ -226,8 +226,8 @@ class Spool:
 
     def _fall_behind(self) -> None:
         """Until the next batch is committed nobody new should be admitted."""
-        if not self._is_behind:
-            self._is_behind = True
+        if not self.is_behind:
+            self.is_behind = True
             logger.error("spool is not written in time", extra={"num_events": self._num_open()})
 
     # The writer thread
@@ -256,7 +256,7 @@ class Spool:
         return False
 
     def _begin_failing(self, exc: OSError) -> None:
-        self._is_behind = True
+        self.is_behind = True
         logger.error("spool cannot be written", extra={"error": exc.strerror})
 
     def _append(self, lines: bytes) -> None:

@@ -53,6 +53,7 @@ class HedgedAttempts(Attempts):
         """Or whoever may yet, where the other has failed."""
         self.current = first = self._begin_with(self._choose(self._tried), self._meter)
         head, hedging = first.response.head, self._retries.hedging
+        hedging.budget.deposit()
         after_s = hedging.after_s(self._policy, self._context.request.model)
         await news_of(self._exchange, head, within_s=after_s)
         if head.is_done:
@@ -87,7 +88,7 @@ class HedgedAttempts(Attempts):
             return None
         replica = self._fleet.pool[decision.endpoint.name]
         is_alike = replica.has_reported == first.replica.has_reported
-        if not is_alike or not retries.budget.withdraw():
+        if not is_alike or not retries.hedging.budget.withdraw():
             return None
         return self._begin_with(decision, meter)
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from contracts.hedging import HedgePolicy
 from gateway.admission.quantile import QuantileTable
+from gateway.resilience.retry_budget import RetryBudget
 
 _QUANTILE: Final = 0.95
 _ENOUGH: Final = 20  # beginnings, to know it by
@@ -17,7 +18,9 @@ _ENOUGH: Final = 20  # beginnings, to know it by
 class Hedging:
     """What all requests of a gateway share."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: RetryBudget) -> None:
+        """``budget``: of its own, as what is only slow must take nothing from what fails."""
+        self.budget = budget
         self._beginnings: dict[str, QuantileTable] = {}  # seconds, by model
         self.num_won = self.num_lost = 0  # second attempts that began first, or did not
 

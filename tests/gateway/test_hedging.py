@@ -19,6 +19,7 @@ from contracts.usage import Outcome, UsageEvent
 from gateway.admission.redis_limiter import RedisLimiter
 from gateway.app import Gateway
 from gateway.resilience.hedging import Hedging
+from gateway.resilience.retry_budget import RetryBudget
 from gateway.settings import ReplicaAddress
 from tests.gateway.fleets import LOAD
 from tests.gateway.processes import Policies, Valkey
@@ -297,8 +298,16 @@ async def test_there_is_no_second(
         assert pair.won_and_lost == (0, 0)
 
 
+async def test_a_second_attempt_takes_nothing_from_what_failures_need(pairs: Pairs) -> None:
+    async with pairs() as pair:
+        pair.behave(silent, words(NUM_WORDS))
+        await pair.ask(stream=True)
+        assert pair.won_and_lost == (1, 0)
+        assert pair.gateway.pipeline.retries.budget.num_withdrawn == 0
+
+
 def test_how_long_is_too_long_is_learned() -> None:
-    hedging = Hedging()
+    hedging = Hedging(RetryBudget(0.2))
     for number in range(19):
         hedging.began("m", 0.1 + number / 1e3)
         assert hedging.after_s(HedgePolicy(), "m") is None

@@ -24,8 +24,9 @@ class Seconds:
 def retries(*, random: float = 1.0, ratio: float = 0.2, longest_wait_s: float = 10.0) -> Retries:
     limits = RetryLimits(max_retries=2, longest_wait_s=longest_wait_s, request_timeout_s=60.0)
     fallbacks = Fallbacks(PlanBook(), {})
+    hedging = Hedging(RetryBudget(ratio))
     return Retries(
-        limits, RetryBudget(ratio), Breakers(Seconds()), lambda: random, fallbacks, Hedging()
+        limits, RetryBudget(ratio), Breakers(Seconds()), lambda: random, fallbacks, hedging
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from contracts.environment import BadSettings, read_settings
 from gateway.admin.settings import PREFIX, Settings
 from tests.gateway.admin.admin_process import TOKENS, AdminProcess
 from tests.gateway.processes import PEPPER
+from tests.support.waiting import eventually
 
 ACME = {"tenant_id": "acme", "tier": "gold"}
 
@@ -131,6 +133,25 @@ def test_every_request_leaves_a_line_and_a_count(admin: AdminProcess) -> None:
         assert any(line.startswith(f"pandal_admin_requests_total{{{labels}}}") for line in metrics)
     counted = [line for line in metrics if line.startswith("pandal_admin_refused_logins_total")]
     assert int(counted[0].rpartition(" ")[2]) >= 1
+
+
+def test_a_client_that_leaves_amid_its_document_is_no_error(admin: AdminProcess) -> None:
+    num_before = len(admin.told("admin request"))
+    head = f"PUT /admin/v1/policy HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {TOKENS['owner']}"
+    with socket.create_connection(("127.0.0.1", admin.port)) as connection:
+        connection.sendall(f"{head}\r\nif-match: *\r\ncontent-length: 99\r\n\r\n{{".encode())
+
+    def left() -> bool:
+        lines = admin.told("admin request")
+        return ("PUT", "/admin/v1/policy", 422) in {
+            (line["method"], line["route"], line["status"]) for line in lines[num_before:]
+        }
+
+    eventually(left, "the request to be told")
+    assert "Traceback" not in admin.log()
+    assert not [
+        line for line in map(json.loads, admin.log().splitlines()) if line["level"] == "error"
+    ]
 
 
 def test_when_keys_were_used_is_told_of_all_at_once(admin: AdminProcess) -> None:
