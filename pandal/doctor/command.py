@@ -87,7 +87,7 @@ def _findings(
     yield from replica_findings(examined)
     served = {model for each in examined for model in each.models} if examined else None
     yield from _policies(data_dir, admin, served)
-    yield from _admin(local)
+    yield from _doors(local)
     if local.root.exists():
         yield from disk_findings(local.root)
 
@@ -100,21 +100,26 @@ def _replicas(told: Sequence[str], local: DataDir) -> Mapping[str, str]:
     return {} if fleet is None else fleet.replica_urls
 
 
-def _admin(local: DataDir) -> Iterator[Finding]:
-    """The running fleet's own."""
+def _doors(local: DataDir) -> Iterator[Finding]:
+    """What people speak to of the running fleet."""
     fleet = running_fleet(local)
-    if fleet is None or fleet.admin_url is None:
+    if fleet is None:
         return
-    url = fleet.admin_url
+    yield _door("gateway", fleet.gateway_url, "/ready", local)
+    if fleet.admin_url is not None:
+        its_token = f"; its token is in {local.admin_token}"
+        yield _door("admin API", fleet.admin_url, "/health", local, its_token)
+
+
+def _door(about: str, url: str, path: str, local: DataDir, more: str = "") -> Finding:
+    advice = f"its log is in {local.logs}"
     try:
-        answer = get(parse_url(url, option="fleet.json"), "/health", timeout_s=_ANSWER_S)
+        answer = get(parse_url(url, option="fleet.json"), path, timeout_s=_ANSWER_S)
     except Unreachable as exc:
-        yield failure("admin API", str(exc), f"its log is in {local.logs}")
-        return
+        return failure(about, str(exc), advice)
     if answer.status == 200:
-        yield fine("admin API", f"it answers on {url}; its token is in {local.admin_token}")
-    else:
-        yield failure("admin API", f"{url} answers {answer.status}", f"its log is in {local.logs}")
+        return fine(about, f"it answers on {url}{more}")
+    return failure(about, f"{url}{path} answers {answer.status}", advice)
 
 
 def _policies(

@@ -64,7 +64,8 @@ def test_the_fleet_is_watched_and_found_sound(fleet: FleetProcess) -> None:
     examined = run_pandal("doctor", "--json", data_dir=fleet.data_dir)
     assert examined.returncode == 0, examined.stdout
     found = {(f["about"], f["level"]) for f in json.loads(examined.stdout)}
-    assert {("valkey", "ok"), ("replicas", "ok"), ("disk", "ok"), ("admin API", "ok")} <= found
+    parts = ("valkey", "replicas", "disk", "gateway", "admin API")
+    assert {(part, "ok") for part in parts} <= found
 
 
 def test_its_admin_api_is_found_by_whoever_owns_the_data(fleet: FleetProcess) -> None:
