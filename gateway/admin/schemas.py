@@ -10,7 +10,8 @@ from contracts.api_keys import KeyOrder, is_in_force
 from contracts.policy import ApiKeyRecord
 from contracts.usage import Endpoint
 
-_Name = Annotated[str, Field(max_length=200)]
+# Without control characters: names are printed on terminals.
+_Name = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 _Names = Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=100)]
 
 

@@ -106,6 +106,8 @@ async def test_at_the_bound_new_work_is_refused_also_after_a_restart(
         refused = await Tenant(tenant.name, tenant.key, gateway, tenant.valkey).chat(chat())
         assert (refused.status, refused.error["code"]) == (503, "metering_unavailable")
         assert int(refused.headers["retry-after"]) >= 1
+        reasons = (await get(gateway.port, "/ready")).document["reasons"]
+        assert "the spool is full, too much waits to be shipped" in reasons
         numbers = (await get(gateway.port, "/metrics")).body.decode()
         (waiting,) = [
             int(line.split()[-1])

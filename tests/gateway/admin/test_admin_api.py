@@ -191,6 +191,8 @@ def test_a_key_is_shown_once_rotated_and_revoked(admin: AdminProcess) -> None:
     assert admin.ask("POST", f"{keys}/{key_id}/rotate", {}).status == 422
     assert admin.ask("DELETE", f"{keys}/nobody").status == 404
     assert admin.ask("POST", "/tenants/nobody/keys", {}).status == 404
+    for name in ("a\n", "\x1b[2J", "\x7f"):
+        assert admin.ask("POST", keys, {"name": name}).status == 422
     over = {"expires_at": "2020-01-01T00:00:00Z"}
     assert admin.ask("POST", keys, over).document["error"]["code"] == "policy_refused"
 
