@@ -5,6 +5,7 @@ ends by itself where its holder is gone.  A store that is away is the caller's t
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -14,9 +15,12 @@ import msgspec
 from contracts.errors import UNDECODABLE
 from contracts.idempotency import KeyAnswer, KeyClaim, KeyRecord
 from gateway.admission.resp import RespClient, error_text, pack
+from gateway.completion import Completion
 from gateway.errors import AnswerNotKept, Interrupted, QuotaUnavailable
 from gateway.exchange import Exchange
 from gateway.resilience.shared_answer import Recording
+
+logger = logging.getLogger(__name__)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(KeyClaim | KeyAnswer).decode
@@ -77,8 +81,11 @@ class SharedKeys:
 class KeyLease:
     """A claim of ours: renewed until ``keep`` or ``drop``, of which one comes once.
 
-    What the store says to it changes nothing here.
+    What the store says to it changes nothing here.  Lost to another, whose answer may be made
+    beside ours, as after a pause of this process, it is told once.
     """
+
+    _is_lost = False
 
     def __init__(
         self, store: RespClient, limits: SharedKeyLimits, name: str, claim: KeyClaim
@@ -103,7 +110,7 @@ class KeyLease:
                 parts=tuple(recording.parts),
             )
         self._timer.cancel()
-        self._run(_PUT, _encode(answer), max(1, int(self._limits.kept_s * 1000)))
+        self._put(_encode(answer), max(1, int(self._limits.kept_s * 1000)))
 
     def drop(self) -> None:
         """Whoever asks again may make it."""
@@ -115,11 +122,21 @@ class KeyLease:
         self._timer = loop.call_later(self._limits.lease_s / 3, self._renew)
 
     def _renew(self) -> None:
-        self._run(_PUT, self._encoded, int(self._limits.lease_s * 1000))
+        self._put(self._encoded, int(self._limits.lease_s * 1000))
         self._renew_soon()
 
-    def _run(self, script: str, *arguments: bytes | int) -> None:
-        self._store.call(pack("EVAL", script, 1, self._name, self._encoded, *arguments))
+    def _put(self, record: bytes, kept_ms: int) -> None:
+        reply = self._run(_PUT, record, kept_ms)
+
+        def look() -> None:
+            if reply.exception() is None and reply.result() is None and not self._is_lost:
+                self._is_lost = True
+                logger.warning("an idempotency key's claim was lost to another gateway")
+
+        reply.then(look)
+
+    def _run(self, script: str, *arguments: bytes | int) -> Completion[object]:
+        return self._store.call(pack("EVAL", script, 1, self._name, self._encoded, *arguments))
 
 
 def recording_of(answer: KeyAnswer) -> Recording:

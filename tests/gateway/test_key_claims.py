@@ -77,6 +77,20 @@ async def test_a_claim_that_the_store_has_lost_is_taken_back(
     await until(lambda: not held(store))
 
 
+async def test_a_claim_that_another_has_by_now_is_told_once(
+    store: Valkey, keys: SharedKeys, caplog: pytest.LogCaptureFixture
+) -> None:
+    claim = keys.new_claim(b"d")
+    await keys.put(NAME, claim, exchange())
+    lease = keys.lease(NAME, claim)
+    with store.client as direct:
+        direct.set(NAME, b"another's")
+    await until(lambda: bool(caplog.records))
+    lease.keep(None)
+    await until(lambda: held(store))
+    assert [r.levelname for r in caplog.records if "claim was lost" in r.message] == ["WARNING"]
+
+
 async def test_a_client_that_leaves_takes_its_claim_along(
     store: Valkey, client: RespClient, keys: SharedKeys
 ) -> None:
