@@ -5,6 +5,7 @@ given out since that text must not die.  Nor may the secret of before a rotation
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 
 import msgspec
@@ -16,23 +17,24 @@ from contracts.policy import ApiKeyRecord, PolicyDocument, TenantPolicy
 _Keys = Mapping[str, ApiKeyRecord]  # of a tenant, by id
 
 
+@dataclass(frozen=True, slots=True)
 class LastKeys:
     """Of tenants that an older version has and the present one has not."""
 
-    def __init__(self, before: PolicyDocument, older: PolicyDocument) -> None:
-        present = {tenant.tenant_id for tenant in before.tenants}
-        self._unseen = {t.tenant_id for t in older.tenants if t.tenant_id not in present}
-        self.by_tenant: dict[TenantId, tuple[ApiKeyRecord, ...]] = {}
+    unseen: frozenset[TenantId]
+    by_tenant: Mapping[TenantId, tuple[ApiKeyRecord, ...]]
 
-    @property
-    def is_complete(self) -> bool:
-        return not self._unseen
+    def or_of(self, version: PolicyDocument) -> "LastKeys":
+        """One version after the other is asked, the newest first."""
+        found = {t.tenant_id: t.keys for t in version.tenants if t.tenant_id in self.unseen}
+        return LastKeys(self.unseen - found.keys(), {**self.by_tenant, **found})
 
-    def look_at(self, version: PolicyDocument) -> None:
-        """One after the other, the newest first."""
-        found = {t.tenant_id: t.keys for t in version.tenants if t.tenant_id in self._unseen}
-        self.by_tenant |= found
-        self._unseen -= found.keys()
+
+def no_last_keys(before: PolicyDocument, older: PolicyDocument) -> LastKeys:
+    """To begin with.  In place of nothing none are needed."""
+    present = {tenant.tenant_id for tenant in before.tenants}
+    gone = (t.tenant_id for t in older.tenants if t.tenant_id not in present)
+    return LastKeys(frozenset(gone if before.version else ()), {})
 
 
 def rolled_back(
@@ -40,8 +42,12 @@ def rolled_back(
 ) -> PolicyDocument:
     """The older rules, with the keys of today; tenants that have come since stay.
 
-    A tenant that comes back has the keys that it went with: nobody has revoked those.
+    A tenant that comes back has the keys that it went with: nobody has revoked those.  Raises
+    ContractError where nobody knows any more which these were.
     """
+    if last.unseen:
+        names = ", ".join(map(repr, sorted(last.unseen)))
+        raise _fault("$.tenants", f"the last keys of {names} are not kept: import that version")
     known = {tenant.tenant_id for tenant in older.tenants}
     since = tuple(tenant for tenant in before.tenants if tenant.tenant_id not in known)
     found = older if before.version == 0 else _of_today(before, older, at, last.by_tenant)

@@ -16,14 +16,14 @@ import msgspec
 from contracts.errors import ContractError
 from contracts.policy import PolicyDocument, decode_policy_document, encode_policy_document
 from contracts.policy_change import Editing, PolicyChange, change_of
-from contracts.policy_keys import LastKeys, rolled_back
+from contracts.policy_keys import LastKeys, no_last_keys, rolled_back
 from gateway.errors import GatewayError, PolicyAbsent, PolicyConflict
 from gateway.policy_documents.policy_file import PolicyFile
 from gateway.policy_documents.port import StoredPolicy
 from pandal.errors import EditConflict, NotFound, StateUnreadable
 
 _EMPTY: Final = PolicyDocument(version=0)
-_LOOKED_BACK: Final = 20  # versions, for one that is good, or that has a tenant which is gone
+_LOOKED_BACK: Final = 20  # versions, for one that is good
 _MAX_TRIES: Final = 100  # against editors that are always faster
 _BUSY: Final = "somebody else edits the policy all the time"
 
@@ -50,7 +50,10 @@ class PolicyAccess(Protocol):
         """As it is stored, with its version.  Raises EditConflict, ContractError."""
 
     def roll_back(self, number: int, why: str) -> PolicyDocument:
-        """Also where what is there now is no policy.  Raises NotFound, EditConflict."""
+        """Also where what is there now is no policy.
+
+        Raises NotFound, EditConflict, ContractError.
+        """
 
     def history(self, limit: int) -> Sequence[PolicyChange]:
         """Newest first."""
@@ -95,8 +98,7 @@ class LocalPolicies:
         said = f"back to version {number}{': ' if why else ''}{why}"
         for _ in range(_MAX_TRIES):
             before = self._to_edit()
-            last = LastKeys(before.document, older)
-            self._look_back(last, before.document.version, number)
+            last = self._last_keys(before.document, older, number)
             after = rolled_back(before.document, older, self._now(), last)
             try:
                 return self._write(before.document, after, before.etag, "rollback", said)
@@ -104,15 +106,17 @@ class LocalPolicies:
                 continue
         raise EditConflict(_BUSY)
 
-    def _look_back(self, last: LastKeys, newest: int, oldest: int) -> None:
+    def _last_keys(self, before: PolicyDocument, older: PolicyDocument, oldest: int) -> LastKeys:
         """As far as versions are kept without a gap: what is in one may be that a key went."""
-        for number in range(newest - 1, max(oldest, newest - _LOOKED_BACK) - 1, -1):
-            if last.is_complete:
-                return
+        last = no_last_keys(before, older)
+        for number in range(before.version - 1, oldest - 1, -1):
+            if not last.unseen:
+                break
             try:
-                last.look_at(self.version(number))
+                last = last.or_of(self.version(number))
             except (NotFound, StateUnreadable):
-                return
+                break
+        return last
 
     def _write(
         self,

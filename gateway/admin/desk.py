@@ -11,7 +11,7 @@ import msgspec
 from contracts.errors import ContractError, Unknown
 from contracts.policy import PolicyDocument, decode_policy_document, encode_policy_document
 from contracts.policy_change import Editing, PolicyChange, change_of, etag_of
-from contracts.policy_keys import LastKeys, rolled_back
+from contracts.policy_keys import LastKeys, no_last_keys, rolled_back
 from gateway.admin.callers import Caller, Role
 from gateway.errors import (
     PolicyAbsent,
@@ -24,7 +24,7 @@ from gateway.policy_documents.port import PolicyDocuments
 
 _EMPTY: Final = PolicyDocument(version=0)
 _MAX_TRIES: Final = 20  # against other editors
-_LOOKED_BACK: Final = 20  # versions, for one that is good, or that has a tenant which is gone
+_LOOKED_BACK: Final = 20  # versions, for one that is good
 _OF_OWNERS: Final = ("tiers", "organisations", "prices")
 
 Edit = Callable[[PolicyDocument], PolicyDocument]
@@ -82,21 +82,24 @@ class PolicyDesk:
         older = await self.version(number)
 
         async def made(before: PolicyDocument) -> PolicyDocument:
-            last = LastKeys(before, older)
-            await self._look_back(last, before.version, number)
+            last = await self._last_keys(before, older, number)
             return rolled_back(before, older, self.now(), last)
 
         return await self._edited(made, caller, action="rollback", why=why, expected=Whatever.ANY)
 
-    async def _look_back(self, last: LastKeys, newest: int, oldest: int) -> None:
+    async def _last_keys(
+        self, before: PolicyDocument, older: PolicyDocument, oldest: int
+    ) -> LastKeys:
         """As far as versions are kept without a gap: what is in one may be that a key went."""
-        for number in range(newest - 1, max(oldest, newest - _LOOKED_BACK) - 1, -1):
-            if last.is_complete:
-                return
+        last = no_last_keys(before, older)
+        for number in range(before.version - 1, oldest - 1, -1):
+            if not last.unseen:
+                break
             try:
-                last.look_at(decode_policy_document(await self._documents.version(number)))
+                last = last.or_of(decode_policy_document(await self._documents.version(number)))
             except (ContractError, UnknownPolicyVersion):
-                return
+                break
+        return last
 
     async def _edited(
         self,

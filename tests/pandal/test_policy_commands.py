@@ -8,10 +8,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
+from contracts.policy import PolicyDocument
 from pandal.cli import app
 from pandal.datadir import DataDir
 from pandal.errors import BadOption, Drifted, NotFound
 from pandal.keys import KeyRequest, create_key
+from pandal.policy_access import LocalPolicies
 
 
 def run(data_dir: DataDir, *arguments: str, **environment: str) -> Result:
@@ -123,6 +125,24 @@ def test_a_text_that_was_cut_off_shuts_nobody_out(acme: DataDir, tmp_path: Path)
     lines(acme, "policy", "import", str(path), "--drop-all")
     lines(acme, "policy", "rollback", "1")
     assert [k["is_in_force"] for k in json.loads(lines(acme, *LIST)[0])] == [True]
+
+
+def test_going_back_brings_keys_back_however_long_their_tenant_was_gone(acme: DataDir) -> None:
+    """And nothing is done where nobody knows any more which they were."""
+    access = LocalPolicies(acme.policies)
+    gone = access.replace(
+        PolicyDocument(version=1), expected=access.current().etag, action="import", why=""
+    )
+    for _ in range(25):
+        gone = access.replace(gone, expected=access.current().etag, action="set", why="")
+    lines(acme, "policy", "rollback", "1")
+    assert [k["is_in_force"] for k in json.loads(lines(acme, *LIST)[0])] == [True]
+    gone = access.replace(gone, expected=access.current().etag, action="import", why="")
+    access.replace(gone, expected=access.current().etag, action="set", why="")
+    (lost,) = acme.root.rglob(f"{gone.version:09d}.json")
+    lost.unlink()
+    with pytest.raises(BadOption, match="last keys of 'acme' are not kept"):
+        run(acme, "policy", "rollback", "1")
 
 
 def test_an_editor_revives_no_key(acme: DataDir, tmp_path: Path) -> None:
