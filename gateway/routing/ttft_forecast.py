@@ -143,7 +143,8 @@ class TtftForecast:
 
         How much was done of one that was broken off nobody knows: it tells nothing of the pace.
         """
-        if visit.tells_first_token and visit is next(iter(self._pending), None):
+        self._end_silence(now_s)  # what is through by now was prefilled
+        if visit is next(iter(self._pending), None):
             self._begin_work(now_s)
         self._answered(visit)
         self._num_answering -= 1
@@ -183,8 +184,11 @@ class TtftForecast:
             self._num_answering += 1
             del self._pending[visit]
             self._pending_tokens = max(0.0, self._pending_tokens - visit.num_tokens)
-            if not visit.tells_first_token:
-                self._untold_tokens += visit.num_tokens
+
+    def _prefilled_in_silence(self, visit: Visit) -> None:
+        if not visit.is_answering:
+            self._untold_tokens += visit.num_tokens
+        self._answered(visit)
 
     def _tokens_ahead(self, now_s: float) -> float:
         self._end_silence(now_s)
@@ -221,11 +225,11 @@ class TtftForecast:
         if not visit.is_answering:
             before = takewhile(lambda other: other is not visit, self._pending)
             for other in [other for other in before if not other.tells_first_token]:
-                self._answered(other)
+                self._prefilled_in_silence(other)
 
     def _end_silence(self, now_s: float) -> None:
         while self._silent and self._silent[0][0] <= now_s:
-            self._answered(self._silent.popleft()[1])
+            self._prefilled_in_silence(self._silent.popleft()[1])
 
     def _num_answers(self, now_s: float) -> int:
         is_stale = now_s - self._loaded_s > _STALE_S

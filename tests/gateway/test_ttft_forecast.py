@@ -143,6 +143,25 @@ def test_prompts_that_are_broken_off_do_not_make_others_seem_slow() -> None:
     assert after.ttft_s == pytest.approx(before.ttft_s, rel=0.05)
 
 
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "behind-another"])
+def test_documents_that_are_refused_do_not_make_others_seem_fast(is_first: bool) -> None:
+    forecast, now_s = taught()
+    for _ in range(20):
+        if not is_first:
+            stream = forecast.send(1_000, now_s, tells_first_token=True)
+        refused = forecast.send(5_000, now_s, tells_first_token=False)
+        if is_first:
+            stream = forecast.send(1_000, now_s, tells_first_token=True)
+        forecast.end(refused, now_s + 0.001)
+        forecast.first_token(stream, now_s + 0.001 + STEP_S + 1_000 * PER_TOKEN_S)
+        forecast.end(stream, now_s + 2.0)
+        now_s += 5.0
+    forecast.send(5_000, now_s, tells_first_token=True)
+    after = forecast.predict(100, now_s + 1_000 * PER_TOKEN_S)
+    assert after is not None
+    assert after.begun_s / after.per_token_s == pytest.approx(1_000, rel=0.1)
+
+
 def test_what_others_queued_fades_and_an_old_report_says_nothing() -> None:
     forecast = TtftForecast()
     forecast.report(load(queued_prompt_tokens=4_000), 0.0)
