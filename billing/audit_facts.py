@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import Connection, func, not_, select, tuple_
+from sqlalchemy import Column, Connection, func, not_, select, tuple_
 
 from billing.audit import Account, Boot, Posted, expected_entries
 from billing.bulk_insert import known_keys, rows_by_key
@@ -66,13 +67,24 @@ def read_waiting(connection: Connection, spool_dir: Path | None) -> Waiting:
                 source_offsets.c.source_id == spool_source_id(name)
             )
         ).scalar_one_or_none()
-        records = records_of(spool_dir / name, 0 if offset is None else offset)
+        path = spool_dir / name
         try:
+            if _is_posted_whole(path, offset):
+                continue
+            records = records_of(path, 0 if offset is None else offset)
             while some := list(islice(records, _EVENTS_AT_ONCE)):
                 _add_unknown(connection, waiting, some)
         except OSError:
             waiting.unreadable_segments.append(name)
     return waiting
+
+
+def _is_posted_whole(path: Path, offset: int | None) -> bool:
+    """Then nobody has to read it.  Raises OSError."""
+    try:
+        return offset == path.stat().st_size
+    except FileNotFoundError:
+        return True  # billing has removed it meanwhile
 
 
 def _add_unknown(connection: Connection, waiting: Waiting, records: Sequence[Record]) -> None:
@@ -182,24 +194,28 @@ def first_event_at(connection: Connection, tenant_id: str) -> datetime | None:
 def posted_events(
     connection: Connection, price_book: PriceBook, *, since: datetime | None
 ) -> Iterator[Posted]:
-    """All that were posted ``since`` then, by key; memory does not grow with them."""
+    """All that were posted ``since`` then; memory does not grow with them."""
     rates = recorded_rates(connection)
-    after: EventKey = ("", "")
-    key = (usage_events.c.tenant_id, usage_events.c.event_id)
-    within = [] if since is None else [usage_events.c.posted_at_us >= microseconds(since)]
-    query = select(usage_events.c.payload).order_by(*key).limit(_EVENTS_AT_ONCE)
-    while True:
-        payloads = connection.scalars(query.where(tuple_(*key) > after, *within)).all()
-        events = [decode_usage_event(payload) for payload in payloads]
+    for events in _event_pages(connection, since):
         keys = [(event.tenant_id, event.event_id) for event in events]
         entries = _entries(connection, keys)
         unpriced = _unpriced(connection, keys)
         for each, event in zip(keys, events, strict=True):
             expected = None if each in unpriced else _expected(event, price_book, rates)
             yield Posted(event, entries.get(each, {}), expected)
-        if len(events) < _EVENTS_AT_ONCE:
-            return
-        after = (events[-1].tenant_id, events[-1].event_id)
+
+
+def _event_pages(connection: Connection, since: datetime | None) -> Iterator[list[UsageEvent]]:
+    """By key, or in the order they were posted: as an index has them."""
+    columns = usage_events.c
+    key: list[Column[Any]] = [columns.tenant_id, columns.event_id]  # Any: numbers and names
+    after: tuple[object, ...] = ("", "")
+    if since is not None:
+        key, after = [columns.posted_at_us, *key], (microseconds(since), *after)
+    query = select(*key, columns.payload).order_by(*key).limit(_EVENTS_AT_ONCE)
+    while rows := connection.execute(query.where(tuple_(*key) > after)).all():
+        yield [decode_usage_event(row.payload) for row in rows]
+        after = tuple(rows[-1][:-1])
 
 
 def _expected(

@@ -95,7 +95,7 @@ usage_events: Final = Table(
     Column("posted_at_us", BigInteger, nullable=False, server_default="0"),
     Index("usage_events_by_request", "request_id"),
     Index("usage_events_by_time", "tenant_id", "occurred_at_us"),
-    Index("usage_events_by_posting", "posted_at_us"),
+    Index("usage_events_by_posting", "posted_at_us", "tenant_id", "event_id"),
 )
 
 ledger_entries: Final = Table(

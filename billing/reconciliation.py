@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from billing.audit import Finding, Kind, QuotaTotals
+from billing.audit import Finding, Kind, QuotaLoss, QuotaTotals
 from billing.auditor import AuditReport, AuditScope, audit
 from billing.errors import QuotaStoreUnavailable, SourceUnavailable
 from billing.journals import read_journals
@@ -159,7 +159,7 @@ def _mend(sources: Sources, rules: AuditRules, report: AuditReport) -> None:
     with closing(Ledger(url)) as ledger:
         if report.missing and report.has_read_all:
             recover(ledger, url, read_price_book(sources.price_book), report.missing)
-        for name, loss in report.lost.items():
+        for name, loss in _sure_losses(report).items():
             # What ran when it was lost ends unsettled: by then it has, and is in the ledger.
             if loss.since + rules.grace <= datetime.now(UTC):
                 ledger.acknowledge(name, loss)
@@ -167,6 +167,12 @@ def _mend(sources: Sources, rules: AuditRules, report: AuditReport) -> None:
         with suppress(QuotaStoreUnavailable):
             for name in map(tenant_id, report.accounts):
                 _tell_held(sources.quota_url, url, name)
+
+
+def _sure_losses(report: AuditReport) -> Mapping[str, QuotaLoss]:
+    """None where not all that is billed is known: an acknowledgement is for good."""
+    is_all_known = report.num_unread == len(report.unreadable_segments) == 0
+    return report.lost if is_all_known else {}
 
 
 def _tell_held(quota_url: str, ledger_url: str, tenant: TenantId) -> None:

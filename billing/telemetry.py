@@ -22,7 +22,7 @@ class Told:
 
     def __init__(self) -> None:
         self.events: Counter[str] = Counter()  # by what became of them
-        self.differences: Counter[Kind] = Counter()
+        self.differences: Counter[Kind] | None = None  # None: not compared yet
         self.reconciled_at: datetime | None = None
 
     def note_posted(self, result: PostResult) -> None:
@@ -31,9 +31,11 @@ class Told:
         self.events["unpriced"] += result.num_unpriced
         self.events["dead"] += result.num_dead
 
-    def note_reconciled(self, findings: Sequence[Finding], at: datetime) -> None:
+    def note_reconciled(self, findings: Sequence[Finding], at: datetime | None) -> None:
+        """``at`` None: not all could be read, so that the time of the last one stays."""
         self.differences = Counter(finding.kind for finding in findings)
-        self.reconciled_at = at
+        if at is not None:
+            self.reconciled_at = at
 
 
 class Telemetry:
@@ -74,10 +76,11 @@ class Telemetry:
         yield f"# TYPE {names.BILLING_EVENTS} counter"
         for outcome in ("posted", "repeated", "unpriced", "dead"):
             yield f'{names.BILLING_EVENTS}{{outcome="{outcome}"}} {told.events[outcome]}'
-        if told.reconciled_at is None:
+        if told.reconciled_at is not None:
+            yield f"# TYPE {names.BILLING_RECONCILED_AT} gauge"
+            yield f"{names.BILLING_RECONCILED_AT} {told.reconciled_at.timestamp():.0f}"
+        if told.differences is None:
             return
-        yield f"# TYPE {names.BILLING_RECONCILED_AT} gauge"
-        yield f"{names.BILLING_RECONCILED_AT} {told.reconciled_at.timestamp():.0f}"
         yield f"# TYPE {names.BILLING_DIFFERENCES} gauge"
         for kind in Kind:
             yield f'{names.BILLING_DIFFERENCES}{{kind="{kind.value}"}} {told.differences[kind]}'

@@ -90,12 +90,18 @@ class ReconciliationWatch:
     def step(self) -> None:
         """Raises LedgerUnavailable, PriceBookInvalid, ContractError, OSError."""
         report = self._reconcile()
-        self._told.note_reconciled(report.findings, utc_now())
+        is_whole = not report.unreadable_segments
+        self._told.note_reconciled(report.findings, utc_now() if is_whole else None)
+        for name in report.unreadable_segments[:_MOST_TOLD]:
+            logger.error("segment not compared", extra={"segment": name})
+        if report.missing and not report.has_read_all:
+            fields = {"num_events": len(report.missing)}
+            logger.error("nothing is posted from the replicas' records", extra=fields)
         for finding in report.findings[:_MOST_TOLD]:
-            fields = {
+            about = {
                 "tenant_id": finding.tenant_id,
                 "reason": finding.kind.value,
                 "error": f"{finding.subject}: {finding.detail}",
             }
-            logger.error("accounts differ", extra=fields)
+            logger.error("accounts differ", extra=about)
         logger.info("accounts compared", extra={"num_events": len(report.findings)})

@@ -43,19 +43,27 @@ def statements() -> Iterator[list[Statement]]:
         event.remove(Engine, "before_cursor_execute", note)
 
 
-def scans(ledger_url: str, seen: list[Statement]) -> list[str]:
-    """The steps of SQLite's plans that look through the whole of a table that grows."""
+def steps(ledger_url: str, seen: list[Statement]) -> list[tuple[str, str]]:
+    """Those of SQLite's plans, each with its statement."""
     engine = create_engine(ledger_url, poolclass=NullPool)
     with engine.connect() as connection:
         return [
-            f"{step}: {statement}"
+            (step, statement)
             for statement, parameters in seen
             for *_, step in connection.exec_driver_sql(
                 f"EXPLAIN QUERY PLAN {statement}",
                 parameters,  # type: ignore[arg-type]
             )
-            if step.startswith("SCAN") and step.split()[1] in GROWING
         ]
+
+
+def scans(ledger_url: str, seen: list[Statement]) -> list[str]:
+    """The steps that look through the whole of a table that grows."""
+    return [
+        f"{step}: {statement}"
+        for step, statement in steps(ledger_url, seen)
+        if step.startswith("SCAN") and step.split()[1] in GROWING
+    ]
 
 
 def post(ledger: Ledger) -> None:
@@ -101,6 +109,21 @@ def test_a_look_at_some_events_looks_through_no_table(
     with statements() as seen:
         look(ledger_url)
     assert scans(ledger_url, seen) == []
+
+
+def test_an_audit_of_the_latest_events_goes_by_when_they_were_posted(
+    ledger: Ledger, ledger_url: str
+) -> None:
+    """Else it costs as much as one of all events."""
+    post(ledger)
+    with statements() as seen:
+        audit_late_events(ledger_url)
+    pages = [
+        (step, statement) for step, statement in steps(ledger_url, seen) if "LIMIT" in statement
+    ]
+    assert pages
+    for step, _ in pages:
+        assert step.startswith("SEARCH usage_events USING INDEX usage_events_by_posting"), step
 
 
 def test_what_is_still_held_takes_as_many_statements_for_many_as_for_one(

@@ -13,9 +13,16 @@ from billing.errors import SourceUnavailable
 from billing.ledger import Ledger
 from billing.posting import rate_batch
 from billing.reconciliation import AuditRules, Sources, reconcile
+from billing.telemetry import Told
+from billing.watches import ReconciliationWatch
 from contracts import metrics
 from contracts.debts import decode_debt
-from contracts.names import quota_holds_key, quota_owed, quota_settled_key, tenant_id
+from contracts.names import (
+    quota_holds_key,
+    quota_owed,
+    quota_settled_key,
+    tenant_id,
+)
 from contracts.replica_usage import encode_replica_usage
 from contracts.spool import frame
 from tests.billing.audited_books import EVENTS, event, record
@@ -120,6 +127,58 @@ def test_a_quota_that_lost_its_memory_agrees_again(sources: Sources, quota: Valk
     with quota.client as client:
         client.hincrby(quota_settled_key(ACME), "tokens", 1)
     assert [finding.kind for finding in reconcile(sources, RULES).findings] == [Kind.QUOTA_DIFFERS]
+
+
+def test_what_a_quota_lost_is_not_acknowledged_before_all_is_known(
+    sources: Sources, quota: Valkey
+) -> None:
+    tell(quota, 1, 103, since_ms=round((NOON + timedelta(hours=1)).timestamp() * 1e3))
+    unreadable_segment(sources)
+    for partly in (sources, replace(sources, spool_dir=None, num_unread=a_lag)):
+        assert [finding.kind for finding in reconcile(partly, RULES).findings] == [Kind.QUOTA_LOST]
+        assert rows(sources.ledger_url, "quota_acknowledgements") == []
+    assert reconcile(replace(sources, spool_dir=None), RULES).findings == []
+
+
+def test_what_cannot_be_compared_is_told(
+    sources: Sources, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither that all was compared, nor why nothing is recovered, is left to be guessed."""
+    serve(tmp_path, *EVENTS, event(4))
+    segment = unreadable_segment(sources)
+    told = Told()
+    books = ReconciliationWatch(lambda: reconcile(sources, RULES), told)
+    books.step()
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert [record.msg for record in errors] == [
+        "segment not compared",
+        "nothing is posted from the replicas' records",
+        "accounts differ",
+    ]
+    assert vars(errors[0])["segment"] == SEGMENT
+    assert told.reconciled_at is None
+    segment.rmdir()
+    books.step()
+    assert told.reconciled_at is not None
+
+
+def test_a_segment_whose_events_are_all_posted_need_not_be_readable(
+    sources: Sources, ledger: Ledger
+) -> None:
+    """As long as it has not grown."""
+    segment = unreadable_segment(sources)
+    posted = replace(batch_of([event(4)], first=3), next_offset=segment.stat().st_size)
+    assert reconcile(sources, RULES).unreadable_segments == [SEGMENT]
+    ledger.post(rate_batch(posted, BOOK))
+    assert reconcile(sources, RULES).unreadable_segments == []
+
+
+def unreadable_segment(sources: Sources) -> Path:
+    """Whoever opens it finds no file."""
+    assert sources.spool_dir is not None
+    segment = sources.spool_dir / SEGMENT
+    segment.mkdir(parents=True)
+    return segment
 
 
 def test_billing_compares_by_itself_and_tells_what_it_finds(

@@ -10,7 +10,9 @@ down_revision = "0005"
 
 
 def upgrade() -> None:
-    op.create_index("usage_events_by_posting", "usage_events", ["posted_at_us"])
+    op.create_index(
+        "usage_events_by_posting", "usage_events", ["posted_at_us", "tenant_id", "event_id"]
+    )
     op.create_table(
         "alert_deliveries_anew",  # SQLite cannot widen a primary key
         sa.Column("tenant_id", sa.Text, primary_key=True),
