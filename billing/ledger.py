@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sqlalchemy import Connection, delete, insert, select, tuple_, update
+from sqlalchemy import Connection, delete, select, tuple_, update
 
 from billing.audit import QuotaLoss
 from billing.bulk_insert import (
@@ -145,7 +145,7 @@ def _stored_offset(connection: Connection, source_id: str) -> int | None:
 
 
 def _advance(connection: Connection, batch: RatedBatch) -> None:
-    """Compare and set.  A concurrent insert of the same row fails on its key."""
+    """Compare and set.  Of two that are first at once, the other finds where this one stands."""
     stored = _stored_offset(connection, batch.source_id)
     if stored != batch.expected_offset:
         raise OffsetConflict(
@@ -153,14 +153,14 @@ def _advance(connection: Connection, batch: RatedBatch) -> None:
         )
     row = {"source_id": batch.source_id, "next_offset": batch.next_offset}
     if stored is None:
-        connection.execute(insert(source_offsets), row)
-        return
-    changed = connection.execute(
-        update(source_offsets)
-        .where(source_offsets.c.source_id == batch.source_id)
-        .where(source_offsets.c.next_offset == stored)
-        .values(next_offset=batch.next_offset)
-    )
+        changed = connection.execute(insert_once(source_offsets), row)
+    else:
+        changed = connection.execute(
+            update(source_offsets)
+            .where(source_offsets.c.source_id == batch.source_id)
+            .where(source_offsets.c.next_offset == stored)
+            .values(next_offset=batch.next_offset)
+        )
     if changed.rowcount != 1:
         raise OffsetConflict(
             batch.source_id,

@@ -154,10 +154,13 @@ class SpoolSource:
             return False
         try:
             (self._spool_dir / name).unlink(missing_ok=True)
-            told_mark(self._spool_dir / name).unlink(missing_ok=True)
         except OSError as exc:
             _report(segment, "segment not removed", {"segment": name, "error": type(exc).__name__})
             return False
+        try:
+            told_mark(self._spool_dir / name).unlink(missing_ok=True)
+        except OSError as exc:
+            _report(segment, "mark not removed", {"segment": name, "error": type(exc).__name__})
         del self._segments[name]
         logger.info("segment removed", extra={"segment": name})
         return True

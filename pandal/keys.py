@@ -90,10 +90,17 @@ def create_key(
         record = key_record(api_key, pepper, request.order, random_bytes, at)
     except ContractError as exc:
         raise BadOption(str(exc)) from exc
-    known = {p.tenant_id: p.tier for p in read_policies(data_dir.policies).tenants}
+    tiers_before: dict[str, str] = {}
+
+    def noted(before: PolicyDocument) -> PolicyDocument:
+        """Of the edit that is stored: another may have come between."""
+        tiers_before.clear()
+        tiers_before.update({p.tenant_id: p.tier for p in before.tenants})
+        return _with_key(before, request, record)
+
     after = edit_policies(
         data_dir.policies,
-        lambda before: _with_key(before, request, record),
+        noted,
         action="key.create",
         why=f"a key for {request.tenant}",
     )
@@ -106,7 +113,7 @@ def create_key(
         key_id=record.key_id,
         api_key=api_key,
         tier=policy.tier,
-        tier_before=known.get(request.tenant),
+        tier_before=tiers_before.get(request.tenant),
         tokens_per_minute=limits.tokens_per_minute,
         requests_per_minute=limits.requests_per_minute,
     )

@@ -120,8 +120,8 @@ class DeviceRunner:
         upload = self._device.upload
         logits = self._model.logits(hidden[upload(draws.rows)])
         are_finite = torch.isfinite(logits.sum(-1))
-        asking = upload(draws.asking)
-        shown = logits[asking] if draws.asking.size else None  # a copy: bans are in place
+        asking = upload(draws.asking) if draws.asking.size else None
+        shown = None if asking is None else logits[asking]  # a copy: bans are in place
         if draws.biased.size:
             rows, token_ids = upload(draws.biased)
             bias_(logits, LogitBias(rows, token_ids, upload(draws.biases)))
@@ -129,6 +129,6 @@ class DeviceRunner:
         top_ks = upload(draws.top_ks)
         settings = Draws(temperatures, top_ks, top_ps, min_ps, uniforms, draws.are_greedy)
         tokens = sample(logits, settings)
-        if shown is None:
+        if asking is None or shown is None:
             return tokens, are_finite, None
         return tokens, are_finite, shown_logprobs(self._device, shown, tokens[asking], draws)

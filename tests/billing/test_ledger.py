@@ -5,22 +5,28 @@ In either database, by one suite.
 
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import create_engine, insert
 from sqlalchemy.exc import IntegrityError
 
 from billing.errors import OffsetConflict, PriceBookInvalid
 from billing.ledger import Ledger, PostResult
+from billing.ledger_schema import source_offsets
 from billing.lookup import find_event, totals
 from billing.posting import rate_batch
 from billing.pricing import Price, PriceBook, TokenClass
 from contracts.usage import UsageEvent
 from tests.billing.databases import execute, rows
 from tests.billing.usage_events import BOOK, MODEL, PRICE, batch_of, usage
+from tests.support.postgres import Postgres
+from tests.support.waiting import eventually
 
 TENANTS = ("acme", "globex")
 
@@ -105,6 +111,27 @@ def test_a_batch_from_elsewhere_than_the_ledger_stands_changes_nothing(
         post(either, [usage(3)], first=first)
     assert conflict.value.stored_offset == 2
     assert totals(either_url, "acme").num_requests == 2
+
+
+def test_of_two_that_are_first_one_finds_where_the_other_stands(postgres: Postgres) -> None:
+    """SQLite's transactions are one after the other as it is."""
+    url = postgres.new_database()
+    with closing(Ledger(url)) as ledger, ThreadPoolExecutor(1) as pool:
+        engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+        with engine.connect() as other:
+            other.execute(insert(source_offsets), {"source_id": "audit", "next_offset": 2})
+            batch = batch_of([usage(1)], source_id="audit")
+            posting = pool.submit(ledger.post, rate_batch(batch, PriceBook([])))
+            eventually(lambda: is_one_waiting(url), "the second to wait for the first")
+            other.commit()
+        engine.dispose()
+        with pytest.raises(OffsetConflict) as conflict:
+            posting.result()
+    assert conflict.value.stored_offset == 2
+
+
+def is_one_waiting(url: str) -> bool:
+    return any(not lock.granted for lock in rows(url, "pg_locks"))
 
 
 def test_an_unknown_source_is_not_joined_in_the_middle(either: Ledger) -> None:

@@ -91,6 +91,17 @@ async def test_with_a_segment_goes_the_mark_that_its_settlements_were_told(
     assert not told_mark(segment).exists()
 
 
+async def test_a_mark_that_cannot_be_removed_is_not_taken_for_its_segment(
+    tmp_path: Path, reader: Reader, caplog: pytest.LogCaptureFixture
+) -> None:
+    segment = write(tmp_path, SEGMENT, frame(b"one"))
+    told_mark(segment).mkdir(parents=True)
+    reader.now_s += KEEP_S
+    await reader.read()
+    assert not segment.exists()
+    assert [r.msg for r in caplog.records if r.levelname == "ERROR"] == ["mark not removed"]
+
+
 async def test_what_a_living_writer_may_add_to_stays_however_old(
     tmp_path: Path, reader: Reader
 ) -> None:
