@@ -40,7 +40,7 @@ def owed_settlements(
     settings: Settings, quota: QuotaStore, policies: LivePolicies, life: Life
 ) -> Sequence[Loop]:
     wall_s, faults = life.clock.wall_s, SegmentFaults()
-    open_pass = partial(orphans, settings.spool_dir, life.boot_id, wall_s, faults)
+    open_pass = partial(orphans, settings.spool_dir, life.boot_id, wall_s, faults, {})
     debts = Debts(quota)
     owed = OwedSettlements(open_pass, debts, lambda: policies.current)
     return (owed.run, RecoveredSettlements(debts).run)

@@ -7,22 +7,23 @@ segments tells it: the next gateway with that spool, or one beside it.
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import Final
 
 from contracts.names import TenantId
 from contracts.usage import UsageEvent
-from gateway.admission.debts import Debt, Debts, log_paid
+from gateway.admission.debts import Debt, Debts, fault_fields, log_paid
 from gateway.errors import QuotaUnavailable
 from gateway.grants import Grant, PolicySnapshot
+from gateway.outbox.orphans import Pass
 from gateway.worker_thread import WorkerThread
 
 logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 2.0
+_MOST_S: Final = 60.0  # between looks, where some tenant cannot be told
 
-Pass = Generator[list[UsageEvent], bool | None]
 _Grants = Mapping[tuple[str, str], Grant]  # by tenant and key id
 
 
@@ -41,7 +42,8 @@ class OwedSettlements:
         self._open_pass = open_pass
         self._debts = debts
         self._policy = policy
-        self._fault: str | None = None
+        self._fault: dict[str, str] | None = None
+        self._pause_s = _LOOK_S
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -51,7 +53,7 @@ class OwedSettlements:
                 policy = self._policy()
                 if policy is not None:
                     await self._try_to_tell(disk, policy)
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(self._pause_s)
         finally:
             disk.stop()
 
@@ -59,10 +61,10 @@ class OwedSettlements:
         try:
             await self._tell_all(disk, policy)
         except (QuotaUnavailable, OSError) as exc:
-            if str(exc) != self._fault:  # once per outage
-                fields = {"error": str(exc)}
+            fields = fault_fields(exc)
+            if fields != self._fault:  # once per outage
                 logger.warning("what dead gateways owe cannot be settled yet", extra=fields)
-            self._fault = str(exc)
+            self._fault = fields
         else:
             self._fault = None
 
@@ -70,23 +72,24 @@ class OwedSettlements:
         """One tenant who cannot be told holds up no other.  Raises QuotaUnavailable, OSError."""
         waiting, grants = self._open_pass(), None
         untold: dict[TenantId, QuotaUnavailable] = {}
-        are_told: bool | None = None
+        of_these: Set[str] | None = None
         try:
-            while (events := await disk.call(partial(_next, waiting, are_told))) is not None:
+            while (events := await disk.call(partial(_next, waiting, of_these))) is not None:
                 grants = _by_key(policy) if grants is None else grants
-                are_told = await self._pay(events, grants, untold)
+                of_these = await self._pay(events, grants, untold)
         finally:
             disk.submit(waiting.close)
-        for fault in untold.values():
-            raise fault
+        self._pause_s = min(_MOST_S, 2 * self._pause_s) if untold else _LOOK_S
+        if untold:
+            raise next(iter(untold.values()))
 
     async def _pay(
         self,
         events: Sequence[UsageEvent],
         grants: _Grants,
         untold: dict[TenantId, QuotaUnavailable],
-    ) -> bool:
-        """Whether all could be; ``untold`` gets whose could not.
+    ) -> Set[str]:
+        """Whose could not be; ``untold`` gets them, too.
 
         Raises QuotaUnavailable where nobody's can.
         """
@@ -103,12 +106,12 @@ class OwedSettlements:
                 log_paid(tenant, await self._debts.pay(tenant, debts))
             except QuotaUnavailable as exc:
                 untold[tenant] = exc
-        return untold.keys().isdisjoint(by_tenant)
+        return untold.keys() & by_tenant.keys()
 
 
-def _next(waiting: Pass, are_told: bool | None) -> list[UsageEvent] | None:
+def _next(waiting: Pass, untold: Set[str] | None) -> list[UsageEvent] | None:
     try:
-        return waiting.send(are_told)
+        return waiting.send(untold)
     except StopIteration:
         return None
 

@@ -10,7 +10,7 @@ from typing import Final
 from contracts.debts import decode_debt
 from contracts.errors import ContractError
 from contracts.names import tenant_id
-from gateway.admission.debts import Debt, Debts, log_paid
+from gateway.admission.debts import Debt, Debts, fault_fields, log_paid
 from gateway.errors import QuotaUnavailable
 
 logger = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ _LOOK_S: Final = 2.0
 class RecoveredSettlements:
     def __init__(self, debts: Debts) -> None:
         self._debts = debts
-        self._fault: str | None = None
+        self._fault: dict[str, str] | None = None
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -29,10 +29,10 @@ class RecoveredSettlements:
             try:
                 await self._settle_all()
             except QuotaUnavailable as exc:
-                if str(exc) != self._fault:  # once per outage
-                    fields = {"error": str(exc)}
+                fields = fault_fields(exc)
+                if fields != self._fault:  # once per outage
                     logger.warning("what was recovered cannot be settled yet", extra=fields)
-                self._fault = str(exc)
+                self._fault = fields
             else:
                 self._fault = None
             await asyncio.sleep(_LOOK_S)

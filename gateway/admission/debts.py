@@ -88,6 +88,12 @@ def log_paid(tenant: TenantId, num_owed: int) -> None:
         logger.warning("settled what a dead gateway owed", extra=fields)
 
 
+def fault_fields(exc: Exception) -> dict[str, str]:
+    """For the log: why nothing can be paid."""
+    reason = {"reason": exc.reason} if isinstance(exc, QuotaRefused) else {}
+    return {"error": str(exc), **reason}
+
+
 def _parts(debt: Debt) -> Iterable[str | int]:
     kind = _SETTLE_UNTOLD if debt.is_untold else _SETTLE
     return (debt.reservation_id, debt.tokens, debt.limited_tokens, debt.nano_usd, kind)

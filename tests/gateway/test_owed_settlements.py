@@ -28,7 +28,7 @@ from gateway.admission.script_runner import ScriptRunner
 from gateway.admission.verdict import Reservation
 from gateway.errors import QuotaRefused
 from gateway.grants import snapshot_of
-from gateway.outbox.orphans import orphans
+from gateway.outbox.orphans import Untold, orphans
 from gateway.outbox.segments import SegmentFaults, SegmentFile
 from gateway.owed_settlements import OwedSettlements, debt_of
 from gateway.recovered_settlements import RecoveredSettlements
@@ -186,9 +186,10 @@ async def test_one_tenant_whom_the_store_refuses_is_in_nobodys_way(
         return [own_valkey.settled(tenant) for tenant in tenants]
 
     nobody = snapshot_of(PolicyDocument(version=1, tenants=[]), b"", occurred_at)
+    to_tell: dict[str, Untold] = {}
     async with paying(own_valkey) as debts:
         owed = OwedSettlements(
-            lambda: orphans(tmp_path, "0000000000bb", lambda: now_s, SegmentFaults()),
+            lambda: orphans(tmp_path, "0000000000bb", lambda: now_s, SegmentFaults(), to_tell),
             debts,
             lambda: nobody,
         )

@@ -1,5 +1,6 @@
 """The spool as its shipper reads it: nothing twice without need, and nothing never."""
 
+import contextlib
 import fcntl
 import os
 from collections.abc import Callable, Generator
@@ -10,8 +11,8 @@ import pytest
 from msgspec import structs
 
 from contracts.spool import frame, segment_name
-from contracts.usage import encode_usage_event
-from gateway.outbox.orphans import orphans
+from contracts.usage import UsageEvent, encode_usage_event
+from gateway.outbox.orphans import Untold, orphans
 from gateway.outbox.segments import SegmentFaults, SegmentFile, segments_of
 from gateway.outbox.unshipped import Batch, unshipped
 from tests.gateway.conftest import Tenant
@@ -49,7 +50,7 @@ def a_pass(folder: Path, faults: SegmentFaults | None = None) -> Generator[Batch
 
 def told(folder: Path, faults: SegmentFaults | None = None) -> list[int]:
     """The numbers of what dead gateways may owe, as a pass tells them."""
-    some = orphans(folder, OWN_BOOT, lambda: NOW_S, faults or SegmentFaults())
+    some = orphans(folder, OWN_BOOT, lambda: NOW_S, faults or SegmentFaults(), {})
     return [event.gateway_seq for events in some for event in events]
 
 
@@ -102,11 +103,53 @@ def test_what_dead_gateways_owe_is_told_once(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(b"corrupt\ntorn")
     age(path, 1.0)
-    broken_off = orphans(tmp_path, OWN_BOOT, lambda: NOW_S, SegmentFaults())
+    broken_off = orphans(tmp_path, OWN_BOOT, lambda: NOW_S, SegmentFaults(), {})
     next(broken_off)
     broken_off.close()
     assert told(tmp_path) == [1, 2, 3]
     assert told(tmp_path) == []
+
+
+def test_only_tenants_who_could_not_be_told_are_told_again(tmp_path: Path) -> None:
+    path = write(tmp_path, DEAD_BOOT, 0, range(1, 7))
+    age(path, 1.0)
+    left: dict[str, Untold] = {}
+
+    def asked(untold: Untold) -> set[str]:
+        waiting, tenants = (
+            orphans(tmp_path, OWN_BOOT, lambda: NOW_S, SegmentFaults(), left),
+            set[str](),
+        )
+        events: list[UsageEvent] = next(waiting, [])
+        with contextlib.suppress(StopIteration):
+            while True:
+                tenants |= {event.tenant_id for event in events}
+                events = waiting.send(untold)
+        return tenants
+
+    every = asked({"tenant-1"})
+    assert len(every) > 1
+    assert asked({"tenant-1"}) == asked(set()) == {"tenant-1"}
+    assert asked(set()) == set()
+    assert not SegmentFile(path).may_owe(NOW_S)
+    assert left == {}
+
+
+def test_what_cannot_be_marked_is_said_and_told_once_all_the_same(tmp_path: Path) -> None:
+    for index in range(2):
+        age(write(tmp_path, DEAD_BOOT, index, range(1, 4)), 1.0)
+    (tmp_path / "told").write_bytes(b"")  # in the place of its folder
+    left: dict[str, Untold] = {}
+    all_told: list[UsageEvent] = []
+
+    def tell() -> None:
+        for events in orphans(tmp_path, OWN_BOOT, lambda: NOW_S, SegmentFaults(), left):
+            all_told.extend(events)
+
+    for _ in range(2):
+        with pytest.raises(FileExistsError):
+            tell()
+    assert len(all_told) == 6
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["directory", "pipe"])
