@@ -91,6 +91,13 @@ def _post(
         "payload": report.posting.payload,
     }
     connection.execute(insert(late_reports), row)
+    post_difference(connection, recovered, difference_pico_usd, posted_at_us)
+
+
+def post_difference(
+    connection: Connection, recovered: UsageEvent, difference_pico_usd: int, posted_at_us: int
+) -> None:
+    """Between what its entries charge and what its gateway's report is worth; 0 is no line."""
     if difference_pico_usd == 0:
         return
     occurred_at_us = microseconds(recovered.occurred_at)

@@ -24,7 +24,7 @@ from billing.daily_usage import add_charges, add_events
 from billing.dead_letter import DeadLetter, DeadReason
 from billing.errors import OffsetConflict
 from billing.late import LatestInvoices, latest_invoices
-from billing.late_reports import LateReport, post_late_reports, reported_events
+from billing.late_reports import LateReport, post_difference, post_late_reports, reported_events
 from billing.ledger_database import alone, books_shared, open_for_posting, translated_errors
 from billing.ledger_schema import (
     dead_letter_replays,
@@ -133,7 +133,8 @@ class Ledger:
                 alone(connection)
                 books_shared(connection)
                 events = _unpriced_after(connection, after, price_book)
-                num_posted += _rate_unpriced(connection, events, price_book)
+                at_us = microseconds(self._now())
+                num_posted += _rate_unpriced(connection, events, price_book, at_us)
             if not events:
                 return num_posted
             after = (events[-1].tenant_id, events[-1].event_id)
@@ -274,15 +275,19 @@ def _unpriced_after(
 
 
 def _rate_unpriced(
-    connection: Connection, events: Sequence[UsageEvent], price_book: PriceBook
+    connection: Connection,
+    events: Sequence[UsageEvent],
+    price_book: PriceBook,
+    posted_at_us: int,
 ) -> int:
     late = latest_invoices(connection, {event.tenant_id for event in events})
     recovered = [_key(event) for event in events if event.is_recovered]
     reported = reported_events(connection, recovered)  # used by those keys, as is known by now
     rated: list[tuple[UsageEvent, Sequence[Charge]]] = []
     for event in events:
-        charges = charges_for(event, price_book)
-        if charges is None:
+        told = reported.get(_key(event), event)  # its gateway may know another tier
+        charges, worth = charges_for(event, price_book), charges_for(told, price_book)
+        if charges is None or worth is None:
             continue  # the model is known, but not at that instant
         connection.execute(
             delete(unpriced_events)
@@ -290,7 +295,9 @@ def _rate_unpriced(
             .where(unpriced_events.c.event_id == event.event_id)
         )
         insert_rows(connection, ledger_entries, _entry_rows(event, charges, late))
-        rated.append((reported.get(_key(event), event), charges))
+        difference = sum(c.pico_usd for c in worth) - sum(c.pico_usd for c in charges)
+        post_difference(connection, event, difference, posted_at_us)
+        rated.append((told, worth))
     add_charges(connection, rated)
     return len(rated)
 

@@ -134,12 +134,19 @@ def test_what_is_priced_after_its_late_report_is_its_keys_money(books: Books) ->
     books.records = [record(event(4, model="new"))]
     recover_all(books)
     books.post(event(4, model="new"))
-    wider = PriceBook([*BOOK.prices, replace(BOOK.prices[0], price_id="new.1", model="new")])
+    of_any = replace(BOOK.prices[0], price_id="new.1", model="new")
+    doubled = {name: 2 * usd for name, usd in of_any.usd_per_million_tokens.items()}
+    of_its_tier = replace(of_any, price_id="new.2", tier="standard", usd_per_million_tokens=doubled)
+    wider = PriceBook([*BOOK.prices, of_any, of_its_tier])
     books.ledger.record_prices(wider)
     assert books.ledger.post_unpriced(wider) == 1
+    charged = [entry.pico_usd for entry in rows(books.ledger_url, "ledger_entries")]
+    assert sum(charged) == 187_200_004, "the auditor did not know the tier"
+    (correction,) = rows(books.ledger_url, "adjustments")
+    assert (correction.event_id, correction.pico_usd) == ("event-4", 187_200_004)
     query = UsageQuery(Grouping.KEY, date(2026, 1, 1), date(2027, 1, 1), "acme")
     usd = {row.group: row.usd for row in usage_rows(books.ledger_url, query)}
-    assert usd == {"key-1": Decimal("0.000187200004"), "unknown": 0}
+    assert usd == {"key-1": Decimal("0.000374400008"), "unknown": 0}
 
 
 def test_what_an_auditor_would_recover_and_a_gateway_has_told_is_a_repeat(books: Books) -> None:
