@@ -110,11 +110,11 @@ class OutboxBound:
             return False
 
     def _give_up(self, segment: SegmentFile) -> bool:
-        """False: it was shipped and removed meanwhile."""
+        """False: it was shipped and removed meanwhile, or cannot be read."""
         try:
             num_events = segment.num_unshipped()
             segment.remove()
-        except FileNotFoundError:
+        except (FileNotFoundError, SegmentUnreadable):  # whoever ships says so
             return False
         self.num_shed += num_events
         fields = {"segment": segment.path.name, "num_events": num_events}

@@ -1,7 +1,8 @@
 """What waits in the spool, in batches ready to be sent.  Reads, decodes and checkpoints: blocking.
 
-A shipper takes its own boot's segments, and those whose writer is dead.  A segment that will not
-grow and has been shipped whole is removed, unless the quota store has yet to be told of some of it.
+A shipper takes its own boot's segments, and others that nobody writes; none that another ships.
+One that will not grow and has been shipped whole is removed, unless the quota store has yet to be
+told of some of it.
 """
 
 import logging
@@ -47,13 +48,14 @@ def unshipped(
     newest = max((s.index for s in segments if s.boot_id == own_boot_id), default=None)
     for segment in segments:
         try:
-            if segment.boot_id == own_boot_id:
-                may_remove = segment.index != newest and not is_owing()
-                yield from _rest_of(segment, may_remove=may_remove)
+            is_own = segment.boot_id == own_boot_id
+            if is_own and segment.index == newest:  # its writer has the lock
+                yield from _rest_of(segment, may_remove=False)
                 continue
-            with segment.claimed(now_s()) as is_claimed:
-                if is_claimed:  # its writer is dead
-                    yield from _rest_of(segment, may_remove=not segment.may_owe(now_s()))
+            with segment.claimed(now_s()) as is_claimed:  # or others ship it too, or give it up
+                if is_claimed:
+                    is_owed = is_owing() if is_own else segment.may_owe(now_s())
+                    yield from _rest_of(segment, may_remove=not is_owed)
         except SegmentUnreadable as exc:
             faults.tell(segment, exc)
 

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from contracts import metrics
+from contracts.spool import segment_name
 from gateway.outbox.bound import OutboxBound, OutboxLimit
-from gateway.outbox.segments import SegmentFile
+from gateway.outbox.segments import SegmentFaults, SegmentFile
 from gateway.outbox.spool import Spool
+from gateway.outbox.unshipped import unshipped
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, get
 from tests.gateway.processes import Gateway
@@ -85,6 +87,33 @@ async def test_what_another_holds_or_nobody_waits_for_makes_no_room(tmp_path: Pa
         assert shedding.look() == held.stat().st_size + growing.stat().st_size
     assert [path.exists() for path in everything] == [True, True, False, True]
     assert shedding.num_shed == 5
+
+
+async def test_what_a_living_worker_ships_is_not_given_up_by_another(tmp_path: Path) -> None:
+    """Though it has written it whole."""
+    shipped = write(tmp_path, DEAD_BOOT, 0, range(1, 3))
+    waiting = write(tmp_path, DEAD_BOOT, 1, range(3, 5))
+    growing = write(tmp_path, DEAD_BOOT, 2, range(5, 7))
+    passing = unshipped(tmp_path, DEAD_BOOT, lambda: NOW_S, lambda: False, SegmentFaults())
+    next(passing)
+    with locked(growing):
+        bound(tmp_path, 0, sheds=True).look()
+    assert [path.exists() for path in (shipped, waiting, growing)] == [True, False, True]
+    passing.close()
+
+
+async def test_an_own_segment_that_cannot_be_read_keeps_no_other_from_making_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = tmp_path / segment_name(OWN_BOOT, 0)
+    bad.mkdir()
+    earlier = write(tmp_path, OWN_BOOT, 1, range(1, 3))
+    growing = write(tmp_path, OWN_BOOT, 2, range(3, 5))
+    shedding = bound(tmp_path, 0, sheds=True)
+    for _ in range(2):
+        shedding.look()
+    assert [path.exists() for path in (bad, earlier, growing)] == [True, False, True]
+    assert [r.__dict__["segment"] for r in caplog.records] == [earlier.name]
 
 
 async def test_at_the_bound_new_work_is_refused_also_after_a_restart(
