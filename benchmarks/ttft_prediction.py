@@ -12,7 +12,7 @@ import re
 import subprocess
 import tempfile
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,10 +30,10 @@ FORECASTING = AdmissionPolicy(ttft_target_ms=600_000)  # nobody is held back: al
 
 
 @contextmanager
-def fleet(folder: Path, port: int) -> Iterator[str]:
-    """The gateway's URL, of ``pandal up --replicas 2``."""
+def fleet(folder: Path, port: int, replicas: Sequence[str] = ("--replicas", "2")) -> Iterator[str]:
+    """The gateway's URL, of ``pandal up`` with those."""
     with (folder / "screen.log").open("wb") as log:
-        command = [*PANDAL, "up", "--replicas", "2", "--port", str(port), "--data-dir", str(folder)]
+        command = [*PANDAL, "up", *replicas, "--port", str(port), "--data-dir", str(folder)]
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             wait_until(lambda: _serves(process, folder), "the fleet", START_PATIENCE_S)
