@@ -39,8 +39,8 @@ def _each(
 ) -> Iterator[tuple[str, Comparison]]:
     with reading(ledger) as connection:
         for posted in posted_events(connection, price_book, since=period.begins_at):
-            if posted.event.occurred_at >= period.ends_at:
-                continue
+            if not period.begins_at <= posted.event.occurred_at < period.ends_at:
+                continue  # what is posted in a period may be of an earlier one
             charges = charges_for(posted.event, price_book)
             charged = sum(pico_usd for _, pico_usd, _ in posted.entries.values())
             would_be = sum(charge.pico_usd for charge in charges or ())

@@ -16,7 +16,7 @@ from aiokafka.protocol.transaction import InitProducerIdRequest
 from contracts.spool import LOCKED_WITHIN_S, frame, segment_name
 from contracts.usage import encode_usage_event
 from gateway.outbox.kafka import KafkaShipper
-from gateway.outbox.segments import SegmentFile
+from gateway.outbox.segments import SegmentFaults, SegmentFile
 from gateway.outbox.unshipped import unshipped
 from tests.gateway.conftest import Tenant
 from tests.gateway.hanging_file import replace_by_pipe, wait_for_reader
@@ -69,7 +69,8 @@ async def shipping(broker: Broker, folder: Path) -> AsyncIterator[list[int]]:
     """Runs a shipper; yields the sizes of the batches it has shipped so far."""
     shipped: list[int] = []
     later_s = time.time() + LOCKED_WITHIN_S  # what is not locked now will not be
-    open_pass = partial(unshipped, folder, OWN_BOOT, lambda: later_s, lambda: False)
+    faults = SegmentFaults()
+    open_pass = partial(unshipped, folder, OWN_BOOT, lambda: later_s, lambda: False, faults)
     shipper = KafkaShipper({"bootstrap_servers": broker.bootstrap}, open_pass, shipped.append)
     task = asyncio.create_task(shipper.run())
     try:
