@@ -5,7 +5,7 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from contracts.spool import LOCKED_WITHIN_S, frame, segment_name
 from contracts.usage import encode_usage_event
 from gateway.outbox.kafka import KafkaShipper
 from gateway.outbox.segments import SegmentFaults, SegmentFile
-from gateway.outbox.unshipped import unshipped
+from gateway.outbox.unshipped import Batch, unshipped
 from tests.gateway.conftest import Tenant
 from tests.gateway.hanging_file import replace_by_pipe, wait_for_reader
 from tests.gateway.http_client import chat
@@ -212,11 +212,15 @@ async def test_a_fault_of_our_own_disk_is_not_the_brokers(
 
 
 async def test_a_disk_that_hangs_holds_nothing_else_up(folder: Path) -> None:
-    pipe = folder / segment_name("0000000000aa", 0)
+    pipe = folder / "disk"
     replace_by_pipe(pipe)
-    nobody = {"bootstrap_servers": "127.0.0.1:1"}
-    open_pass = partial(unshipped, folder, OWN_BOOT, time.time, lambda: False)
-    shipper = KafkaShipper(nobody, open_pass, print)
+
+    def hanging() -> Generator[Batch]:
+        """A pass whose first read waits for who writes into the pipe."""
+        pipe.read_bytes()
+        yield []
+
+    shipper = KafkaShipper({"bootstrap_servers": "127.0.0.1:1"}, hanging, print)
     task = asyncio.create_task(shipper.run())
     os.close(await wait_for_reader(pipe))
     task.cancel()
