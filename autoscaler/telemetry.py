@@ -55,16 +55,18 @@ class Telemetry:
             yield int(server.sockets[0].getsockname()[1])
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, EOFError, asyncio.LimitOverrunError):  # a timeout is an OSError
-            async with asyncio.timeout(_PATIENCE_S):
-                head = await reader.readuntil(b"\r\n\r\n")
-                status, body = self._page(head.split(b" ", 2)[1:2])
-                writer.write(
-                    f"HTTP/1.0 {status}\r\nContent-Type: text/plain; version=0.0.4\r\n"
-                    f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
-                )
-                await writer.drain()
-        writer.close()
+        try:
+            with suppress(OSError, EOFError, asyncio.LimitOverrunError):  # a timeout is an OSError
+                async with asyncio.timeout(_PATIENCE_S):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    status, body = self._page(head.split(b" ", 2)[1:2])
+                    writer.write(
+                        f"HTTP/1.0 {status}\r\nContent-Type: text/plain; version=0.0.4\r\n"
+                        f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
+                    )
+                    await writer.drain()
+        finally:  # also when it is cancelled
+            writer.close()
 
     def _page(self, path: list[bytes]) -> tuple[str, str]:
         match path:

@@ -125,7 +125,7 @@ def _patiently(
     while any(finding.kind in _MOVING for finding in report.findings):
         if time.monotonic() >= give_up_s or is_stopping():
             break
-        time.sleep(_LOOK_AGAIN_S)
+        time.sleep(_LOOK_AGAIN_S)  # for other processes to write: they tell nobody when they have
         later = look()
         report = seen_twice(earlier, later)
         earlier = replace(later, findings=report.findings)
