@@ -8,22 +8,19 @@ coroutine that goes on counts as a call.  What the threads of log and spool do i
 
 import argparse
 import asyncio
-import logging
 import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from benchmarks import gateway_peers as peers
 from benchmarks.gateway_steps import (
     ROOT,
     Load,
-    LoopbackLoop,
-    requests_of,
+    parser_of,
+    run,
     settings_for,
 )
 from gateway.app import create_app
@@ -99,21 +96,10 @@ def print_table(tally: Tally, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--requests", type=int, default=400)
-    parser.add_argument("--prompt-bytes", type=int, default=900)
-    parser.add_argument("--connections", type=int, default=64)
-    parser.add_argument("--chunks", type=int, default=0, help="of a stream; 0: a whole answer")
-    parser.add_argument("--refused", action="store_true", help="all are too many for the quota")
+    parser = parser_of(__doc__.partition("\n")[0], 400)
     parser.add_argument("--functions", type=int, default=0, help="the most called to list")
     options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, handlers=[logging.NullHandler()])
-    with tempfile.TemporaryDirectory() as name, peers.store(Path(name), "1"):
-        requests = requests_of(options)
-        loop = LoopbackLoop(options.chunks)
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            tally = runner.run(count(Path(name), Load(loop, requests), options))
-    print_table(tally, options)
+    print_table(run(count, options), options)
 
 
 if __name__ == "__main__":

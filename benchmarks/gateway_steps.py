@@ -21,10 +21,10 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import uvloop
 
@@ -36,6 +36,7 @@ from gateway.server import GatewayServer, Listener
 from gateway.settings import ReplicaAddress, Settings
 
 ROOT = Path(__file__).parents[1]
+Result = TypeVar("Result")
 NUM_ROUNDS = 40  # short ones: some meet a quiet moment, and the best is printed
 NUM_WARM_UP = 2_000
 STEPS = {  # by the longest beginning of the module's path
@@ -352,25 +353,34 @@ def print_table(
         print(f"{count / total * best_us:6.2f} us  {line}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--requests", type=int, default=20_000)
+def parser_of(title: str, num_requests: int) -> argparse.ArgumentParser:
+    """What a measurement in one process is told."""
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("--requests", type=int, default=num_requests)
     parser.add_argument("--prompt-bytes", type=int, default=900)
     parser.add_argument("--connections", type=int, default=64)
     parser.add_argument("--chunks", type=int, default=0, help="of a stream; 0: a whole answer")
     parser.add_argument("--refused", action="store_true", help="all are too many for the quota")
-    parser.add_argument("--lines", type=int, default=0, help="the costliest lines to list")
-    options = parser.parse_args()
+    return parser
+
+
+def run(
+    measured: Callable[[Path, Load, argparse.Namespace], Coroutine[Any, Any, Result]],
+    options: argparse.Namespace,
+) -> Result:
+    """On a loop without sockets, before a quota store."""
     logging.basicConfig(level=logging.INFO, handlers=[logging.NullHandler()])
     with tempfile.TemporaryDirectory() as name, peers.store(Path(name), "1"):
         requests = requests_of(options)
         loop = LoopbackLoop(options.chunks)
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            return runner.run(measured(Path(name), Load(loop, requests), options))
 
-            async def run() -> None:
-                await measure(Path(name), Load(loop, requests), options)
 
-            runner.run(run())
+def main() -> None:
+    parser = parser_of(__doc__.partition("\n")[0], 20_000)
+    parser.add_argument("--lines", type=int, default=0, help="the costliest lines to list")
+    run(measure, parser.parse_args())
 
 
 if __name__ == "__main__":

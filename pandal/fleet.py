@@ -120,7 +120,7 @@ def admin_child(
 
 
 def billing_child(plan: FleetPlan, inherited: Mapping[str, str]) -> ChildSpec:
-    environment = {
+    environment: dict[str, str | None] = {
         "BILLING_LEDGER_URL": plan.data_dir.ledger_url,
         "BILLING_SPOOL_DIR": str(plan.data_dir.spool),
         "BILLING_POLL_INTERVAL_S": str(BILLING_POLL_INTERVAL_S),
@@ -130,6 +130,8 @@ def billing_child(plan: FleetPlan, inherited: Mapping[str, str]) -> ChildSpec:
         "BILLING_USAGE_JOURNALS": str(plan.data_dir.usage_journals),
         "BILLING_KAFKA_BOOTSTRAP": plan.kafka_bootstrap,
     }
+    if plan.kafka_bootstrap is None:
+        environment["BILLING_ALERTS_TOPIC"] = None  # of brokers that are another fleet's
     return _service(
         plan, name=BILLING, module="billing", inherited=inherited, environment=environment
     )

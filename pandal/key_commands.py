@@ -141,7 +141,7 @@ def _told(key: KeyNews) -> Iterator[str]:
     yield f"{key.key_id}  {key.key_prefix}..."
     yield _state(key)
     if key.name:
-        yield key.name
+        yield "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in key.name)
     if key.models is not None:
         yield f"models {','.join(key.models)}"
     if key.endpoints is not None:

@@ -43,9 +43,12 @@ class HedgedAttempts(Attempts):
         if self._exchange.interruption is not None:  # nothing is sent for a client that left
             raise Interrupted(*self._exchange.interruption)
         begun = await self._first_to_begin()
+        is_learned = begun.response.has_begun
         try:
             return await self._open(self._tried, begun)
         finally:
+            if begun.response.has_begun and not is_learned:
+                self._learn(begun)  # or what is learned could only fall
             if self._is_undecided:
                 self._count(is_won=begun.response.has_begun)
 

@@ -179,13 +179,14 @@ class Idempotency:
     def _take(self, at: _At, record: KeyAnswer) -> Recording:
         """What another gateway has made is repeated, and counted, as if it was made here."""
         entry = _Entry(record.body_digest)
-        entry.num_replays = 1
-        if record.parts is not None:
-            entry.answer = recording_of(record)
-            entry.num_bytes = entry.answer.num_bytes
+        if record.parts is None:
+            self._keep(at, entry)
+            raise too_large()
+        entry.answer = recording = recording_of(record)
+        entry.num_bytes, entry.num_replays = recording.num_bytes, 1
         self._keep(at, entry)
         self.num_replays += 1
-        return recording_of(record)
+        return recording
 
     def _end(self, at: _At, answer: SharedAnswer) -> None:
         entry = self._running.pop(at)

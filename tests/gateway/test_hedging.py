@@ -180,6 +180,7 @@ async def test_a_second_that_fails_leaves_the_first_to_it(
         event = await pair.ask()
         assert (event.outcome, event.attempt) == (Outcome.COMPLETED, 1)
         assert len(pair.generations) == 2
+        assert hedging._beginnings, "a slow beginning is learned, too"
 
 
 @pytest.mark.parametrize("behaviour", [broken, full])
