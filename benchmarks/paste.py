@@ -32,6 +32,7 @@ LONG_CONTEXT = 32_768
 class Load:
     num_streams: int
     num_pasted_tokens: int
+    max_tokens: int  # of a stream: more than it gets, since one that has ended tells nothing
     quiet_s: float
 
 
@@ -64,10 +65,12 @@ async def asked(
         writer.close()
 
 
-async def run_stream(port: int, index: int, arrivals_s: list[float], begun: asyncio.Event) -> None:
+async def run_stream(
+    port: int, index: int, max_tokens: int, arrivals_s: list[float], begun: asyncio.Event
+) -> None:
     """Until it is cancelled."""
-    body = {"prompt": [40 + index, 7, 9], "max_tokens": 4_000, "ignore_eos": True, "stream": True}
-    body |= {"return_token_ids": True}  # so that every token is an event
+    body = {"prompt": [40 + index, 7, 9], "max_tokens": max_tokens, "ignore_eos": True}
+    body |= {"stream": True, "return_token_ids": True}  # so that every token is an event
     async with asked(port, "POST", "/v1/completions", json.dumps(body).encode()) as reader:
         async for line in reader:
             if line.startswith(b"data: {"):
@@ -92,7 +95,7 @@ async def measure(port: int, budget_tokens: int, load: Load) -> Row:
     arrivals_s: list[list[float]] = [[] for _ in range(load.num_streams)]
     begun = [asyncio.Event() for _ in arrivals_s]
     streams = [
-        asyncio.create_task(run_stream(port, i, arrivals_s[i], begun[i]))
+        asyncio.create_task(run_stream(port, i, load.max_tokens, arrivals_s[i], begun[i]))
         for i in range(load.num_streams)
     ]
     try:
@@ -150,7 +153,8 @@ def main() -> None:
     parser.add_argument("--targets-ms", type=float, nargs="+", default=[100, 250, 500, 1000])
     options = parser.parse_args()
     num_pasted = 30_000 if options.long_context else options.paste
-    load = Load(options.streams, num_pasted, quiet_s=3.0)
+    max_tokens = 30_000 if options.long_context else 4_000
+    load = Load(options.streams, num_pasted, max_tokens, quiet_s=3.0)
     with tempfile.TemporaryDirectory() as name:
         model = options.model
         if options.long_context:
