@@ -26,7 +26,7 @@ from gateway.errors import (
     RequestTooLarge,
 )
 from gateway.exchange import Exchange
-from gateway.request_head import KnownHead, RequestHead, known_head, request_head
+from gateway.request_head import KnownHead, RequestHead, known_head, repetition, request_head
 
 DATA_PLANE_PATHS: Final = {operation.path_bytes: operation for operation in Operation}
 
@@ -144,10 +144,9 @@ class DataPlaneProtocol(ClientConnection):
         exchange = Exchange(self.transport, head, self.on_response_complete)
         self._incoming, self._incoming_parts, self._num_incoming_bytes = exchange, [], 0
         self._take_place(exchange)
-        if self.parser.should_upgrade():  # the parser would take the body for another protocol's
-            self._refuse(exchange, InvalidRequest("Send the request without 'Upgrade'."))
-        elif self._num_announced_bytes > self._limits.max_body_bytes:
-            self._refuse(exchange, self._too_large())
+        fault = self._fault_of_head()
+        if fault is not None:
+            self._refuse(exchange, fault)
         elif self.expect_100_continue:
             if exchange is self._running:
                 self.transport.write(_CONTINUE)
@@ -216,6 +215,14 @@ class DataPlaneProtocol(ClientConnection):
 
     def _operation_of_query(self) -> Operation | None:
         return DATA_PLANE_PATHS.get(self.url.partition(b"?")[0])
+
+    def _fault_of_head(self) -> GatewayError | None:
+        """For which the request is refused in its turn."""
+        if self.parser.should_upgrade():  # the parser would take the body for another protocol's
+            return InvalidRequest("Send the request without 'Upgrade'.")
+        if self._num_announced_bytes > self._limits.max_body_bytes:
+            return self._too_large()
+        return repetition(self.headers)
 
     def _refuse_hosts(self, *, is_needed: bool) -> None:
         """RFC 9112, 3.2: two could be taken for two sites, by us and by whoever is before us."""

@@ -11,8 +11,9 @@ from typing import Final
 
 import msgspec
 
-from contracts.names import HEADER_SESSION_ID
+from contracts.names import HEADER_EXPLAIN, HEADER_SESSION_ID
 from gateway.api.context import Operation
+from gateway.errors import InvalidRequest
 
 Header = tuple[bytes, bytes]
 
@@ -23,6 +24,10 @@ FORWARDED_HEADERS: Final = frozenset({b"accept", TRACEPARENT, _TRACESTATE})
 _SESSION: Final = HEADER_SESSION_ID.encode()
 _CACHE: Final = b"x-pandal-cache"
 _IDEMPOTENCY_KEY: Final = b"idempotency-key"
+_AUTHORIZATION: Final = b"authorization"
+_SINGLE: Final = frozenset(
+    {_AUTHORIZATION, _SESSION, _IDEMPOTENCY_KEY, _CACHE, HEADER_EXPLAIN.encode()}
+)
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*", re.IGNORECASE)
 _END: Final = b"\r\n\r\n"
 _MOST_DIGITS: Final = 9
@@ -53,7 +58,7 @@ def request_head(
     return RequestHead(
         operation,
         kept,
-        first.get(b"authorization"),
+        first.get(_AUTHORIZATION),
         first.get(_SESSION),
         _forwarded(kept),
         first.get(_IDEMPOTENCY_KEY),
@@ -61,6 +66,18 @@ def request_head(
         keep_alive,
         is_chunking_understood,
     )
+
+
+def repetition(headers: Sequence[Header]) -> InvalidRequest | None:
+    """Two could be taken for two requests, by us and by whoever is before us.
+
+    ``None``: none of those that decide came twice.
+    """
+    names = [name for name, _ in headers if name in _SINGLE]
+    for name in names:
+        if names.count(name) > 1:
+            return InvalidRequest(f"Send the header '{name.decode()}' once.")
+    return None
 
 
 def traced_head(head: RequestHead, traceparent: bytes, *, is_new: bool) -> RequestHead:

@@ -5,6 +5,7 @@ from fastapi import APIRouter, Request
 from gateway.api.schemas import ModelBody, ModelListBody
 from gateway.auth import Authenticator
 from gateway.policies import Grant
+from gateway.request_head import repetition
 from gateway.routing.pool import ReplicaPool
 
 
@@ -13,6 +14,9 @@ def models_router(authenticator: Authenticator, pool: ReplicaPool) -> APIRouter:
 
     def models_of(request: Request) -> list[str]:
         """Those that the caller's key is for."""
+        repeated = repetition(request.headers.raw)
+        if repeated is not None:
+            raise repeated
         authorization = request.headers.get("authorization")
         grant = authenticator.authenticate(
             None if authorization is None else authorization.encode("latin-1"),

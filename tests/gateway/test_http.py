@@ -202,6 +202,32 @@ async def test_a_request_names_one_host(tenant: Tenant, line: bytes, hosts: byte
     assert reply.headers["x-request-id"].startswith("req_")
 
 
+ONCE = ["Authorization", "idempotency-key", "X-Session-ID", "x-pandal-cache", "x-pandal-explain"]
+
+
+@pytest.mark.parametrize("name", ONCE)
+async def test_a_header_that_decides_comes_once(
+    tenant: Tenant, upstream: Upstream, name: str
+) -> None:
+    """Refused in its turn, and whatever is behind it with it."""
+    value = f"Bearer {tenant.key}" if name == "Authorization" else "k"
+    line = f"{name}: {value}\r\n".encode()
+    good = request_bytes(chat(), tenant.key)
+    twice = good.replace(b"content-length", line * 2 + b"content-length")
+    replies = await exchange(tenant.gateway.port, good + twice + good, 2)
+    assert [reply.status for reply in replies] == [200, 400]
+    assert replies[1].error["message"] == f"Send the header '{name.lower()}' once."
+    assert replies[1].headers["connection"] == "close"
+    assert len(upstream.generations) == 1
+
+
+async def test_a_list_of_models_is_for_one_key(tenant: Tenant) -> None:
+    line = f"authorization: Bearer {tenant.key}\r\n"
+    request = f"GET /v1/models HTTP/1.1\r\nhost: g\r\n{line * 2}\r\n".encode()
+    reply = await send(tenant.gateway.port, request)
+    assert (reply.status, reply.error["code"]) == (400, "invalid_request")
+
+
 async def test_an_http_1_0_client_need_not_name_a_host(tenant: Tenant) -> None:
     reply = await send(tenant.gateway.port, b"GET /health HTTP/1.0\r\n\r\n")
     assert reply.status == 200
