@@ -19,6 +19,7 @@ from kernels.sampling.rows_reference import (
 )
 
 _BLOCK: Final = 4096  # tokens at a time
+_LEAST_IDS: Final = 32  # of logprobs: whoever asks for fewer has no kernel of its own compiled
 
 
 def sample(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
@@ -76,7 +77,8 @@ def logprobs(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         num_ids = token_ids.shape[1]
         logprobs_kernel[(len(logits),)](
             logits, token_ids.contiguous(), result, logits.stride(0), logits.shape[1], num_ids,
-            BLOCK=_block(logits.shape[1]), IDS_BLOCK=triton.next_power_of_2(num_ids), num_warps=8,
+            BLOCK=_block(logits.shape[1]),
+            IDS_BLOCK=max(_LEAST_IDS, triton.next_power_of_2(num_ids)), num_warps=8,
         )  # fmt: skip
     return result
 

@@ -1,6 +1,7 @@
 """A model on a device, from its files to a runner: the cache is sized when all else is there."""
 
 from collections.abc import Callable, Collection
+from functools import partial
 from itertools import pairwise
 from typing import Final
 
@@ -24,6 +25,7 @@ from replica.gpu.kv_cache import DeviceKvCache, block_bytes
 from replica.gpu.memory import DeviceDemand, plan_device_memory
 from replica.gpu.model import DeviceLlama
 from replica.gpu.runner import DeviceRunner
+from replica.gpu.warm_up import warm_up_batches
 from replica.gpu.weights import WeightLoader
 from replica.model.damage import blaming
 from replica.model.loader import OpenedModel
@@ -115,6 +117,9 @@ class DeviceBackend:
         runner, graphs = self._runner(model, num_blocks, options, max_context=max_context)
         report(0.5, "capturing decode steps")
         graphs.capture()
+        report(0.9, "compiling kernels")
+        for batch in warm_up_batches(self._config.max_num_batched_tokens):
+            self._device.warm_up(partial(runner.execute, batch))
         return runner
 
     def _loaded(self, report: Callable[[float, str], None]) -> DeviceLlama:

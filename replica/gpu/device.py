@@ -58,6 +58,10 @@ class Device(Protocol):
         """Seconds that doing it takes, done before."""
         ...
 
+    def warm_up(self, work: Callable[[], object]) -> None:
+        """Does it, where what is done for the first time is compiled first."""
+        ...
+
     def capture(self, work: Work) -> Work:
         """What repeats the work, on the same tensors, without its launches."""
         ...
@@ -105,6 +109,9 @@ class CpuDevice:
         started = time.perf_counter()
         work()
         return time.perf_counter() - started
+
+    def warm_up(self, work: Callable[[], object]) -> None:
+        pass
 
     def capture(self, work: Work) -> Work:
         return work
@@ -171,19 +178,19 @@ class CudaDevice:
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3 / _MEASURED_ROUNDS
 
+    def warm_up(self, work: Callable[[], object]) -> None:
+        """On a stream of its own: nothing can be compiled while a graph is captured."""
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            work()
+        torch.cuda.current_stream().wait_stream(stream)
+
     def capture(self, work: Work) -> Work:
-        self._warm_up(work)
+        self.warm_up(work)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._graph_pool):
             work()
         if self._graph_pool is None:
             self._graph_pool = graph.pool()
         return graph.replay
-
-    def _warm_up(self, work: Work) -> None:
-        """Compiles the kernels, which cannot be done while capturing, on a stream of its own."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            work()
-        torch.cuda.current_stream().wait_stream(stream)

@@ -118,7 +118,7 @@ def samplings() -> Iterator[Launch]:
     pointers = (F32, I32, I8, F32, F32, F32)
     yield Launch(penalize_kernel, (*pointers, 128256, 128256), {"BLOCK": 1024})
     yield Launch(bias_kernel, (F32, I64, I64, F32, 128256, 128256), {"num_warps": 1})
-    sizes = {"BLOCK": 4096, "IDS_BLOCK": 8, "num_warps": 8}
+    sizes = {"BLOCK": 4096, "IDS_BLOCK": 32, "num_warps": 8}
     yield Launch(logprobs_kernel, (F32, I64, F32, 128256, 128256, 6), sizes)
 
 

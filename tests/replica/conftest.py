@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from replica.model import store
+from replica.model.loader import OpenedModel, open_model
 from replica.model.tokenizer import Tokenizer
 from replica.model.tokenizer_loader import load_tokenizer
 from replica.settings import default_cache_dir
 from tests.replica.replica_process import ReplicaProcess
+from tests.replica.tiny_llama import SHAPES, Kind, write_gguf
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 FIXED_NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -69,3 +71,11 @@ def tiny_replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaPr
     with ReplicaProcess(directory / "log", **settings, num_threads=1) as process:
         process.wait_ready()
         yield process
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> OpenedModel:
+    """A few thousand random weights in 16 bits, on disk."""
+    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    write_gguf(path, dict.fromkeys((*SHAPES, "token_embd"), Kind.F16))
+    return open_model(path)
