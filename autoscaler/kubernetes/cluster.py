@@ -141,7 +141,7 @@ class KubernetesCluster:
         self, variant: TargetVariant, expected: Expectation, pods: Sequence[Pod]
     ) -> VariantState:
         count = self._scales[variant.name].spec.replicas
-        starts = self._cold_starts.setdefault(variant.name, ColdStarts())
+        starts = self._starts_of(variant.name)
         starts.note(pods)
         written = self._notebook.num_written(variant.name, count)
         if written is None and self._home.leadership.may_act():
@@ -155,6 +155,15 @@ class KubernetesCluster:
             written,
             starts.newest_s,
         )
+
+    def _starts_of(self, variant: str) -> ColdStarts:
+        """A process begins with what the one before has noted in the status."""
+        if variant not in self._cold_starts:
+            assert self._notebook.pool is not None, "read first"
+            known = self._notebook.pool.status.variants
+            noted = next((v.cold_starts_seconds for v in known if v.name == variant), ())
+            self._cold_starts[variant] = ColdStarts(noted)
+        return self._cold_starts[variant]
 
     async def _mend_cordons(self, addresses: Mapping[str, Address]) -> None:
         """Told again at every look: a word may have been lost, or a replica begun anew."""

@@ -87,6 +87,7 @@ STATUS_RULES: Final[Rules] = {
     "num_stuck": Rule("Not ready after a time in which others are."),
     "num_terminating": Rule("Out of the count already."),
     "tokens_per_s": Rule("Learned work of one replica."),
+    "cold_starts_s": Rule("Measured from node to ready, the newest last."),
     "planned": Rule("Actions of this tick; in a dry run nobody takes them."),
     "orders": Rule("Counts that the autoscaler wrote, by variant."),
     "written": Rule("The count before the last order."),

@@ -114,6 +114,7 @@ class Order(Struct, frozen=True, kw_only=True):
 class KnownVariant(Struct, frozen=True, kw_only=True):
     name: str
     tokens_per_second: float | None = None
+    cold_starts_seconds: tuple[float, ...] = ()
 
 
 class KnownStatus(Struct, frozen=True, kw_only=True):

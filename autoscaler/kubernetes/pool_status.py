@@ -29,6 +29,7 @@ class VariantStatus:
     num_stuck: int
     num_terminating: int
     tokens_per_s: float | None = None
+    cold_starts_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

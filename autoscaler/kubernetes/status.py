@@ -104,6 +104,7 @@ def _variant(found: VariantState, decision: Decision) -> VariantStatus:
         num_stuck=found.count(Phase.STUCK),
         num_terminating=found.count(Phase.TERMINATING),
         tokens_per_s=decision.memory.tokens_per_s.get(found.name),
+        cold_starts_s=found.cold_starts_s,
     )
 
 

@@ -124,6 +124,24 @@ async def test_what_was_learned_outlives_a_restart_within_bounds(
         world.loop = world.started()
 
 
+async def test_measured_cold_starts_outlive_a_restart_and_broken_notes_do_not() -> None:
+    kubernetes = FakeKubernetes(SPEC, 2)
+    noted = [90.0, 1e300, -1.0, *[120.0] * 19]
+    kubernetes.status = {"variants": [{"name": "h200", "coldStartsSeconds": noted}]}
+    world = World(kubernetes)
+    for _ in range(2):
+        report = await world.tick(1.0)
+        assert report is not None
+        assert report.state.variants[0].cold_starts_s == (90.0, *[120.0] * 19)
+        assert kubernetes.status["variants"][0]["coldStartsSeconds"] == [90.0, *[120.0] * 19]
+        world.loop = world.started()
+    await world.ticks(6.0, 10)
+    assert kubernetes.count > 2
+    newest = kubernetes.status["variants"][0]["coldStartsSeconds"]
+    assert newest[-1] == 0.0, "this cluster's pods are ready as soon as they are placed"
+    assert len(newest) == 20
+
+
 async def test_an_order_that_was_not_written_is_no_persons() -> None:
     kubernetes = FakeKubernetes(SPEC, 2)
     world = World(kubernetes)
