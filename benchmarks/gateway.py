@@ -1,6 +1,6 @@
 """The gateway beside its peers: one core each, in turn, several rounds in one run.
 
-    python benchmarks/gateway.py [--rounds 3] [--seconds 2] [--spool DIR] [--only P] [--cells C]
+    python -m benchmarks.gateway [--rounds 3] [--seconds 2] [--spool DIR] [--only P] [--cells C]
 
 The gateway under test has core 0; its load, its upstream and its quota store have core 1 (on a
 machine of two cores nothing else should run).  With more, ``--gateway-cores 0,1 --load-core 2
@@ -31,7 +31,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import gateway_peers as peers
+from benchmarks import gateway_peers as peers
 
 HERE = Path(__file__).parent
 WARM_UP_S = 1.0

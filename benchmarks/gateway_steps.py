@@ -195,7 +195,8 @@ class Load:
 
     def connect(self, server: GatewayServer) -> None:
         config = server.config
-        protocol = config.http_protocol_class(
+        protocol_class: Any = config.http_protocol_class  # uvicorn types it as any protocol
+        protocol = protocol_class(
             config=config, server_state=server.server_state, app_state={}, _loop=self.loop
         )
         request = self.requests[len(self._clients) % len(self.requests)]

@@ -125,7 +125,7 @@ def counters_us() -> float:
 
 
 async def measure(folder: Path, loop: LoopbackLoop, options: argparse.Namespace) -> None:
-    request = request_bytes(900, is_stream=False)
+    request = request_bytes(0, 900, is_stream=False)
     async with AsyncExitStack() as stack:
         for number in range(len(SIGNALS)):
             (folder / str(number)).mkdir()

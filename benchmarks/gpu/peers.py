@@ -120,7 +120,8 @@ def _answer_theirs(manager: Any, prompts: list[list[int]]) -> None:  # it has no
 
 
 def _hf_model(device: Device, config: LlamaConfig) -> Any:  # its base has no types
-    hf_config = HfConfig(
+    config_class: Any = HfConfig  # made from a decorator that hides what its base takes
+    hf_config = config_class(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,

@@ -26,8 +26,9 @@ def extra_keys(call: ast.Call) -> list[str]:
 @pytest.mark.parametrize("module", MODULES, ids=rel)
 def test_log_fields_are_declared_in_contracts(module: Path) -> None:
     for node in ast.walk(ast.parse(module.read_text())):
-        is_method_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-        if is_method_call and node.func.attr in LOG_METHODS:
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        if node.func.attr in LOG_METHODS:
             assert set(extra_keys(node)) <= LOG_FIELDS, f"line {node.lineno}"
 
 

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -102,11 +103,7 @@ async def test_a_pods_last_scrape_is_its_sample(server: Server, page: str) -> No
     async with server.served() as address:
         pods = {"a.b-0": NOWHERE, "gone": NOWHERE}
         found = await asking(address).read(pods, ENGINE_READING)
-    assert found == {"a.b-0": EngineSample(*_fields(SAMPLE), 115.0), "gone": None}
-
-
-def _fields(sample: EngineSample) -> tuple[Any, ...]:
-    return tuple(getattr(sample, name) for name in sample.__slots__)[:-1]
+    assert found == {"a.b-0": replace(SAMPLE, taken_at_s=115.0), "gone": None}
 
 
 async def test_a_series_that_ended_and_a_second_job_are_not_counted_in(server: Server) -> None:
@@ -115,7 +112,7 @@ async def test_a_series_that_ended_and_a_second_job_are_not_counted_in(server: S
     server.scraped("p", VLLM, 99.0, job="two", instance="y")
     async with server.served() as address:
         found = await asking(address).read({"p": NOWHERE}, ENGINE_READING)
-    assert found["p"] == EngineSample(*_fields(SAMPLE), 100.0)
+    assert found["p"] == replace(SAMPLE, taken_at_s=100.0)
 
 
 async def test_a_gateways_page_is_told_too(server: Server) -> None:

