@@ -121,9 +121,9 @@ def _pages(settings: Settings) -> Pages:
     assert url.port is not None, "as of the port"
     return Prometheus(
         Address(url.hostname, url.port),
-        url.path.rstrip("/"),
-        settings.namespace,
-        settings.scrape_timeout_s,
+        path=url.path.rstrip("/"),
+        namespace=settings.namespace,
+        timeout_s=settings.scrape_timeout_s,
     )
 
 

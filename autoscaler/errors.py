@@ -7,7 +7,8 @@ AutoscalerError
 │   ├── Expired        that far back the cluster's history does not go
 │   └── Absent         there is no such thing
 └── SourceFailed     one replica or the gateway did not tell its load: unknown, not zero
-    └── SourceRefused  it answered, and not with what was asked for
+    ├── SourceRefused  it answered, and not with what was asked for
+    └── SourceTooLarge its answer is, or would be, more than one answer may be
 """
 
 
@@ -41,3 +42,11 @@ class SourceFailed(AutoscalerError):
 
 class SourceRefused(SourceFailed):
     """Who answers 503 says that it is not ready; who does not answer says nothing."""
+
+    def __init__(self, message: str, status: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class SourceTooLarge(SourceFailed):
+    """Ask for less at once."""

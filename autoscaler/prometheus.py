@@ -1,31 +1,36 @@
 """What a Prometheus server has heard of pods, instead of asking each of them.
 
-One query for a hundred pods: every sample of the last minute, of which the newest of each series
-counts, with the time at which it was scraped.  Older ones say nothing of now: such a pod has not
-told.  Pods are known by the labels ``namespace`` and ``pod``, which PodMonitors give.
+One query for a hundred pods, or fewer where that is too much: every sample of the last minute, of
+which the newest of each series counts, with the time at which it was scraped.  Older ones say
+nothing of now: such a pod has not told.  Pods are known by the labels ``namespace`` and ``pod``,
+which PodMonitors give.
 https://prometheus.io/docs/prometheus/latest/querying/api/#instant-queries
 """
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
 
 from autoscaler.cluster import Address
-from autoscaler.errors import SourceFailed
+from autoscaler.errors import SourceFailed, SourceRefused, SourceTooLarge
 from autoscaler.exposition import Families, Sample, normal_name
 from autoscaler.pages import Reading
-from autoscaler.scrape import get
+from autoscaler.scrape import exchange, get
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 MAX_AGE_S: Final = 60  # two scrapes at the usual intervals
-_NUM_PODS_IN_ONE: Final = 100  # of them an answer is a megabyte
+MAX_PODS_IN_ONE: Final = 100  # of them an answer is a megabyte; less where that is too much
+_LONGEST_IN_PATH: Final = 2_000  # bytes; a longer query is posted: proxies cut long paths
+_TOO_MUCH: Final = frozenset({"413", "414", "422"})  # 422: more samples than a query may load
 
 _Target = tuple[str, str]  # job and instance
 
@@ -43,39 +48,78 @@ class _Answer(msgspec.Struct, frozen=True):
     data: _Matrix
 
 
-@dataclass(frozen=True, slots=True)
 class Prometheus:
-    server: Address
-    path: str  # before the API's own; empty: it is served at the root
-    namespace: str  # of the pods
-    timeout_s: float
+    def __init__(self, server: Address, *, path: str, namespace: str, timeout_s: float) -> None:
+        """``path``: before the API's own; empty where it is at the root.  Pods' ``namespace``."""
+        self._server = server
+        self._path = f"{path}/api/v1/query"
+        self._namespace = namespace
+        self._timeout_s = timeout_s
+        self._num_in_one = MAX_PODS_IN_ONE
+        self._failing: set[tuple[str, ...]] = set()  # readings, by their names: said already
 
     async def read(
         self, addresses: Mapping[str, Address], reading: Reading[T]
     ) -> Mapping[str, T | None]:
         """Who is not found, or not heard of lately, did not tell."""
-        pods = list(addresses)
-        parts = (
-            self._part(pods[first : first + _NUM_PODS_IN_ONE], reading)
-            for first in range(0, len(pods), _NUM_PODS_IN_ONE)
-        )
         told: dict[str, T] = {}
-        for part in await asyncio.gather(*parts):
-            told.update(part)
+        failures: list[SourceFailed] = []
+        left = list(addresses)
+        while left:
+            parts = _parts(left, self._num_in_one)
+            asked = (self._told(part, reading) for part in parts)
+            left = []
+            for part, answer in zip(
+                parts, await asyncio.gather(*asked, return_exceptions=True), strict=True
+            ):
+                match answer:
+                    case SourceTooLarge() if len(part) > 1:
+                        self._num_in_one = min(self._num_in_one, (len(part) + 1) // 2)
+                        left += part
+                    case SourceFailed():
+                        failures.append(answer)
+                    case BaseException():
+                        raise answer
+                    case _:
+                        told.update(answer)
+        self._log(reading, failures)
         return {pod: told.get(pod) for pod in addresses}
 
-    async def _part(self, pods: Sequence[str], reading: Reading[T]) -> Mapping[str, T]:
-        """Of those that told."""
-        query = urlencode({"query": query_of(self.namespace, pods, reading.names)})
+    async def _told(self, pods: Sequence[str], reading: Reading[T]) -> Mapping[str, T]:
+        """Raises SourceFailed."""
         try:
-            body = await get(
-                self.server, f"{self.path}/api/v1/query?{query}", timeout_s=self.timeout_s
-            )
+            body = await self._answer(query_of(self._namespace, pods, reading.names))
             series = msgspec.json.decode(body, type=_Answer).data.result
-        except (SourceFailed, msgspec.DecodeError):
-            return {}
+        except msgspec.DecodeError as exc:
+            raise SourceFailed("no answer of a Prometheus") from exc
+        except SourceRefused as exc:
+            if exc.status in _TOO_MUCH:
+                raise SourceTooLarge(f"status {exc.status}") from exc
+            raise SourceFailed(f"status {exc.status}") from exc
         samples = {pod: _sampled(targets, reading) for pod, targets in _by_pod(series).items()}
         return {pod: sample for pod, sample in samples.items() if sample is not None}
+
+    async def _answer(self, query: str) -> str:
+        """Raises SourceFailed."""
+        form = urlencode({"query": query})
+        if len(form) <= _LONGEST_IN_PATH:
+            return await get(self._server, f"{self._path}?{form}", timeout_s=self._timeout_s)
+        return await exchange(
+            self._server, "POST", self._path, timeout_s=self._timeout_s, form=form
+        )
+
+    def _log(self, reading: Reading[T], failures: Sequence[SourceFailed]) -> None:
+        """Once when it begins and once when it ends: not at each look."""
+        if failures and reading.names not in self._failing:
+            self._failing.add(reading.names)
+            logger.warning("prometheus does not tell", extra={"error": str(failures[0])})
+        elif not failures and reading.names in self._failing:
+            self._failing.remove(reading.names)
+            logger.info("prometheus tells again")
+
+
+def _parts(pods: Sequence[str], num_in_one: int) -> list[Sequence[str]]:
+    return [pods[first : first + num_in_one] for first in range(0, len(pods), num_in_one)]
 
 
 def query_of(namespace: str, pods: Iterable[str], names: Iterable[str]) -> str:

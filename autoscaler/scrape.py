@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from autoscaler.cluster import Address
-from autoscaler.errors import SourceFailed, SourceRefused
+from autoscaler.errors import SourceFailed, SourceRefused, SourceTooLarge
 from autoscaler.exposition import parse
 from autoscaler.pages import Reading
 
@@ -17,7 +17,8 @@ MAX_AT_ONCE: Final = 64
 # 1.0: the answer ends with the connection, whoever sends it.  0.0.4: names keep their spelling.
 _REQUEST: Final = (
     "{method} {path} HTTP/1.0\r\nHost: {host}:{port}\r\n"
-    "Accept: text/plain;version=0.0.4\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    "Accept: text/plain;version=0.0.4\r\nContent-Length: {length}\r\n"
+    "Content-Type: application/x-www-form-urlencoded\r\nConnection: close\r\n\r\n{form}"
 )
 
 
@@ -47,33 +48,42 @@ async def get(address: Address, path: str, *, timeout_s: float) -> str:
     return await exchange(address, "GET", path, timeout_s=timeout_s)
 
 
-async def exchange(address: Address, method: str, path: str, *, timeout_s: float) -> str:
-    """The same for any method without a body."""
+async def exchange(
+    address: Address, method: str, path: str, *, timeout_s: float, form: str = ""
+) -> str:
+    """The same for any method, and with the fields of a form, encoded."""
+    request = _REQUEST.format(
+        method=method, path=path, host=address.host, port=address.port,
+        length=len(form), form=form,
+    )  # fmt: skip
+    named = path.partition("?")[0]
     try:
         async with asyncio.timeout(timeout_s):
-            page = await _exchange(address, method, path)
+            page = await _answered(address, request.encode())
     except (OSError, TimeoutError, asyncio.IncompleteReadError) as exc:
-        raise SourceFailed(f"{path}: {type(exc).__name__}") from exc
+        raise SourceFailed(f"{named}: {type(exc).__name__}") from exc
+    except SourceTooLarge as exc:
+        raise SourceTooLarge(f"{named}: {exc}") from exc
     head, separator, body = page.partition(b"\r\n\r\n")
     status = head.split(b"\r\n", 1)[0].split()
     if not separator or len(status) < 2:
-        raise SourceFailed(f"{path}: no answer in HTTP")
+        raise SourceFailed(f"{named}: no answer in HTTP")
     if status[1] != b"200":
-        raise SourceRefused(f"{path}: not answered with 200")
+        told = status[1].decode("ascii", errors="replace")
+        raise SourceRefused(f"{named}: not answered with 200", told)
     return body.decode("utf-8", errors="replace")
 
 
-async def _exchange(address: Address, method: str, path: str) -> bytes:
+async def _answered(address: Address, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(address.host, address.port)
     try:
-        head = _REQUEST.format(method=method, path=path, host=address.host, port=address.port)
-        writer.write(head.encode())
+        writer.write(request)
         await writer.drain()
         page = bytearray()
         while chunk := await reader.read(65_536):
             page += chunk
             if len(page) > MAX_PAGE_BYTES:
-                raise SourceFailed(f"{path}: more than {MAX_PAGE_BYTES} bytes")
+                raise SourceTooLarge(f"more than {MAX_PAGE_BYTES} bytes")
         return bytes(page)
     finally:
         writer.close()

@@ -32,7 +32,9 @@ class Server:
     def __init__(self) -> None:
         self.series: list[Series] = []
         self.queries: list[str] = []
+        self.methods: list[str] = []
         self.answer: bytes | None = None  # in place of a right one
+        self.most_pods: int | None = None  # in one query
 
     def scraped(self, pod: str, page: str, at_s: float, **labels: str) -> None:
         for line in page.splitlines():
@@ -58,10 +60,15 @@ class Server:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        target = urlsplit(head.split()[1])
+        method, path = head.split()[:2]
+        (length,) = re.findall(r"Content-Length: (\d+)", head)
+        form = (await reader.readexactly(int(length))).decode()
+        target = urlsplit(path)
         assert target.path == "/prefix/api/v1/query"
-        (query,) = parse_qs(target.query)["query"]
+        assert method == ("POST" if form else "GET")
+        (query,) = parse_qs(form or target.query)["query"]
         self.queries.append(query)
+        self.methods.append(method)
         writer.write(self._answered(query) if self.answer is None else self.answer)
         await writer.drain()
         writer.close()
@@ -69,6 +76,9 @@ class Server:
     def _answered(self, query: str) -> bytes:
         selector = promql.parse(query)  # a range selector, or this raises
         wanted = {m.name: m.value for m in selector.vector_selector.matchers.matchers}
+        num_pods = wanted["pod"].count("|") + 1
+        if self.most_pods is not None and num_pods > self.most_pods:
+            return b"HTTP/1.0 422 Unprocessable Entity\r\n\r\ntoo many samples"
         found = [
             series
             for series in self.series
@@ -90,7 +100,7 @@ def server() -> Server:
 
 
 def asking(address: Address) -> Prometheus:
-    return Prometheus(address, "/prefix", "ns", 5.0)
+    return Prometheus(address, path="/prefix", namespace="ns", timeout_s=5.0)
 
 
 @pytest.mark.parametrize(
@@ -152,9 +162,43 @@ async def test_many_pods_are_asked_of_in_parts(server: Server) -> None:
         server.scraped(pod, VLLM, 10.0)
     async with server.served() as address:
         found = await asking(address).read(pods, ENGINE_READING)
-    assert len(server.queries) == 3
+    assert server.methods == ["POST", "POST", "GET"], "names of a hundred pods are a long path"
     assert None not in found.values()
     assert set(found) == set(pods)
+
+
+async def test_what_is_too_much_for_one_answer_is_asked_in_halves_from_then_on(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    pods = {f"pod-{number}": NOWHERE for number in range(100)}
+    for pod in pods:
+        server.scraped(pod, VLLM, 10.0)
+    server.most_pods = 30
+    async with server.served() as address:
+        source = asking(address)
+        for num_queries in (1 + 2 + 4, 4):
+            server.queries.clear()
+            found = await source.read(pods, ENGINE_READING)
+            assert None not in found.values()
+            assert len(server.queries) == num_queries
+        assert caplog.records == []
+        server.most_pods = 0
+        assert set((await source.read(pods, ENGINE_READING)).values()) == {None}
+    assert [r.message for r in caplog.records] == ["prometheus does not tell"]
+
+
+async def test_who_does_not_answer_is_said_once_and_so_is_its_end(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "autoscaler.prometheus")
+    server.scraped("p", VLLM, 10.0)
+    async with server.served() as address:
+        source = asking(address)
+        for answer in (b"HTTP/1.0 503 secret\r\n\r\nsecret", b"", None, None):
+            server.answer = answer
+            await source.read({"p": NOWHERE}, ENGINE_READING)
+    said = [(record.message, getattr(record, "error", None)) for record in caplog.records]
+    assert said == [("prometheus does not tell", "status 503"), ("prometheus tells again", None)]
 
 
 def test_the_same_sample_again_is_no_news_and_its_rate_stays() -> None:
