@@ -45,6 +45,7 @@ class ReplicaUsage(
     replica_boot_id: str
     replica_seq: Annotated[int, msgspec.Meta(ge=1)]  # gapless within one boot, but for losses
     is_locally_admitted: bool = False  # as its gateway said: the quota's store was away
+    adapter: str | None = None  # ``model``, where it is an adapter of the one that was loaded
 
 
 _decoder = msgspec.json.Decoder(ReplicaUsage)

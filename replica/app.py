@@ -50,7 +50,7 @@ def create_app(
         engine=engine,
         cordon=Cordon(),
         patience=patience,
-        witness=Witness(journal, engine.model_name, lambda: datetime.now(UTC)),
+        witness=Witness(journal, engine.names, lambda: datetime.now(UTC)),
         max_body_bytes=max_body_bytes,
         max_choices=max_choices,
         new_id=lambda: secrets.token_hex(16),

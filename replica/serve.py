@@ -10,6 +10,7 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
 from replica.engine.engine import Engine
+from replica.engine.served_names import ServedNames
 from replica.engine.watchdog import Watchdog
 from replica.settings import Settings
 from replica.usage_journal import UsageJournal
@@ -75,7 +76,7 @@ def _journal(settings: Settings) -> UsageJournal | None:
 def _engine(settings: Settings) -> Engine:
     return Engine(
         settings.engine_config(),
-        model_name=settings.name,
+        names=ServedNames(settings.name, list(settings.adapters)),
         max_num_live=settings.max_num_seqs + settings.max_num_waiting,
         # OpenMP reads it when the process starts.
         launcher=("/usr/bin/env", f"OMP_WAIT_POLICY={settings.omp_wait_policy}"),

@@ -3,9 +3,9 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from contracts import environment
@@ -25,6 +25,10 @@ PREFIX: Final = "REPLICA_"
 # 1,270, for a paste 6 % shorter (benchmarks/paste.py, two cores).  CUDA: as vLLM; a step is bound
 # by weights until then.
 _MAX_NUM_BATCHED_TOKENS: Final = {Device.CPU: 128, Device.CUDA: 2048}
+
+
+# As in a model's name, but for the colon, which parts it from the base model's.
+AdapterName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
 
 
 def default_cache_dir() -> Path:
@@ -48,6 +52,8 @@ class Settings(BaseSettings):
     model: str = "SmolLM2-135M-Instruct"  # small enough for any laptop, Apache-2.0
     model_cache_dir: Path = Field(default_factory=default_cache_dir)  # shared by all replicas
     served_model_name: str | None = None  # None: the model's own name
+    # Low-rank ones as PEFT keeps them: folders by the names that requests give as their model.
+    adapters: dict[AdapterName, Path] = {}
     device: Device = Device.CPU
     num_threads: int | None = Field(None, ge=1, le=1024)  # None: the cores there are, less quotas
     # The fastest that can run the model: the compiled step where it can, else torch.
@@ -125,6 +131,12 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _each_name_means_one_thing(self) -> Self:
+        if self.name in self.adapters:
+            raise ValueError(f"an adapter has the model's own name, {self.name!r}")
+        return self
+
+    @model_validator(mode="after")
     def _unready_before_gone(self) -> Self:
         if self.hang_exit_timeout_s < self.step_timeout_s:
             raise ValueError(
@@ -171,6 +183,7 @@ class Settings(BaseSettings):
             fair_share_slack_tokens=self.fair_share_slack_tokens,
             prefix_window_s=self.prefix_window_s,
             log_level=self.log_level,
+            adapters=tuple(os.fspath(folder) for folder in self.adapters.values()),
         )
 
 

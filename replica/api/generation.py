@@ -33,7 +33,7 @@ from replica.api.schemas import GenerationBody, decode_body, refuse_unsupported
 from replica.engine.engine import Engine
 from replica.engine.live_request import LiveRequest, Piece, join
 from replica.engine.submission import Work
-from replica.errors import InvalidRequest, NotReady, UnknownModel
+from replica.errors import InvalidRequest, NotReady
 from replica.model.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -63,8 +63,8 @@ async def serve_generation(request: Request, endpoint: Endpoint[Body]) -> Respon
     is_handed_over = False
     try:
         body = decode_body(await read_body(request, context), endpoint.body_type)
-        check_model(body.model, context.engine)
-        work = await _work(context, body, endpoint)
+        adapter = context.engine.names.adapter(body.model)
+        work = await _work(context, body, endpoint, adapter)
         on_end = context.witness.on_end(asked, work, is_stream=bool(body.stream))
         context.engine.submit(live, work, on_end)
         options = _reply_options(context, body, work, request_id)
@@ -79,12 +79,6 @@ async def serve_generation(request: Request, endpoint: Endpoint[Body]) -> Respon
             context.engine.close(live)
 
 
-def check_model(name: str | None, engine: Engine) -> None:
-    """Raises UnknownModel.  A request that names no model means the one there is."""
-    if name is not None and name != engine.model_name:
-        raise UnknownModel(f"the model {name!r} does not exist", param="model")
-
-
 def tokenizer_of(engine: Engine) -> Tokenizer:
     """Raises NotReady."""
     engine.check_accepting()
@@ -93,7 +87,9 @@ def tokenizer_of(engine: Engine) -> Tokenizer:
     return engine.tokenizer
 
 
-async def _work(context: ReplicaContext, body: Body, endpoint: Endpoint[Body]) -> Work:
+async def _work(
+    context: ReplicaContext, body: Body, endpoint: Endpoint[Body], adapter: int | None
+) -> Work:
     """Raises InvalidRequest or NotReady."""
     engine = context.engine
     refuse_unsupported(body)
@@ -122,6 +118,7 @@ async def _work(context: ReplicaContext, body: Body, endpoint: Endpoint[Body]) -
         priority=priority(body),
         max_time_s=max_time_s(body),
         resume_token_ids=resume_tokens(body, params, tokenizer),
+        adapter=adapter,
     )
 
 
@@ -132,7 +129,7 @@ def _reply_options(
     has_logprobs = work.params.num_top_logprobs is not None
     return ReplyOptions(
         request_id=request_id,
-        model=context.engine.model_name,
+        model=context.engine.names.of(work.adapter),
         created=context.unix_time_s(),
         has_usage=bool(body.stream) and has_usage,
         prompt_token_ids=work.prompt_token_ids if body.return_token_ids else None,

@@ -15,7 +15,7 @@ async def load(request: Request) -> Response:
     stats = engine.stats
     num_blocks = stats.num_usable_blocks
     report = ReplicaLoad(
-        model=engine.model_name,
+        model=engine.names.model,
         is_ready=engine.is_ready and not context.cordon.is_drawn,
         is_draining=engine.state.phase is Phase.DRAINING or context.cordon.is_drawn,
         num_running=stats.num_running,

@@ -74,7 +74,7 @@ def _journal_lines(context: ReplicaContext) -> Iterator[str]:
 
 
 def _model_label(engine: Engine) -> str:
-    return f'model_name="{_escape(engine.model_name)}"'
+    return f'model_name="{_escape(engine.names.model)}"'
 
 
 def _single(name: str, kind: str, labels: str, value: float) -> Iterator[str]:

@@ -10,7 +10,7 @@ from contracts.tokenizer import TokenizerFile
 from replica.api.body import read_body
 from replica.api.chat import render_messages
 from replica.api.context import context_of
-from replica.api.generation import check_model, tokenizer_of
+from replica.api.generation import tokenizer_of
 from replica.api.parameters import check_token_ids
 from replica.api.schemas import DetokenizeBody, TokenizeBody, decode_body
 from replica.errors import InvalidRequest
@@ -30,7 +30,7 @@ class _Text(msgspec.Struct, frozen=True, kw_only=True):
 async def tokenize(request: Request) -> Response:
     context = context_of(request)
     body = decode_body(await read_body(request, context), TokenizeBody)
-    check_model(body.model, context.engine)
+    context.engine.names.adapter(body.model)
     tokenizer = tokenizer_of(context.engine)
     token_ids = await asyncio.to_thread(_encode, body, tokenizer)
     assert context.engine.ready is not None
@@ -41,7 +41,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     context = context_of(request)
     body = decode_body(await read_body(request, context), DetokenizeBody)
-    check_model(body.model, context.engine)
+    context.engine.names.adapter(body.model)
     tokenizer = tokenizer_of(context.engine)
     check_token_ids(body.tokens, tokenizer, "tokens")
     return _json(_Text(prompt=await asyncio.to_thread(tokenizer.decode, body.tokens)))
@@ -50,7 +50,7 @@ async def detokenize(request: Request) -> Response:
 async def tokenizer_file(request: Request) -> Response:
     engine = context_of(request).engine
     tokenizer_json = await asyncio.to_thread(tokenizer_of(engine).to_json)
-    return _json(TokenizerFile(model=engine.model_name, tokenizer_json=tokenizer_json))
+    return _json(TokenizerFile(model=engine.names.model, tokenizer_json=tokenizer_json))
 
 
 def _encode(body: TokenizeBody, tokenizer: Tokenizer) -> list[int]:

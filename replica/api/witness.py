@@ -18,6 +18,7 @@ from contracts.replica_usage import ReplicaUsage
 from replica.api.headers import printable
 from replica.engine.live_request import LiveRequest, OnEnd, ignore_end, sum_usage
 from replica.engine.messages import Usage
+from replica.engine.served_names import ServedNames
 from replica.engine.submission import Work
 from replica.errors import InvalidRequest
 from replica.usage_journal import UsageJournal
@@ -37,7 +38,7 @@ class Asked:
 @dataclass(frozen=True, slots=True)
 class Witness:
     journal: UsageJournal | None  # None: nothing is kept
-    model: str
+    names: ServedNames
     now: Callable[[], datetime]
 
     def asked(self, request: Request, endpoint: str) -> Asked:
@@ -59,6 +60,7 @@ class Witness:
             num_prompt_tokens=len(work.prompt_token_ids),
             num_resumed_tokens=len(work.resume_token_ids),
             is_stream=is_stream,
+            adapter=work.adapter,
         )
 
     def _note(
@@ -69,6 +71,7 @@ class Witness:
         num_prompt_tokens: int,
         num_resumed_tokens: int,
         is_stream: bool,
+        adapter: int | None,
     ) -> None:
         assert self.journal is not None
         usage = _usage(live, num_prompt_tokens + num_resumed_tokens)
@@ -77,7 +80,7 @@ class Witness:
                 event_id=asked.event_id,
                 request_id=live.request_id,
                 tenant_id=asked.tenant_id,
-                model=self.model,
+                model=self.names.of(adapter),
                 endpoint=asked.endpoint,
                 is_stream=is_stream,
                 finish_reasons=tuple(choice.finish_reason for choice in live.choices),
@@ -91,6 +94,7 @@ class Witness:
                 replica_boot_id=boot_id,
                 replica_seq=seq,
                 is_locally_admitted=asked.is_locally_admitted,
+                adapter=None if adapter is None else self.names.of(adapter),
             )
         )
 

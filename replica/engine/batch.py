@@ -25,6 +25,7 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
     num_tokens: int
     start: int
     block_table: Sequence[int]  # covers start + num_tokens tokens; never changes
+    adapter: int | None = None  # of those that were loaded
 
     @property
     def context_length(self) -> int:
@@ -55,6 +56,11 @@ class FlatBatch:
     kv_operations: Sequence[KvOperation] = ()  # carried out first, in this order
     carried_tokens: Sequence[CarriedToken] = ()  # none: all token ids are there
 
+    @property
+    def adapters(self) -> Sequence[int | None]:
+        """[num_tokens] each row's."""
+        return [segment.adapter for segment in self.segments for _ in range(segment.num_tokens)]
+
 
 def flatten(
     chunks: Sequence[ScheduledChunk],
@@ -73,7 +79,8 @@ def flatten(
         table, start, end = chunk.sequence.block_table, chunk.start, chunk.end
         if len(table) > blocks_for(end, block_size):  # hardly ever: it is not copied
             table = table[: blocks_for(end, block_size)]
-        segments.append(Segment(len(token_ids), end - start, start, table))
+        adapter = chunk.sequence.adapter
+        segments.append(Segment(len(token_ids), end - start, start, table, adapter))
         token_ids += chunk.sequence.token_ids[start:end]
         positions += range(start, end)
         slots += [table[p // block_size] * block_size + p % block_size for p in range(start, end)]

@@ -34,6 +34,7 @@ from replica.engine.messages import (
     encode_frame,
 )
 from replica.engine.request_log import RequestLog
+from replica.engine.served_names import ServedNames
 from replica.engine.submission import Work, submission
 from replica.engine.watchdog import Watchdog
 from replica.errors import (
@@ -65,14 +66,14 @@ class Engine:
         self,
         config: EngineConfig,
         *,
-        model_name: str,
+        names: ServedNames,
         max_num_live: int,
         launcher: Sequence[str],
         watchdog: Watchdog,
         monotonic_s: Callable[[], float],
     ) -> None:
         """``launcher`` stands before the engine's command line and must exec it."""
-        self.model_name = model_name
+        self.names = names
         self.telemetry = Telemetry()
         self.block_mirror = BlockMirror()
         self.stats = EngineStats()
@@ -98,13 +99,13 @@ class Engine:
             return ReplicaState(
                 phase=Phase.FAILED,
                 progress_ratio=0.0,
-                model=self.model_name,
+                model=self.names.model,
                 detail=self._hang_detail(),
             )
         return ReplicaState(
             phase=self._phase,
             progress_ratio=self._progress_ratio,
-            model=self.model_name,
+            model=self.names.model,
             detail=self._detail,
         )
 

@@ -29,7 +29,7 @@ from replica.engine.messages import (
     Submit,
     ToEngine,
 )
-from replica.engine.prefix import PrefixIdentity
+from replica.engine.prefix import Prefix, PrefixIdentity
 from replica.engine.scheduler import Scheduler
 from replica.engine.sequence import Prompt, Standing
 from replica.engine.sequence import Sequence as EngineSequence
@@ -69,7 +69,10 @@ class EngineLoop:
         token_bytes: Sequence[bytes],
         identity: PrefixIdentity,
         monotonic_s: Callable[[], float],
+        adapter_digests: Sequence[str] = (),
     ) -> None:
+        """adapter_digests: of the loaded ones, in their order."""
+        self._adapter_digests = adapter_digests
         self._scheduler = scheduler
         self._launcher = launcher
         self._token_bytes = token_bytes
@@ -215,9 +218,15 @@ class EngineLoop:
                     message.prompt_token_ids, message.num_resumed_tokens, is_counted=index == 0
                 ),
                 params=msgspec.structs.replace(params, seed=choice_seed(params.seed, index)),
-                root=self._identity.root(message.cache_salt),
+                root=self._root(message),
+                adapter=message.adapter,
             )
         )
+
+    def _root(self, message: Submit) -> Prefix:
+        adapter = message.adapter
+        digest = None if adapter is None else self._adapter_digests[adapter]
+        return self._identity.root(message.cache_salt, digest)
 
     def _account(
         self, chunk: ScheduledChunk, token: SampledToken | None, launched_at_s: float

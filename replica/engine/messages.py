@@ -122,6 +122,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, array_like=True, t
     fair_share_slack_tokens: int
     prefix_window_s: float
     log_level: str
+    adapters: tuple[str, ...] = ()  # folders; requests name them by their place here
 
     @property
     def kv_name(self) -> str:
@@ -142,6 +143,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="su
     time_left_s: float | None = None  # until its deadline
     num_resumed_tokens: int = 0  # the last of the prompt's: generated elsewhere already
     num_choices: int = 1
+    adapter: int | None = None  # of the configured ones
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="abort"):

@@ -10,6 +10,7 @@ from replica.engine.logprobs import sampled_token, shown_logits
 from replica.engine.paged_attention import KvCache, PagedAttention
 from replica.engine.sampler import biases_of, sample
 from replica.engine.step import NOT_FINITE, SampledToken
+from replica.model.adapted_rows import TorchAdapters
 from replica.model.llama import LlamaModel
 
 
@@ -19,6 +20,7 @@ class TorchRunner:
     def __init__(
         self,
         model: LlamaModel,
+        adapters: TorchAdapters,
         *,
         num_blocks: int,
         block_size: int,
@@ -26,6 +28,7 @@ class TorchRunner:
         options: KvOptions = PLAIN,
     ) -> None:
         self._model = model
+        self._adapters = adapters
         self._block_size = block_size
         self._eos_token_ids = sorted(eos_token_ids)
         self._cache = KvCache(model.config, num_blocks, block_size)
@@ -39,6 +42,7 @@ class TorchRunner:
             torch.tensor(batch.token_ids, dtype=torch.int64),
             torch.tensor(batch.positions, dtype=torch.int64),
             PagedAttention(self._cache, batch, self._block_size, self._model.config.windows),
+            self._adapters.of(batch.adapters),
         )
         is_finite_row = torch.isfinite(hidden.sum(-1)).tolist()
         tokens = self._sample_rows(hidden, batch.sampled_rows)

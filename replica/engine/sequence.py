@@ -54,6 +54,7 @@ class Sequence:
     """Owned by the scheduler; nobody else changes it."""
 
     __slots__ = (
+        "adapter",
         "awaited_digest",
         "block_table",
         "finish_reason",
@@ -85,7 +86,9 @@ class Sequence:
         prompt: Prompt,
         params: SamplingParams,
         root: Prefix,
+        adapter: int | None = None,
     ) -> None:
+        self.adapter = adapter
         self.is_prompt_counted = prompt.is_counted
         self.sequence_id = sequence_id
         self.standing = standing

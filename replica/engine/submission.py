@@ -23,6 +23,7 @@ class Work:
     priority: int = 0
     max_time_s: float | None = None
     resume_token_ids: Sequence[int] = ()
+    adapter: int | None = None  # of the configured ones
 
 
 def submission(work: Work, first_sequence_id: int, time_left_s: float | None) -> Submit:
@@ -35,6 +36,7 @@ def submission(work: Work, first_sequence_id: int, time_left_s: float | None) ->
         time_left_s=time_left_s,
         num_resumed_tokens=len(work.resume_token_ids),
         num_choices=work.num_choices,
+        adapter=work.adapter,
     )
 
 

@@ -11,6 +11,8 @@ from replica.engine.kv_blocks import PLAIN, KvOptions
 from replica.engine.memory_plan import MemoryPlan, plan_memory
 from replica.engine.messages import EngineConfig
 from replica.engine.runner import TorchRunner
+from replica.model.adapted_rows import TorchAdapters
+from replica.model.adapters import num_weights
 from replica.model.loader import OpenedModel
 
 _LOADING: Final = "loading weights"
@@ -41,7 +43,8 @@ class TorchBackend:
 
     @property
     def weights_bytes(self) -> int:
-        return self._opened.weights_bytes
+        adapters = num_weights(self._opened.adapters, self._opened.config)
+        return self._opened.weights_bytes + 4 * adapters
 
     def plan(self, _report: Callable[[float, str], None]) -> MemoryPlan:
         """Before the weights are read."""
@@ -57,6 +60,7 @@ class TorchBackend:
     ) -> TorchRunner:
         return TorchRunner(
             self._opened.load(lambda ratio: report(ratio, _LOADING)),
+            TorchAdapters(self._opened.adapters, self._opened.config),
             num_blocks=num_blocks,
             block_size=self._config.block_size,
             eos_token_ids=self._eos_token_ids,

@@ -3,11 +3,13 @@
 import gc
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from contracts.replica_api import Phase
-from replica.engine.backend import Backend, ReportProgress, choose_backend
+from replica.engine.backend import ReportProgress, choose_backend
 from replica.engine.block_manager import BlockManager
 from replica.engine.channel import Channel
 from replica.engine.kv_blocks import KvOptions
@@ -18,12 +20,21 @@ from replica.engine.messages import EngineConfig, Loading, Ready
 from replica.engine.prefix import PrefixIdentity
 from replica.engine.scheduler import Scheduler, SchedulerLimits
 from replica.model import store
-from replica.model.loader import open_model
+from replica.model.loader import open_adapted
 from replica.model.tokenizer import Tokenizer
 
 # A step that is through must not wait for the interpreter while the loop goes on accounting: the
 # usual 5 ms are as long as the step of a small model.
 _SWITCH_INTERVAL_S: Final = 0.0002
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    plan: MemoryPlan
+    runner: ModelRunner
+    kv_dtype: str
+    description: str
+    adapter_digests: Sequence[str]
 
 
 def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokenizer) -> None:
@@ -32,7 +43,8 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
     def report(ratio: float, detail: str) -> None:
         channel.send(Loading(phase=Phase.LOADING, progress_ratio=ratio, detail=detail))
 
-    plan, runner, backend = _load(config, path, tokenizer, report)
+    loaded = _load(config, path, tokenizer, report)
+    plan = loaded.plan
     limits = SchedulerLimits(
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
@@ -45,10 +57,11 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
     blocks = BlockManager(plan.num_blocks, plan.num_host_blocks)
     loop = EngineLoop(
         scheduler=Scheduler(limits, blocks, tokenizer.eos_token_ids),
-        launcher=_launcher(runner, config),
+        launcher=_launcher(loaded.runner, config),
         token_bytes=tokenizer.token_bytes,
-        identity=PrefixIdentity(model_revision=store.revision(path), kv_dtype=backend.kv_dtype),
+        identity=PrefixIdentity(model_revision=store.revision(path), kv_dtype=loaded.kv_dtype),
         monotonic_s=time.monotonic,
+        adapter_digests=loaded.adapter_digests,
     )
     gc.collect()
     gc.freeze()  # what was loaded stays: looking at all of it again and again would delay steps
@@ -57,7 +70,7 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
             max_model_len=plan.max_model_len,
             num_blocks=plan.num_blocks,
             block_size=config.block_size,
-            detail=backend.description,
+            detail=loaded.description,
         )
     )
     loop.run(channel)
@@ -74,10 +87,16 @@ def _launcher(runner: ModelRunner, config: EngineConfig) -> StepLauncher:
 
 def _load(
     config: EngineConfig, path: Path, tokenizer: Tokenizer, report: ReportProgress
-) -> tuple[MemoryPlan, ModelRunner, Backend]:
-    """The model's file is closed again."""
-    opened = open_model(path)
+) -> _Loaded:
+    """The files are closed again, and nobody keeps what only loading needed."""
+    opened = open_adapted(path, map(Path, config.adapters))
     backend = choose_backend(config, opened, tokenizer.eos_token_ids)
     plan = backend.plan(report)
     options = KvOptions(plan.num_host_blocks, is_poisoned=config.is_kv_poisoned)
-    return plan, backend.load(plan.num_blocks, report, options), backend
+    return _Loaded(
+        plan=plan,
+        runner=backend.load(plan.num_blocks, report, options),
+        kv_dtype=backend.kv_dtype,
+        description=backend.description,
+        adapter_digests=[adapter.digest for adapter in opened.adapters],
+    )

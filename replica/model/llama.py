@@ -4,13 +4,16 @@ Source: Touvron et al. 2023, "LLaMA"; operation order follows the Hugging Face i
 that greedy decoding gives the same tokens.
 """
 
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 
+from replica.model.adapted_rows import AdaptedRows
 from replica.model.config import LlamaConfig
 from replica.model.weights import LayerWeights, LlamaWeights
+
+_NOT_ADAPTED: Final = AdaptedRows()
 
 
 class Attention(Protocol):
@@ -30,7 +33,11 @@ class LlamaModel:
         self._cos, self._sin = rotary_tables(config)
 
     def hidden_states(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: Attention,
+        adapted: AdaptedRows = _NOT_ADAPTED,
     ) -> torch.Tensor:
         """token_ids, positions: [num_tokens] int64; return: [num_tokens, hidden], normalized."""
         hidden = self._weights.embedding[token_ids]
@@ -38,21 +45,25 @@ class LlamaModel:
         sin = self._sin[positions].unsqueeze(1)
         for index, layer in enumerate(self._weights.layers):
             normed = self._norm(hidden, layer.input_norm)
-            q, k, v = self._project(layer, normed, cos, sin)
-            hidden = hidden + F.linear(attention.attend(index, q, k, v), layer.output)
-            hidden = hidden + _feed_forward(layer, self._norm(hidden, layer.post_norm))
+            qkv = F.linear(normed, layer.qkv, layer.qkv_bias)
+            q, k, v = self._heads(layer, adapted.add_(qkv, normed, index, "qkv"), cos, sin)
+            attended = attention.attend(index, q, k, v)
+            output = F.linear(attended, layer.output)
+            hidden = hidden + adapted.add_(output, attended, index, "output")
+            normed = self._norm(hidden, layer.post_norm)
+            hidden = hidden + _feed_forward(layer, normed, adapted, index)
         return self._norm(hidden, self._weights.final_norm)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[num_rows, hidden] -> [num_rows, vocab]."""
         return F.linear(hidden, self._weights.lm_head)
 
-    def _project(
-        self, layer: LayerWeights, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    def _heads(
+        self, layer: LayerWeights, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         config = self.config
         num_rotated = config.num_heads + config.num_kv_heads
-        qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(len(normed), -1, config.head_dim)
+        qkv = qkv.view(len(qkv), -1, config.head_dim)
         q_and_k = _rotate(self._norm_heads(layer, qkv[:, :num_rotated]), cos, sin)
         return q_and_k[:, : config.num_heads], q_and_k[:, config.num_heads :], qkv[:, num_rotated:]
 
@@ -70,9 +81,13 @@ class LlamaModel:
         return weight * (x * scale)
 
 
-def _feed_forward(layer: LayerWeights, normed: torch.Tensor) -> torch.Tensor:
-    gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
-    return F.linear(F.silu(gate) * up, layer.down)
+def _feed_forward(
+    layer: LayerWeights, normed: torch.Tensor, adapted: AdaptedRows, index: int
+) -> torch.Tensor:
+    gate_up = F.linear(normed, layer.gate_up)
+    gate, up = adapted.add_(gate_up, normed, index, "gate_up").chunk(2, dim=-1)
+    activated = F.silu(gate) * up
+    return adapted.add_(F.linear(activated, layer.down), activated, index, "down")
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -1,13 +1,14 @@
 """A path to a model in memory: dispatches on the kind of files."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from replica.errors import ModelInvalid
+from replica.model.adapter_file import Adapter, read_adapter
 from replica.model.config import LlamaConfig, config_from_gguf, config_from_hf
 from replica.model.damage import blaming
 from replica.model.gguf_file import GgufFile
@@ -26,6 +27,7 @@ class OpenedModel:
     path: Path
     config: LlamaConfig
     source: TensorSource
+    adapters: Sequence[Adapter] = ()
 
     @property
     def weights_bytes(self) -> int:
@@ -41,6 +43,17 @@ class OpenedModel:
 
         with blaming(self.path):
             return LlamaModel(self.config, assemble(self.source, self.config, report_progress))
+
+
+def open_adapted(path: Path, adapters: Iterable[Path]) -> OpenedModel:
+    """The adapters' numbers are in memory.  Raises ModelError, as the next one does."""
+    opened = open_model(path)
+    return replace(opened, adapters=[_adapter(folder, opened.config) for folder in adapters])
+
+
+def _adapter(folder: Path, model: LlamaConfig) -> Adapter:
+    with blaming(folder):
+        return read_adapter(folder, model)
 
 
 def open_model(path: Path) -> OpenedModel:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from replica.errors import ModelInvalid
+from replica.errors import ModelInvalid, ModelUnsupported
 
 _LENGTH_BYTES: Final = 8
 _METADATA: Final = "__metadata__"
@@ -49,8 +49,10 @@ class SafetensorsFile:
         return self._entry(name).dtype
 
     def view(self, name: str) -> npt.NDArray[Any]:
-        """Read-only; of a dtype in ``DTYPES``.  Raises ModelInvalid or OSError."""
+        """Read-only; of a dtype in ``DTYPES``.  Raises ModelError or OSError."""
         entry = self._entry(name)
+        if entry.dtype not in DTYPES:
+            raise ModelUnsupported(f"tensor {name}: {entry.dtype} is not supported")
         dtype = DTYPES[entry.dtype]
         start, end = entry.data_offsets
         size_bytes = math.prod(entry.shape) * np.dtype(dtype).itemsize
@@ -60,6 +62,13 @@ class SafetensorsFile:
         if end > len(tensors):
             raise ModelInvalid(f"{self.path.name}: tensor {name!r} lies beyond the end of the file")
         return np.frombuffer(tensors[start:end], dtype).reshape(entry.shape)
+
+    def floats(self, name: str) -> npt.NDArray[np.float32]:
+        """Widened, which is exact; contiguous and writable.  Raises ModelError or OSError."""
+        values = self.view(name)
+        if values.dtype == np.uint16:
+            return (values.astype(np.uint32) << 16).view(np.float32)
+        return values.astype(np.float32)  # a copy, of float32 too
 
     def _entry(self, name: str) -> _Entry:
         entry = self.entries.get(name)

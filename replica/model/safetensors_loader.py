@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from replica.errors import ModelInvalid, ModelNotFound, ModelUnsupported
-from replica.model.safetensors_file import DTYPES, SafetensorsFile, open_safetensors
+from replica.errors import ModelInvalid, ModelNotFound
+from replica.model.safetensors_file import SafetensorsFile, open_safetensors
 
 _SINGLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
@@ -33,24 +33,14 @@ class SafetensorsDirectory:
         return self._file_by_name.keys()
 
     def load(self, name: str) -> npt.NDArray[np.float32]:
-        values = self._view(name)
-        if values.dtype == np.uint16:
-            return (values.astype(np.uint32) << 16).view(np.float32)
-        return values.astype(np.float32)  # a copy, of float32 too
+        return self._file(name).floats(name)
 
     def stored_format(self, name: str) -> str:
         kind = self._file(name).dtype(name)
         return _FORMATS.get(kind, kind)
 
     def load_stored(self, name: str) -> npt.NDArray[Any]:
-        return self._view(name)
-
-    def _view(self, name: str) -> npt.NDArray[Any]:
-        file = self._file(name)
-        kind = file.dtype(name)
-        if kind not in DTYPES:
-            raise ModelUnsupported(f"tensor {name}: {kind} is not supported")
-        return file.view(name)
+        return self._file(name).view(name)
 
     def _file(self, name: str) -> SafetensorsFile:
         file_name = self._file_by_name.get(name)

@@ -50,6 +50,7 @@ class EngineHarness:
         hash_block: HashBlock = block_hash,
         num_host_blocks: int = 0,
         new_launcher: NewLauncher = InlineLauncher,
+        adapter_digests: Sequence[str] = (),
     ) -> None:
         self.blocks = BlockManager(num_blocks, num_host_blocks)
         self._scheduler = Scheduler(limits, self.blocks, eos_token_ids)
@@ -59,6 +60,7 @@ class EngineHarness:
             token_bytes=token_bytes,
             identity=PrefixIdentity("test", "float32", hash_block),
             monotonic_s=lambda: self.now_s,
+            adapter_digests=adapter_digests,
         )
         self.now_s = 0.0
         self.on_report: Callable[[StepReport], None] = lambda report: None

@@ -20,6 +20,7 @@ from replica.engine.backend import choose_backend
 from replica.engine.messages import CpuBackend, SamplingParams
 from replica.engine.runner import TorchRunner
 from replica.engine.scheduler import SchedulerLimits
+from replica.model.adapted_rows import TorchAdapters
 from replica.model.loader import open_model
 from replica.settings import Settings
 from tests.replica.engine_harness import EngineHarness
@@ -88,9 +89,9 @@ def test_greedy_tokens_equal_those_of_transformers(
 ) -> None:
     expected = [greedy(reference, prompt) for prompt in PROMPTS]
     assert len({token for tokens in expected for token in tokens}) > 10, "the model says too little"
-    runner = TorchRunner(
-        open_model(tmp_path).load(lambda ratio: None), num_blocks=64, block_size=8, eos_token_ids=[]
-    )
+    model = open_model(tmp_path).load(lambda ratio: None)
+    none = TorchAdapters((), model.config)
+    runner = TorchRunner(model, none, num_blocks=64, block_size=8, eos_token_ids=[])
     names = [b"%d " % i for i in range(VOCAB_SIZE)]
     limits = SchedulerLimits(8, 6, max_num_batched_tokens)
     engine = EngineHarness(runner, names, [], limits, num_blocks=64)

@@ -11,6 +11,7 @@ from contracts.spool import unframe
 from replica.api.witness import Asked, Witness
 from replica.engine.live_request import LiveRequest
 from replica.engine.messages import Delta, FinishReason, SamplingParams, Usage
+from replica.engine.served_names import ServedNames
 from replica.engine.submission import Work
 from replica.errors import EngineDied
 from replica.usage_journal import UsageJournal
@@ -33,7 +34,7 @@ def witnessed(folder: Path, deltas: Sequence[Delta]) -> ReplicaUsage:
     journal = UsageJournal(folder, boot_id="0123456789ab00000000", max_bytes=1 << 16)
     journal.start()
     work = Work(prompt_token_ids=[1] * NUM_PROMPT_TOKENS, params=SamplingParams(max_tokens=9))
-    witness = Witness(journal, "m", lambda: AT)
+    witness = Witness(journal, ServedNames("m"), lambda: AT)
     live = LiveRequest("r", 0.0, is_abort_wanted=False)
     asked = Asked(
         event_id=None, tenant_id=None, is_locally_admitted=False, endpoint="chat", arrived_at=AT
