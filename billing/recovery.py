@@ -83,6 +83,7 @@ def recovered_event(records: Sequence[ReplicaUsage], tiers: Mapping[str, str]) -
         attempt=len(records),
         is_recovered=True,
         is_locally_admitted=any(record.is_locally_admitted for record in records),
+        adapter=last.adapter,
     )
 
 

@@ -106,6 +106,7 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
     attempt: Annotated[int, msgspec.Meta(ge=1)] = 1  # which of them was answered
     is_recovered: bool = False  # an auditor wrote it, out of the replica's own record
     is_locally_admitted: bool = False  # by its gateway while the quota store was away
+    adapter: str | None = None  # ``model``, where that is an adapter of another one
 
     @property
     def input_tokens(self) -> int:

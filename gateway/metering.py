@@ -63,6 +63,7 @@ class Meter:
     is_locally_admitted = False  # the quota store was away
 
     replica: str | None = None
+    is_adapter = False  # what it serves is one, as it says
     provider: str | None = None  # None: a replica of ours
     attempt: int = 1  # which one this is
     route: str | None = None  # why it is there, as of its last attempt
@@ -93,6 +94,7 @@ class Meter:
         """Somebody else gets the request, as if nobody had had it; the client has nothing of it."""
         self.provider = self.route = self.home = self.engine_usage = None
         self.explanation, self.route_costs = b"", None
+        self.is_adapter = False
 
     def take_over(self, other: "Meter") -> None:
         """What has been told to it."""
@@ -223,6 +225,7 @@ class EventSource:
             provider=meter.provider,
             attempt=meter.attempt,
             is_locally_admitted=meter.is_locally_admitted,
+            adapter=request.model if meter.is_adapter else None,
         )
 
     def tpot_ms(self, meter: Meter, usage: Usage) -> float | None:

@@ -14,6 +14,12 @@ from gateway.upstream.replica_client import ReplicaClient
 class ServedModel(msgspec.Struct):
     id: Annotated[str, msgspec.Meta(min_length=1)]
     created: object = None  # Unix time in seconds, where a server keeps to the API
+    parent: object = None  # the name of whose adapter it is, where a server says so as vLLM does
+
+    @property
+    def base(self) -> str | None:
+        """None: it is no adapter, for all that is said."""
+        return self.parent if isinstance(self.parent, str) and self.parent != self.id else None
 
 
 class _ModelList(msgspec.Struct):

@@ -51,6 +51,7 @@ class ReplicaPool:
         self._own_names = frozenset[str]()  # of models, ready or not, that are no aliases
         self.ready_models = frozenset[str]()  # served now
         self._created_unix_s: dict[str, int] = {}
+        self._qualified: dict[str, str] = {}  # adapters by their names behind their models'
         self.ring = PrefixRing(self._replicas)  # ready or not: those that come back keep their keys
         self.is_blind = True  # nobody knows what other gateways send
         self.takes_priority = False  # all replicas do
@@ -81,7 +82,8 @@ class ReplicaPool:
         return self._created_unix_s.get(self._aliases.models(model)[0], 0)
 
     def resolve(self, model: str, share: Callable[[], float] = lambda: 0.0) -> str:
-        """The name replicas use; of a name for several models by the conversation's ``share``.
+        """The name replicas use; of a name for several models by the conversation's ``share``, of
+        an adapter behind its model's name its own.
 
         Raises ModelNotFound, or NoReplicaAvailable if nobody can say.
         """
@@ -89,6 +91,8 @@ class ReplicaPool:
             return model
         if model in self._aliases:
             return self._aliases.resolve(model, share, self.ready_models)
+        if self._qualified.get(model) in self._own_names:
+            return self._qualified[model]
         if any(replica.models is None for replica in self._replicas.values()):
             raise NoReplicaAvailable("The replicas have not told yet which models they serve.")
         raise self.not_found(model)
@@ -235,6 +239,9 @@ class ReplicaPool:
         if listed is None:
             return
         replica.models = frozenset(model.id for model in listed)
+        adapters = {model.id: model.base for model in listed if model.base is not None}
+        replica.adapters = frozenset(adapters)
+        self._qualified.update({f"{base}:{name}": name for name, base in adapters.items()})
         for model in listed:
             told = model.created
             if isinstance(told, int) and told > 0:

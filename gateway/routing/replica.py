@@ -21,6 +21,7 @@ class Replica:
         self.client = client
         self.name = client.name
         self.models: frozenset[str] | None = None  # None: it has never told
+        self.adapters = frozenset[str]()  # those of the models that are another one's adapters
         self.endpoint = Endpoint(client.name, is_ready=False, models=frozenset())
         self.forecast = TtftForecast()
         self.others = OthersLoad()

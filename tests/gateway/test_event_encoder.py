@@ -88,6 +88,16 @@ def test_another_grant_or_replica_is_another_kind() -> None:
         assert (event.tier, event.replica) == (asked.grant.tenant.tier, replica)
 
 
+def test_what_has_become_an_adapter_is_another_kind() -> None:
+    encoder, usage = EventEncoder(SOURCE), Usage(1, 0, 1, UsageSource.ENGINE)
+    asked = context("law", is_stream=False, started_s=0.0, reserved=1)
+    for is_adapter in (False, True, True, False):
+        served = meter("a", None, False)
+        served.is_adapter = is_adapter
+        encoded = encoder.encode(asked, served, usage, Outcome.COMPLETED, 1)
+        assert decode_usage_event(encoded).adapter == ("law" if is_adapter else None)
+
+
 @pytest.mark.parametrize("mark", ["\x01event", "\x01request"])
 def test_an_event_that_holds_a_mark_has_no_template(mark: str) -> None:
     asked = context(mark, is_stream=False, started_s=0.0, reserved=1)

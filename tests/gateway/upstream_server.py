@@ -144,6 +144,7 @@ class Upstream:
     def reset(self) -> None:
         """Back to a well-behaved replica that has seen nothing."""
         self.behaviour: Behaviour = words(3)
+        self.adapters: tuple[str, ...] = ()  # of its model
         self.is_ready = True
         self.knows_ready = True
         self.knows_abort = True
@@ -224,9 +225,11 @@ class Upstream:
         if (received.path == "/ready" and self.knows_ready) or received.path == "/health":
             await generation.answer(200 if self.is_ready else 503, b"{}")
         elif received.path == "/v1/models":
-            listed = {"id": self.model, "created": self.now_unix_s}
+            created = {"created": self.now_unix_s}
+            listed = [{"id": self.model} | created]
+            listed += [{"id": name, "parent": self.model} | created for name in self.adapters]
             self.now_unix_s += 1  # as servers do that tell the time of the question
-            await generation.answer(200, json.dumps({"data": [listed]}).encode())
+            await generation.answer(200, json.dumps({"data": listed}).encode())
         elif received.path == LOAD_PATH and self.load is not None:
             self.num_load_reports += 1
             await generation.answer(self.load_status, json.dumps(self.load).encode())

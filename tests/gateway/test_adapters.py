@@ -1,0 +1,53 @@
+"""A replica's adapters are models of their own, and events say which those were."""
+
+from collections.abc import Callable
+
+import pytest
+
+from contracts.usage import UsageEvent
+from tests.gateway.conftest import Tenant
+from tests.gateway.http_client import chat, get
+from tests.gateway.processes import Gateway
+from tests.gateway.upstream_server import Upstream
+
+
+@pytest.fixture
+async def tenant(
+    start_gateway: Callable[..., Gateway], make_tenant: Callable[..., Tenant], upstream: Upstream
+) -> Tenant:
+    upstream.adapters = ("law", "org/poetry")
+    tenant = make_tenant(start_gateway())
+    await tenant.accepted()
+    return tenant
+
+
+async def served(tenant: Tenant, upstream: Upstream, model: str) -> tuple[str, UsageEvent]:
+    """What the replica was asked for, and the event."""
+    before = len(tenant.events())
+    reply = await tenant.chat(chat() | {"model": model})
+    assert reply.status == 200
+    *_, event = tenant.events()
+    assert len(tenant.events()) == before + 1
+    return upstream.generations[-1].received.document["model"], event
+
+
+async def test_events_tell_adapters_from_models(tenant: Tenant, upstream: Upstream) -> None:
+    listed = await get(tenant.gateway.port, "/v1/models", tenant.key)
+    names = [model["id"] for model in listed.document["data"]]
+    assert names == ["default", "law", "model-a", "org/poetry"]
+    for asked, model, adapter in (
+        ("model-a", "model-a", None),
+        ("law", "law", "law"),
+        ("model-a:law", "law", "law"),
+        ("model-a:org/poetry", "org/poetry", "org/poetry"),
+        ("model-a", "model-a", None),
+    ):
+        sent, event = await served(tenant, upstream, asked)
+        assert sent == model
+        assert (event.model_requested, event.model, event.adapter) == (asked, model, adapter)
+
+
+@pytest.mark.parametrize("model", ["law:model-a", "model-a:", "model-a:prose", "default:law"])
+async def test_no_other_name_is_one(tenant: Tenant, model: str) -> None:
+    reply = await tenant.chat(chat() | {"model": model})
+    assert (reply.status, reply.error["code"]) == (404, "model_not_found")
