@@ -53,7 +53,7 @@ class Settings(BaseSettings):
     model_cache_dir: Path = Field(default_factory=default_cache_dir)  # shared by all replicas
     served_model_name: str | None = None  # None: the model's own name
     # Low-rank ones as PEFT keeps them: folders by the names that requests give as their model.
-    adapters: dict[AdapterName, Path] = {}
+    adapters: dict[AdapterName, str] = {}
     device: Device = Device.CPU
     num_threads: int | None = Field(None, ge=1, le=1024)  # None: the cores there are, less quotas
     # The fastest that can run the model: the compiled step where it can, else torch.
@@ -183,7 +183,7 @@ class Settings(BaseSettings):
             fair_share_slack_tokens=self.fair_share_slack_tokens,
             prefix_window_s=self.prefix_window_s,
             log_level=self.log_level,
-            adapters=tuple(os.fspath(folder) for folder in self.adapters.values()),
+            adapters=tuple(self.adapters.values()),
         )
 
 

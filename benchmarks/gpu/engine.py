@@ -11,6 +11,7 @@ from replica.engine.batch import CarriedToken, FlatBatch, SampledRow, Segment
 from replica.engine.kv_blocks import PLAIN
 from replica.engine.messages import SamplingParams
 from replica.engine.sequence import block_table
+from replica.gpu.adapters import DeviceAdapters
 from replica.gpu.decode_graphs import DecodeGraphs
 from replica.gpu.device import Device
 from replica.gpu.kv_cache import DeviceKvCache, block_bytes
@@ -196,7 +197,8 @@ def random_model(device: Device, config: LlamaConfig) -> tuple[DeviceLlama, int]
         lm_head=linear(config.vocab_size, hidden),
         tables=(cos, sin),
     )
-    return DeviceLlama(config, weights), sum(matrix.size_bytes for matrix in matrices)
+    adapters = DeviceAdapters((), config, device, device.default_dtype)
+    return DeviceLlama(config, weights, adapters), sum(matrix.size_bytes for matrix in matrices)
 
 
 def random_cache(device: Device, config: LlamaConfig, num_blocks: int) -> DeviceKvCache:

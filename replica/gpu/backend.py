@@ -19,6 +19,7 @@ from replica.engine.messages import (
     SamplingParams,
 )
 from replica.errors import ModelUnsupported
+from replica.gpu.adapters import DeviceAdapters, stacked_bytes
 from replica.gpu.decode_graphs import DecodeGraphs
 from replica.gpu.device import Device
 from replica.gpu.kv_cache import DeviceKvCache, block_bytes
@@ -86,7 +87,8 @@ class DeviceBackend:
 
     @property
     def weights_bytes(self) -> int:
-        return self._loader.size_bytes
+        adapters = stacked_bytes(self._opened.adapters, self._opened.config, self._dtype)
+        return self._loader.size_bytes + adapters
 
     def plan(self, report: Callable[[float, str], None]) -> MemoryPlan:
         """Loads the weights, then measures what the worst step and the graphs take."""
@@ -126,7 +128,9 @@ class DeviceBackend:
         if self._model is None:
             with blaming(self._opened.path):
                 weights = self._loader.load(lambda ratio: report(ratio / 2, "loading weights"))
-            self._model = DeviceLlama(self._opened.config, weights)
+            opened = self._opened
+            adapters = DeviceAdapters(opened.adapters, opened.config, self._device, self._dtype)
+            self._model = DeviceLlama(opened.config, weights, adapters)
         return self._model
 
     @property

@@ -13,7 +13,7 @@ import torch
 from kernels.paged_attention.rows import AttentionRows
 from replica.engine.batch import FlatBatch
 from replica.gpu.device import Device, Work
-from replica.gpu.inputs import HostInputs, is_decode_only, padded_decodes
+from replica.gpu.inputs import NO_ADAPTER, HostInputs, is_decode_only, padded_decodes
 from replica.gpu.kv_cache import DeviceKvCache
 from replica.gpu.model import DeviceInputs, DeviceLlama
 
@@ -34,6 +34,7 @@ class _Buffers:
     token_ids: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
+    adapter_ids: torch.Tensor
     query_starts: torch.Tensor
     context_lengths: torch.Tensor
     block_tables: torch.Tensor
@@ -103,7 +104,11 @@ class DecodeGraphs:
             max_context=self._max_context,
         )
         inputs = DeviceInputs(
-            buffers.token_ids[:size], buffers.positions[:size], buffers.slots[:size], attention
+            buffers.token_ids[:size],
+            buffers.positions[:size],
+            buffers.slots[:size],
+            attention,
+            self._model.adapters.rows(buffers.adapter_ids[:size]),
         )
         self._hidden[size] = self._model.hidden_states(inputs, self._cache)
 
@@ -118,6 +123,7 @@ class DecodeGraphs:
             token_ids=zeros(size),
             positions=zeros(size),
             slots=zeros(size),
+            adapter_ids=torch.full((size,), NO_ADAPTER, dtype=torch.int64, device=place),
             query_starts=torch.arange(size + 1, dtype=torch.int32, device=place),
             context_lengths=torch.ones(size, dtype=torch.int32, device=place),
             block_tables=zeros(size, self._table_width, dtype=torch.int32),

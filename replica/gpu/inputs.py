@@ -13,6 +13,7 @@ from replica.engine.sampler import biases_of, is_greedy, uniform
 
 Integers = npt.NDArray[np.int64]
 
+NO_ADAPTER: Final = -1
 _NULL_SLOT: Final = NULL_BLOCK  # the first of the null block: where padding rows write
 
 
@@ -23,6 +24,7 @@ class HostInputs:
     token_ids: Integers  # [num_rows]
     positions: Integers  # [num_rows]
     slots: Integers  # [num_rows]
+    adapter_ids: Integers  # [num_rows]; NO_ADAPTER where there is none
     query_starts: npt.NDArray[np.int32]  # [num_seqs + 1]
     context_lengths: npt.NDArray[np.int32]  # [num_seqs]
     block_tables: npt.NDArray[np.int32]  # [num_seqs, width]
@@ -36,6 +38,7 @@ def host_inputs(batch: FlatBatch) -> HostInputs:
         token_ids=np.array(batch.token_ids, np.int64),
         positions=np.array(batch.positions, np.int64),
         slots=np.array(batch.slots, np.int64),
+        adapter_ids=np.array([NO_ADAPTER if a is None else a for a in batch.adapters], np.int64),
         query_starts=np.array([*(s.first_row for s in segments), len(batch.token_ids)], np.int32),
         context_lengths=np.array([s.context_length for s in segments], np.int32),
         block_tables=_tables(segments, max((len(s.block_table) for s in segments), default=1)),
@@ -52,6 +55,7 @@ def padded_decodes(batch: FlatBatch, num_seqs: int, width: int) -> HostInputs:
         token_ids=np.pad(rows.token_ids, (0, num_padding)),
         positions=np.pad(rows.positions, (0, num_padding)),
         slots=np.pad(rows.slots, (0, num_padding), constant_values=_NULL_SLOT),
+        adapter_ids=np.pad(rows.adapter_ids, (0, num_padding), constant_values=NO_ADAPTER),
         query_starts=np.arange(num_seqs + 1, dtype=np.int32),
         context_lengths=np.pad(rows.context_lengths, (0, num_padding), constant_values=1),
         block_tables=np.concatenate(

@@ -4,14 +4,17 @@ The same operations in the same order as ``replica.model.llama``; that one is th
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from kernels.grouped_gemm.op import GroupedRows
 from kernels.kv_write.op import kv_write
 from kernels.paged_attention.rows import AttentionOptions, AttentionRows
 from kernels.paged_attention.triton_op import paged_attention
 from kernels.rms_norm.triton_op import add_rms_norm_
 from kernels.silu_mul.triton_op import silu_mul
+from replica.gpu.adapters import DeviceAdapters
 from replica.gpu.kv_cache import DeviceKvCache
 from replica.gpu.weights import DeviceLayer, DeviceWeights
 from replica.model.config import LlamaConfig
@@ -25,14 +28,21 @@ class DeviceInputs:
     positions: torch.Tensor  # [num_rows] int64
     slots: torch.Tensor  # [num_rows] int64: block * block_size + offset
     attention: AttentionRows
+    adapted: GroupedRows | None = None  # None: no row is
 
 
 class DeviceLlama:
     def __init__(
-        self, config: LlamaConfig, weights: DeviceWeights, *, split_keys: int | None = None
+        self,
+        config: LlamaConfig,
+        weights: DeviceWeights,
+        adapters: DeviceAdapters,
+        *,
+        split_keys: int | None = None,
     ) -> None:
         """split_keys: where attention is split, whatever the batch; None: as fills the device."""
         self.config = config
+        self.adapters = adapters
         self._weights = weights
         self._options = {
             window: AttentionOptions(window=window, split_keys=split_keys)
@@ -47,15 +57,24 @@ class DeviceLlama:
         next_norms = [layer.input_norm for layer in weights.layers[1:]]
         for index, norm in enumerate([*next_norms, weights.final_norm]):
             layer = weights.layers[index]
+            add_ = partial(self._add_, index, inputs)
             attended = self._attend(index, layer, normed, inputs, cache)
-            normed = add_rms_norm_(residual, layer.output(attended), layer.post_norm, eps)
-            delta = layer.down(silu_mul(layer.gate_up(normed)))
+            delta = add_("output", layer.output(attended), attended)
+            normed = add_rms_norm_(residual, delta, layer.post_norm, eps)
+            activated = silu_mul(add_("gate_up", layer.gate_up(normed), normed))
+            delta = add_("down", layer.down(activated), activated)
             normed = add_rms_norm_(residual, delta, norm, eps)
         return normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[num_rows, hidden] -> [num_rows, vocab] float32."""
         return self._weights.lm_head(hidden).float()
+
+    def _add_(
+        self, index: int, inputs: DeviceInputs, matrix: str, y: torch.Tensor, x: torch.Tensor
+    ) -> torch.Tensor:
+        """What adapters add to a product."""
+        return self.adapters.add_(y, x, index, matrix, inputs.adapted)
 
     def _attend(
         self,
@@ -66,7 +85,7 @@ class DeviceLlama:
         cache: DeviceKvCache,
     ) -> torch.Tensor:
         config, parts = self.config, cache.of_layer(index)
-        qkv = layer.qkv(normed)
+        qkv = self._add_(index, inputs, "qkv", layer.qkv(normed), normed)
         kv_write(
             qkv, inputs.positions, inputs.slots, self._weights.tables, parts, cache.scales,
             layer.head_norms,

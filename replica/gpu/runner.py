@@ -104,7 +104,10 @@ class DeviceRunner:
             max_query_tokens=host.max_query_tokens,
             max_context=host.max_context,
         )
-        inputs = DeviceInputs(token_ids, upload(host.positions), upload(host.slots), attention)
+        inputs = DeviceInputs(
+            token_ids, upload(host.positions), upload(host.slots), attention,
+            self._model.adapters.rows(upload(host.adapter_ids)),
+        )  # fmt: skip
         return self._model.hidden_states(inputs, self._cache)
 
     def _carry(self, batch: FlatBatch, token_ids: torch.Tensor) -> None:

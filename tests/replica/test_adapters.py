@@ -139,7 +139,7 @@ def test_their_memory_is_counted(checkpoints: Checkpoints) -> None:
 
 
 def test_the_compiled_step_is_not_chosen(checkpoints: Checkpoints) -> None:
-    named = {"adapters": {"a": checkpoints.folders[0]}}
+    named = {"adapters": {"a": str(checkpoints.folders[0])}}
     backend = choose_backend(Settings(**named).engine_config(), checkpoints.opened, [])
     assert "adapters are not compiled" in backend.description
     config = Settings(**named, cpu_backend=CpuBackend.COMPILED).engine_config()
