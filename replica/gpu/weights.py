@@ -9,10 +9,19 @@ import torch
 from kernels.gemm_fp8.op import quantize_rows
 from kernels.gemm_fp8.reference import Float8Weight
 from kernels.kv_write.reference import HeadNorms
+from replica.errors import ModelUnsupported
 from replica.gpu.device import Device
 from replica.gpu.fastest import FastestLinear, fastest_ways, sizes_through
-from replica.gpu.linear import DenseLinear, Float8Linear, Linear
+from replica.gpu.int4_weights import int4_weight, stacked_int4
+from replica.gpu.linear import (
+    DenseLinear,
+    DequantizedLinear,
+    Float8Linear,
+    Int4Linear,
+    Linear,
+)
 from replica.model.config import LlamaConfig
+from replica.model.int4_tensors import Int4Tensors
 from replica.model.rotary_tables import rotary_tables
 from replica.model.tensor_source import (
     ReportProgress,
@@ -67,14 +76,21 @@ class WeightLoader:
         self._dtype = dtype
         self._is_float8 = is_float8
         self._max_rows = max_rows
-        self._chosen: dict[torch.Size, list[str]] = {}  # by a matrix's shape
+        self._int4 = source if isinstance(source, Int4Tensors) else None
+        if is_float8 and self._int4 is not None:
+            raise ModelUnsupported("4-bit matrices are not rounded to float8")
+        self._chosen: dict[tuple[int, int], list[str]] = {}  # by a matrix's (out, in)
 
     @property
     def size_bytes(self) -> int:
         """On the device, of all matrices and vectors."""
         is_tied = assembles_tied(self._config, set(self._source.names()))
         itemsize = self._dtype.itemsize + self._is_float8  # both are kept
-        return itemsize * self._config.num_weights(is_tied=is_tied)
+        num_weights = self._config.num_weights(is_tied=is_tied)
+        if self._int4 is None:
+            return itemsize * num_weights
+        num_dense = num_weights - self._int4.num_packed_weights
+        return itemsize * num_dense + self._int4.packed_bytes(itemsize)
 
     def load(self, report_progress: ReportProgress) -> DeviceWeights:
         config = self._config
@@ -96,7 +112,7 @@ class WeightLoader:
         q_size = config.num_heads * config.head_dim
         sizes = {"q": q_size, "k": config.num_kv_heads * config.head_dim}
         sizes["v"] = sizes["k"]
-        qkv = self._stacked({f"{prefix}self_attn.{n}_proj": s for n, s in sizes.items()}, hidden)
+        qkv = {f"{prefix}self_attn.{name}_proj": size for name, size in sizes.items()}
         bias = None
         if config.has_qkv_bias:
             names = [f"{prefix}self_attn.{name}_proj.bias" for name in sizes]
@@ -106,12 +122,29 @@ class WeightLoader:
         mlp = {f"{prefix}mlp.{name}_proj": intermediate for name in ("gate", "up")}
         return DeviceLayer(
             input_norm=self._tensor(prefix + "input_layernorm.weight", hidden),
-            qkv=self._linear(qkv, bias),
-            output=self._linear(self._tensor(prefix + "self_attn.o_proj.weight", hidden, q_size)),
+            qkv=self._matrix(qkv, hidden, bias),
+            output=self._matrix({prefix + "self_attn.o_proj": hidden}, q_size),
             post_norm=self._tensor(prefix + "post_attention_layernorm.weight", hidden),
-            gate_up=self._linear(self._stacked(mlp, hidden)),
-            down=self._linear(self._tensor(prefix + "mlp.down_proj.weight", hidden, intermediate)),
+            gate_up=self._matrix(mlp, hidden),
+            down=self._matrix({prefix + "mlp.down_proj": hidden}, intermediate),
             head_norms=self._head_norms(prefix) if config.has_qk_norm else None,
+        )
+
+    def _matrix(
+        self, rows_of_names: dict[str, int], in_features: int, bias: torch.Tensor | None = None
+    ) -> Linear:
+        """Of several tensors' rows, one after the other."""
+        names = [name + ".weight" for name in rows_of_names]
+        if self._int4 is None or not all(map(self._int4.is_packed, names)):
+            return self._linear(self._stacked(rows_of_names, in_features), bias)
+        parts = [
+            int4_weight(self._device, self._int4.parts(name), self._int4.method, self._dtype)
+            for name in names
+        ]
+        weight = stacked_int4(parts, [*rows_of_names.values()], in_features)
+        return self._fastest(
+            {"int4": Int4Linear(weight, bias), "dequantized": DequantizedLinear(weight, bias)},
+            (weight.out_features, in_features),
         )
 
     def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
@@ -124,14 +157,18 @@ class WeightLoader:
             "dense": dense,
             "float8": Float8Linear(Float8Weight(rounded.codes, rounded.scales.contiguous())),
         }
-        if weight.shape not in self._chosen:
-            self._chosen[weight.shape] = self._measured(ways, weight)
-        return FastestLinear(ways, self._chosen[weight.shape])
+        return self._fastest(ways, (weight.shape[0], weight.shape[1]))
 
-    def _measured(self, ways: dict[str, Linear], weight: torch.Tensor) -> list[str]:
+    def _fastest(self, ways: dict[str, Linear], shape: tuple[int, int]) -> Linear:
+        """shape: (out, in); what was measured for one of a shape holds for all of it."""
+        if shape not in self._chosen:
+            self._chosen[shape] = self._measured(ways, shape[1])
+        return FastestLinear(ways, self._chosen[shape])
+
+    def _measured(self, ways: dict[str, Linear], in_features: int) -> list[str]:
         largest = torch.randn(
-            sizes_through(self._max_rows)[-1], weight.shape[1], dtype=weight.dtype,
-            device=weight.device,
+            sizes_through(self._max_rows)[-1], in_features, dtype=self._dtype,
+            device=self._device.torch_device,
         )  # fmt: skip
         batches = [largest[:size] for size in sizes_through(self._max_rows)]
         return fastest_ways(ways, batches, self._device.measure_s)

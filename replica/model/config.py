@@ -135,7 +135,6 @@ _HF_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "num_local_experts": (None, 0),
     "partial_rotary_factor": (None, 1),
     "pretraining_tp": (None, 1),
-    "quantization_config": (None,),
     "query_pre_attn_scalar": (None,),
     "residual_multiplier": (None, 1),
     "rope_interleaved": (None, False),

@@ -13,6 +13,7 @@ from replica.model.config import LlamaConfig, config_from_gguf, config_from_hf
 from replica.model.damage import blaming
 from replica.model.gguf_file import GgufFile
 from replica.model.gguf_loader import GgufTensors
+from replica.model.int4_tensors import Int4Tensors, int4_method
 from replica.model.safetensors_loader import SafetensorsDirectory
 from replica.model.tensor_source import TensorSource, assembles_tied
 
@@ -60,10 +61,17 @@ def open_model(path: Path) -> OpenedModel:
     """Raises ModelError, and nothing else for whatever stands in the files."""
     with blaming(path):
         if path.is_dir():
-            return OpenedModel(path, config_from_hf(_hf_config(path)), SafetensorsDirectory(path))
+            return _open_directory(path)
         file = GgufFile(path)
         config = config_from_gguf(file.metadata)
         return OpenedModel(path, config, GgufTensors(file, config))
+
+
+def _open_directory(path: Path) -> OpenedModel:
+    stated, directory = _hf_config(path), SafetensorsDirectory(path)
+    config, method = config_from_hf(stated), int4_method(stated)
+    source = directory if method is None else Int4Tensors(directory, method)
+    return OpenedModel(path, config, source)
 
 
 def _hf_config(path: Path) -> dict[str, object]:

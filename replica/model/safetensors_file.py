@@ -19,11 +19,12 @@ from replica.errors import ModelInvalid, ModelUnsupported
 
 _LENGTH_BYTES: Final = 8
 _METADATA: Final = "__metadata__"
-# What a float is read as; bfloat16, which numpy does not know, as its bits.
-DTYPES: Final[Mapping[str, type[np.generic]]] = {
+# What is read as what; bfloat16, which numpy does not know, as its bits.
+_DTYPES: Final[Mapping[str, type[np.generic]]] = {
     "F32": np.float32,
     "F16": np.float16,
     "BF16": np.uint16,
+    "I32": np.int32,  # codes, eight to a word
 }
 
 
@@ -49,11 +50,11 @@ class SafetensorsFile:
         return self._entry(name).dtype
 
     def view(self, name: str) -> npt.NDArray[Any]:
-        """Read-only; of a dtype in ``DTYPES``.  Raises ModelError or OSError."""
+        """Read-only.  Raises ModelError or OSError."""
         entry = self._entry(name)
-        if entry.dtype not in DTYPES:
+        if entry.dtype not in _DTYPES:
             raise ModelUnsupported(f"tensor {name}: {entry.dtype} is not supported")
-        dtype = DTYPES[entry.dtype]
+        dtype = _DTYPES[entry.dtype]
         start, end = entry.data_offsets
         size_bytes = math.prod(entry.shape) * np.dtype(dtype).itemsize
         if min(entry.shape, default=0) < 0 or start < 0 or end - start != size_bytes:
@@ -66,6 +67,8 @@ class SafetensorsFile:
     def floats(self, name: str) -> npt.NDArray[np.float32]:
         """Widened, which is exact; contiguous and writable.  Raises ModelError or OSError."""
         values = self.view(name)
+        if values.dtype == np.int32:
+            raise ModelUnsupported(f"tensor {name}: I32 is not supported")
         if values.dtype == np.uint16:
             return (values.astype(np.uint32) << 16).view(np.float32)
         return values.astype(np.float32)  # a copy, of float32 too

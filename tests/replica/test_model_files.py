@@ -120,7 +120,6 @@ def test_tied_embeddings_are_shared(tmp_path: Path) -> None:
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"attention_bias": True}, "attention_bias=True"),
         ({"mlp_bias": True}, "mlp_bias=True"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "rope type 'llama3'"),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope type 'linear'"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope type 'yarn'"),
