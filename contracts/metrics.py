@@ -42,7 +42,8 @@ GATEWAY_RETRIES: Final = "pandal_gateway_retries_total"  # label outcome: made, 
 GATEWAY_HEDGES: Final = "pandal_gateway_hedges_total"  # second attempts at once: won, lost
 GATEWAY_FALLBACKS: Final = "pandal_gateway_fallbacks_total"  # served by another than was asked for
 GATEWAY_BREAKER_OPENINGS: Final = "pandal_gateway_breaker_openings_total"
-# Label how: hit, miss, shared, replayed; unshared: begun under a key without the others' knowing.
+# Label how: hit, miss, shared, replayed; unshared: begun under a key without the others' knowing;
+# lost: another has taken the key meanwhile, so that both answers are made, and charged.
 GATEWAY_KNOWN_ANSWERS: Final = "pandal_gateway_known_answers_total"
 GATEWAY_WAITING_REQUESTS: Final = "pandal_gateway_waiting_requests"  # for their turn
 GATEWAY_ACTIVE_REQUESTS: Final = "pandal_gateway_active_requests"

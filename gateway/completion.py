@@ -113,6 +113,7 @@ class Broadcast(Generic[T]):
     is_done = False
     _result: T | None = None
     _make_failure: Callable[[], BaseException] | None = None
+    _look_at = 16  # who has left is forgotten when so many wait, and then at twice as many as do
 
     def __init__(self) -> None:
         self._waiting: list[Completion[T]] = []
@@ -137,12 +138,18 @@ class Broadcast(Generic[T]):
         """One wait for it, which may be ended before."""
         waiting: Completion[T] = Completion()
         if not self.is_done:
+            self._forget_who_left()
             self._waiting.append(waiting)
         elif self._make_failure is not None:
             waiting.fail(self._make_failure())
         else:
             waiting.resolve(self._result)  # type: ignore[arg-type]  # set, for it is done
         return waiting
+
+    def _forget_who_left(self) -> None:
+        if len(self._waiting) >= self._look_at:
+            self._waiting = [waiting for waiting in self._waiting if not waiting.is_done]
+            self._look_at = max(self._look_at, 2 * len(self._waiting))
 
     def __await__(self) -> Generator[Any, None, T]:
         if not self.is_done:

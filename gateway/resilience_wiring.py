@@ -98,6 +98,7 @@ def _tell(metrics: Metrics, resilience: Resilience) -> None:
             (("how", "shared"),): cache.num_shared,
             (("how", "replayed"),): resilience.idempotency.num_replays,
             (("how", "unshared"),): resilience.idempotency.num_unshared,
+            (("how", "lost"),): resilience.idempotency.num_lost,
         },
     )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from contracts.idempotency import KeyAnswer, KeyClaim, KeyRecord
+from contracts.idempotency import KeyAnswer, KeyClaim
 from contracts.names import TenantId, idempotency_record
 from contracts.usage import Outcome
 from gateway.completion import Broadcast
@@ -29,7 +29,7 @@ from gateway.errors import (
 from gateway.exchange import Exchange
 from gateway.resilience.pause import pause
 from gateway.resilience.shared_answer import Recording, SharedAnswer
-from gateway.resilience.shared_keys import KeyLease, SharedKeys, recording_of, too_large
+from gateway.resilience.shared_keys import KeyLease, SharedKeys, Standing, recording_of, too_large
 
 REPLAYED: Final = b"idempotent-replayed: true\r\n"
 Owner = tuple[TenantId, str]  # and its API key: another may not ask for the same
@@ -73,12 +73,17 @@ class Idempotency:
         self._shared = shared
         self._monotonic_s = monotonic_s
         self._running: dict[_At, _Entry] = {}
-        self._ended: OrderedDict[_At, _Entry] = OrderedDict()  # oldest first
+        self._ended: OrderedDict[_At, _Entry] = OrderedDict()  # ours: oldest first
         self._num_bytes = 0
         # Of what the store holds, for all who ask for it: by digest, too, as others are refused.
         self._looks: dict[tuple[_At, bytes], Broadcast[None]] = {}
         self.num_replays = 0
         self.num_unshared = 0  # begun while the store was away
+
+    @property
+    def num_lost(self) -> int:
+        """Keys of ours that another gateway has taken for its own."""
+        return 0 if self._shared is None else self._shared.num_lost
 
     async def answer(
         self, owner: Owner, key: bytes, exchange: Exchange
@@ -105,7 +110,7 @@ class Idempotency:
     def find(self, owner: Owner, key: bytes, digest: bytes) -> SharedAnswer | Recording | None:
         """What this process knows.  Raises IdempotencyMismatch, AnswerNotKept."""
         self._forget_old()
-        entry = self._running.get((owner, key)) or self._ended.get((owner, key))
+        entry = self._known((owner, key))
         if entry is None:
             return None
         _check(entry.digest, digest)
@@ -160,31 +165,36 @@ class Idempotency:
         if shared is None:
             return self.begin(*at, digest, exchange)
         name, claim = _name(*at), shared.new_claim(digest)
-        record: KeyRecord | None
+        standing: Standing | None
         try:
-            record = await shared.put(name, claim, exchange)
+            standing = await shared.put(name, claim, exchange)
         except QuotaUnavailable:  # as the client of all stores calls it
-            record = None
-        if record is None or record == claim:
-            if at in self._running or at in self._ended:  # under another body, meanwhile
+            standing = None
+        if standing is None or standing.record == claim:
+            if self._known(at) is not None:  # under another body, meanwhile
                 shared.drop(name, claim)
                 return self.find(*at, digest)
-            if record is None:
+            if standing is None:
                 self.num_unshared += 1
             # Unshared, too: the claim may stand there all the same, or does once it is renewed.
             return self.begin(*at, digest, exchange, shared.lease(name, claim))
+        record = standing.record
         _check(record.body_digest, digest)
-        return None if isinstance(record, KeyClaim) else self._take(at, record)
+        return None if isinstance(record, KeyClaim) else self._take(at, record, standing.left_s)
 
-    def _take(self, at: _At, record: KeyAnswer) -> Recording:
-        """What another gateway has made is repeated, and counted, as if it was made here."""
+    def _take(self, at: _At, record: KeyAnswer, left_s: float) -> Recording:
+        """What another gateway has made is repeated, and counted, as if it was made here.
+
+        ``left_s``: for so long it is kept.
+        """
         entry = _Entry(record.body_digest)
+        ended_s = self._monotonic_s() + left_s - self._limits.kept_s
         if record.parts is None:
-            self._keep(at, entry)
+            self._keep(at, entry, ended_s)
             raise too_large()
         entry.answer = recording = recording_of(record)
         entry.num_bytes, entry.num_replays = recording.num_bytes, 1
-        self._keep(at, entry)
+        self._keep(at, entry, ended_s)
         self.num_replays += 1
         return recording
 
@@ -200,19 +210,29 @@ class Idempotency:
             return
         else:
             entry.num_bytes = answer.recording.num_bytes
-        self._keep(at, entry)
+        self._keep(at, entry, self._monotonic_s())
 
-    def _keep(self, at: _At, entry: _Entry) -> None:
+    def _keep(self, at: _At, entry: _Entry, ended_s: float) -> None:
         before = self._ended.pop(at, None)
         if before is not None:
             self._num_bytes -= before.num_bytes
-        entry.ended_s = self._monotonic_s()
+        entry.ended_s = ended_s
         self._ended[at] = entry
         self._num_bytes += entry.num_bytes
         self._forget_old()
 
+    def _known(self, at: _At) -> _Entry | None:
+        """Another gateway's answer may be over behind others that are not."""
+        entry = self._running.get(at) or self._ended.get(at)
+        if entry is None or entry.ended_s is None or entry.ended_s > self._oldest_s():
+            return entry
+        return None
+
+    def _oldest_s(self) -> float:
+        return self._monotonic_s() - self._limits.kept_s
+
     def _forget_old(self) -> None:
-        oldest_s = self._monotonic_s() - self._limits.kept_s
+        oldest_s = self._oldest_s()
         while self._ended:
             at, entry = next(iter(self._ended.items()))
             assert entry.ended_s is not None

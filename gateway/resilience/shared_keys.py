@@ -39,6 +39,14 @@ class SharedKeyLimits:
     max_answer_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the store holds under a key, and for how long."""
+
+    record: KeyRecord
+    left_s: float
+
+
 class SharedKeys:
     def __init__(
         self, store: RespClient, limits: SharedKeyLimits, new_holder: Callable[[], str]
@@ -46,11 +54,12 @@ class SharedKeys:
         self._store = store
         self.limits = limits
         self._new_holder = new_holder
+        self.num_lost = 0  # claims of ours, to others, whose answers may be made beside ours
 
     def new_claim(self, body_digest: bytes) -> KeyClaim:
         return KeyClaim(body_digest=body_digest, holder=self._new_holder())
 
-    async def put(self, name: str, claim: KeyClaim, exchange: Exchange) -> KeyRecord:
+    async def put(self, name: str, claim: KeyClaim, exchange: Exchange) -> Standing:
         """What stands there then: the claim, if there was nothing.
 
         Raises QuotaUnavailable (as the client calls it of any store), Interrupted.
@@ -59,23 +68,30 @@ class SharedKeys:
             lease_ms = int(self.limits.lease_s * 1000)
             put = self._store.call(pack("SET", name, _encode(claim), "NX", "PX", lease_ms))
             got = self._store.call(pack("GET", name))
+            left = self._store.call(pack("PTTL", name))
             try:
                 refusal = error_text(await exchange.watch(put))
                 found = await exchange.watch(got)
+                left_ms = await exchange.watch(left)
             except (Interrupted, asyncio.CancelledError):
                 self.drop(name, claim)
                 raise
             if refusal is not None or error_text(found) is not None:
                 raise QuotaUnavailable("The store of idempotency keys refuses.")
             if isinstance(found, bytes):
-                return _record(found)
+                left_s = left_ms / 1000 if isinstance(left_ms, int) else 0.0
+                return Standing(_record(found), max(0.0, left_s))
 
     def drop(self, name: str, claim: KeyClaim) -> None:
         """If it stands there."""
         self._store.call(pack("EVAL", _DROP, 1, name, _encode(claim)))
 
     def lease(self, name: str, claim: KeyClaim) -> "KeyLease":
-        return KeyLease(self._store, self.limits, name, claim)
+        return KeyLease(self._store, self.limits, name, claim, self._note_lost)
+
+    def _note_lost(self) -> None:
+        self.num_lost += 1
+        logger.warning("an idempotency key's claim was lost to another gateway")
 
 
 class KeyLease:
@@ -88,8 +104,14 @@ class KeyLease:
     _is_lost = False
 
     def __init__(
-        self, store: RespClient, limits: SharedKeyLimits, name: str, claim: KeyClaim
+        self,
+        store: RespClient,
+        limits: SharedKeyLimits,
+        name: str,
+        claim: KeyClaim,
+        note_lost: Callable[[], None],
     ) -> None:
+        self._note_lost = note_lost
         self._store = store
         self._limits = limits
         self._name = name
@@ -131,7 +153,7 @@ class KeyLease:
         def look() -> None:
             if reply.exception() is None and reply.result() is None and not self._is_lost:
                 self._is_lost = True
-                logger.warning("an idempotency key's claim was lost to another gateway")
+                self._note_lost()
 
         reply.then(look)
 

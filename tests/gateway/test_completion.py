@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import weakref
 
 import pytest
 
@@ -151,3 +152,16 @@ def test_a_defect_in_one_flow_does_not_reach_who_completes_it(
         completion.resolve(None)
     assert flow.is_over
     assert caplog.messages == ["flow failed"]
+
+
+async def test_a_broadcast_does_not_keep_who_has_left() -> None:
+    broadcast, left = Broadcast[int](), list[weakref.ref[Completion[int]]]()
+    stays = broadcast.waiting()
+    for _ in range(1_000):
+        leaver = broadcast.waiting()
+        leaver.cancel()
+        left.append(weakref.ref(leaver))
+        del leaver
+    assert sum(ref() is not None for ref in left) < 50
+    broadcast.resolve(1)
+    assert await stays == 1

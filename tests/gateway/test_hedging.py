@@ -221,6 +221,20 @@ async def test_nothing_is_learned_of_a_first_that_neither_began_nor_was_given_up
         await until(lambda: flow.is_over)
 
 
+async def test_a_slow_beginning_is_learned_where_there_was_no_second(pairs: Pairs) -> None:
+    """Or what is learned could only fall, and be undercut by more and more."""
+    async with pairs(AT_ONCE, retry_budget_ratio=0.0) as pair:
+
+        async def slow(generation: Generation) -> None:
+            await generation.pause(0.05)
+            await words(NUM_WORDS)(generation)
+
+        pair.behave(slow, slow)
+        await pair.ask()
+        (learned,) = pair.gateway.pipeline.retries.hedging._beginnings.values()
+        assert learned.guess(0) > 0.04
+
+
 async def test_what_a_failed_loser_asked_for_is_known(pairs: Pairs) -> None:
     """The least that the replicas asked for is what the client reads."""
     async with pairs(max_retries=0) as pair:

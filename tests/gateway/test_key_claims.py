@@ -15,7 +15,7 @@ from gateway.completion import Flow
 from gateway.errors import IdempotencyMismatch, Interrupted
 from gateway.exchange import Exchange
 from gateway.request_head import request_head
-from gateway.resilience.idempotency import Idempotency, IdempotencyLimits
+from gateway.resilience.idempotency import Idempotency, IdempotencyLimits, digest_of
 from gateway.resilience.shared_answer import Recording, SharedAnswer
 from gateway.resilience.shared_keys import SharedKeyLimits, SharedKeys
 from gateway.resp_address import RespAddress
@@ -67,12 +67,12 @@ async def test_a_claim_that_the_store_has_lost_is_taken_back(
     store: Valkey, keys: SharedKeys
 ) -> None:
     claim = keys.new_claim(b"d")
-    assert await keys.put(NAME, claim, exchange()) == claim
+    assert (await keys.put(NAME, claim, exchange())).record == claim
     lease = keys.lease(NAME, claim)
     with store.client as direct:
         direct.flushall()
     await until(lambda: held(store))
-    assert await keys.put(NAME, keys.new_claim(b"d"), exchange()) == claim
+    assert (await keys.put(NAME, keys.new_claim(b"d"), exchange())).record == claim
     lease.drop()
     await until(lambda: not held(store))
 
@@ -89,6 +89,7 @@ async def test_a_claim_that_another_has_by_now_is_told_once(
     lease.keep(None)
     await until(lambda: held(store))
     assert [r.levelname for r in caplog.records if "claim was lost" in r.message] == ["WARNING"]
+    assert keys.num_lost == 1
 
 
 async def test_a_client_that_leaves_takes_its_claim_along(
@@ -129,6 +130,28 @@ async def test_what_the_store_refused_and_then_took_is_made_once(
     answer.send(200, b"", b"made")
     again = await idempotency.answer(OWNER, b"k", exchange(b"one"))
     assert again is answer
+
+
+async def test_anothers_answer_is_kept_for_as_long_as_it_is_there(
+    store: Valkey, keys: SharedKeys
+) -> None:
+    now_s = 100.0
+    there, here = (Idempotency(LIMITS, lambda: now_s, keys) for _ in range(2))
+    for made_by, key in ((here, b"own"), (there, b"k")):
+        answer = await made_by.answer(OWNER, key, exchange())
+        assert isinstance(answer, SharedAnswer)
+        answer.send(200, b"", b"made")
+    digest = digest_of(exchange())
+    with store.client as direct:
+        await until(lambda: all(direct.pttl(name) > 1_000 for name in direct.keys("*")))
+        for name in direct.keys("*"):
+            direct.pexpire(name, 30_000)
+    assert isinstance(await here.answer(OWNER, b"k", exchange()), Recording)
+    now_s += 29.0
+    assert here.find(OWNER, b"k", digest) is not None
+    now_s += 2.0
+    assert here.find(OWNER, b"k", digest) is None, "though it is behind one that is kept longer"
+    assert here.find(OWNER, b"own", digest) is not None
 
 
 def started(coroutine: Coroutine[Any, None, None]) -> Flow:
