@@ -6,6 +6,7 @@ import functools
 import logging
 import signal
 import socket
+import time
 from collections.abc import Generator
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ import uvicorn
 from gateway.app import Gateway
 from gateway.client_connection import ConnectionLimits
 from gateway.protocol import DataPlaneProtocol
+from gateway.slices import Slices
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +36,7 @@ class GatewayServer(uvicorn.Server):
     def __init__(self, gateway: Gateway, listener: Listener, limits: ConnectionLimits) -> None:
         protocol = functools.partial(
             DataPlaneProtocol,
-            start=gateway.pipeline.start,
+            start=Slices(gateway.pipeline.start, time.monotonic).start,
             make_request_id=gateway.make_request_id,
             limits=limits,
         )
