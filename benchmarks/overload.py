@@ -5,7 +5,9 @@
 Before two servers that take an engine's time (``benchmarks.engine_stand_in``): first what they can
 take is measured, then ``pandal bench`` offers multiples of it, in an open loop.  Every tenant has a
 target for the first token and may not wait; good is what meets it.  Meanwhile somebody asks for
-/health twenty times a second.  Refusals by quota are timed apart, in processor time, saturated.
+/health twenty times a second.  Refusals are timed apart, in processor time of the gateway, its
+kernel's part included, while 400 clients ask without a pause: by quota, and beyond capacity.  There
+what is served meanwhile is taken off, at what it takes in the first row.
 """
 
 import argparse
@@ -28,6 +30,7 @@ from tests.gateway.processes import Gateway, Policies, Valkey
 
 NUM_REPLICAS = 2
 TARGET_MS = 500
+NUM_IMPATIENT = 400
 NO_LIMIT = {"tokens_per_minute": 100_000_000, "requests_per_minute": 1_000_000}
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -109,11 +112,21 @@ def offered(url: str, per_s: float, given: argparse.Namespace) -> tuple[Section,
     return total, probe
 
 
-def refusal_us(url: str, process: Process, given: argparse.Namespace) -> float:
-    """Of the gateway's processor, by quota: nearly all that this tenant asks is refused."""
-    before_s = process.cpu_s()
-    total = bench(url, "sk-poor", options(given, "--concurrency 32")).total
-    return (process.cpu_s() - before_s) / total.num_requests * 1e6
+def without_a_pause(
+    url: str, key: str, process: Process, served_us: float, given: argparse.Namespace
+) -> str:
+    """What a refusal takes of the gateway's processor where nearly all that is asked is refused."""
+    before_s, probe = process.cpu_s(), HealthProbe(url)
+    with probe.running():
+        total = bench(url, key, options(given, f"--concurrency {NUM_IMPATIENT}")).total
+    num_refused = total.refusals.num_refused
+    cpu_us = (process.cpu_s() - before_s) * 1e6
+    refusal_us = (cpu_us - served_us * (total.num_requests - num_refused)) / num_refused
+    return (
+        f"{refusal_us:.0f} us of CPU ({num_refused} of {total.num_requests}; health p99 "
+        f"{probe.percentile_ms(0.99):.1f} ms, max {max(probe.latencies_s) * 1e3:.1f}; "
+        f"{process.resident_mib():.0f} MiB)"
+    )
 
 
 @contextmanager
@@ -156,11 +169,16 @@ def main() -> None:
         print("offered requests  served  refused  good/s  TTFT p95 ms  MiB  ", end="")
         print("health p50 ms, p99, max")
         good: list[float] = []
+        served_us: list[float] = []
         for factor in given.factors:
+            before_s = process.cpu_s()
             total, probe = offered(url, factor * most_per_s, given)
+            served_us.append((process.cpu_s() - before_s) * 1e6 / total.num_requests)
             good.append(row(factor, total, process, probe))
         print(f"goodput at {given.factors[-1]:g}x: {100 * good[-1] / max(good):.0f} % of its peak")
-        print(f"a refusal by quota: {refusal_us(url, process, given):.0f} us of CPU")
+        print(f"an answer: {served_us[0]:.0f} us of CPU")
+        for key, what in (("sk-rich", "beyond capacity"), ("sk-poor", "by quota")):
+            print(f"a refusal {what}:", without_a_pause(url, key, process, served_us[0], given))
 
 
 if __name__ == "__main__":

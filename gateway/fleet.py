@@ -117,7 +117,17 @@ class Fleet:
         """Until there is room, if so many tokens more are to be prefilled before."""
         replicas = self._replicas_for(request.model)
         excess_s = [self._excess_s(replica, request, target_s) for replica in replicas]
-        return max(0.0, min(excess_s, default=0.0)) + prompt_tokens / self._tokens_per_s(replicas)
+        return max(0.0, min(excess_s, default=0.0)) + self._prefill_s(replicas, prompt_tokens)
+
+    def least_drain_s(self, model: str, target_s: float, prompt_tokens: int) -> float:
+        """As ``drain_s``, of a prompt of no tokens: any other waits longer.
+
+        Of one who should be in nobody's way, too.
+        """
+        replicas, now_s = self._replicas_for(model), self.clock.monotonic_s()
+        forecasts = [replica.forecast.predict(0.0, now_s) for replica in replicas]
+        excess_s = [0.0 if f is None else f.excess_s(target_s) for f in forecasts]
+        return max(0.0, min(excess_s, default=0.0)) + self._prefill_s(replicas, prompt_tokens)
 
     def begin(
         self,
@@ -197,11 +207,14 @@ class Fleet:
         forecast = self._forecast(replica, request)
         return 0.0 if forecast is None else forecast.excess_s(target_s)
 
-    def _tokens_per_s(self, replicas: list[Replica]) -> float:
+    def _prefill_s(self, replicas: list[Replica], num_tokens: int) -> float:
+        """By all of them together; zero where nothing is known."""
+        if num_tokens == 0:
+            return 0.0
         now_s = self.clock.monotonic_s()
         forecasts = [replica.forecast.predict(0.0, now_s) for replica in replicas]
         known = sum(1.0 / forecast.per_token_s for forecast in forecasts if forecast is not None)
-        return known if known > 0.0 else float("inf")
+        return num_tokens / known if known > 0.0 else 0.0
 
     def _replicas_for(self, model: str) -> list[Replica]:
         return [self.pool[endpoint.name] for endpoint in self._router.candidates(model).endpoints]

@@ -13,6 +13,7 @@ import msgspec
 from contracts.response_cache import CachePolicy, HitCharge, KeptAnswer
 from contracts.usage import Outcome
 from gateway.access_log import Trace
+from gateway.admission.verdict import turn_of
 from gateway.api.context import RequestContext
 from gateway.errors import Interrupted
 from gateway.exchange import Exchange
@@ -162,7 +163,8 @@ class KnownAnswers:
         grant = trace.grant.for_model(request.model)
         context = stages.context(trace, grant, request)
         plan = stages.plans.plan_for(grant, request.model)
-        reservation = reservation_of(context, plan, exchange.body)
+        turn = turn_of(grant.key_number, exchange.body)
+        reservation = reservation_of(context, plan, turn)
         verdict = await stages.limiter.reserve(reservation)
         stages.admit(reservation, verdict, trace)
         return _Charge(trace, context, Settlement(stages.desk, context, reservation, trace.meter))

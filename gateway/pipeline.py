@@ -104,6 +104,7 @@ class Pipeline:
             may_be_known = head.idempotency_key is not None or grant.tenant.cache is not None
             if may_be_known and await self._known.answer(exchange, trace, grant):
                 return
+            turn = stages.turn(exchange, grant)
             trace.request = request = stages.read(exchange, grant)
             if grant.by_model:
                 grant = grant.for_model(request.model)
@@ -111,7 +112,7 @@ class Pipeline:
                 trace.request = request = await self._counted(request, exchange, grant, trace)
             context = stages.context(trace, grant, request)
             plan = stages.plans.plan_for(grant, request.model)
-            reservation = reservation_of(context, plan, exchange.body)
+            reservation = reservation_of(context, plan, turn)
             self._check_can_be_served(request, reservation, grant)
             verdict = await stages.limiter.reserve(reservation)
             stages.admit(reservation, verdict, trace)

@@ -42,6 +42,16 @@ class Stages:
     clock: Clock
     ids: IdMaker
 
+    def turn(self, exchange: Exchange, grant: Grant) -> int:
+        """See ``verdict.turn_of``.  Raises Overloaded for one who surely would be refused.
+
+        Before its body is read: a flood of them must cost little.
+        """
+        turn = turn_of(grant.key_number, exchange.body)
+        if grant.admission.ttft_target_ms is not None:
+            self.turnstile.check(grant, exchange.body, turn)
+        return turn
+
     def read(self, exchange: Exchange, grant: Grant) -> InferenceRequest:
         """Once; the exchange then has the body that the replica gets.
 
@@ -79,8 +89,11 @@ class Stages:
         )
 
 
-def reservation_of(context: RequestContext, plan: QuotaPlan, body: bytes) -> Reservation:
-    """No cached token counts in its money yet: whether there are any, the replica knows."""
+def reservation_of(context: RequestContext, plan: QuotaPlan, turn: int) -> Reservation:
+    """``turn``: see ``verdict.turn_of``.
+
+    No cached token counts in its money yet: whether there are any, the replica knows.
+    """
     request = context.request
     prompt_tokens, completion_tokens = (
         request.estimated_prompt_tokens,
@@ -95,7 +108,7 @@ def reservation_of(context: RequestContext, plan: QuotaPlan, body: bytes) -> Res
         reserved_tokens=prompt_tokens + request.reserved_completion_tokens,
         budget_tokens=prompt_tokens + completion_tokens,
         reserved_nano_usd=nano_usd,
-        turn=turn_of(plan.key_number, body),
+        turn=turn,
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from contracts.admission import ServiceClass
 from gateway.admission.fair_queue import FairQueue, Turn
 from gateway.admission.promised_turns import GRACE_S, PromiseBook, PromisedTurns
+from gateway.admission.recent_refusals import RecentRefusal, RecentRefusals
 from gateway.admission.share import Share
 from gateway.api.context import RequestContext
 from gateway.clock import Clock
@@ -24,11 +25,14 @@ from gateway.completion import Completion
 from gateway.errors import Overloaded
 from gateway.exchange import Exchange
 from gateway.fleet import Fleet
+from gateway.grants import Grant
 from gateway.metering import Meter
 
 _LOOK_S = 0.02  # between two looks at who waits, beside those at every first token
 _SLACK_RATIO = 0.25  # of the target, for whom others may come: batch, and who had its share
 _LEAST_RETRY_S = 0.5
+# After a refusal, and until a replica gets on: who surely waits as long is not looked at.
+_SHUT_S = 0.05
 
 
 class _Ticket:
@@ -55,6 +59,7 @@ class Turnstile:
         self._ageing_s = ageing_s
         self._queues: dict[str, Queue] = {}  # by model
         self._promises = PromiseBook()
+        self._refusals = RecentRefusals()
         self._is_looking = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -67,6 +72,21 @@ class Turnstile:
     def num_waiting(self) -> int:
         return sum(map(len, self._queues.values()))
 
+    def check(self, grant: Grant, body: bytes, turn: int) -> None:
+        """Before anything else is known of it.  Raises Overloaded, if it surely would be refused.
+
+        Who has waited as it was told is looked at.
+        """
+        now_s = self._clock.monotonic_s()
+        refusal = self._refusals.find(grant, body, now_s)
+        if refusal is not None:
+            self._refuse_alike(refusal, turn, now_s)
+
+    def _refuse_alike(self, refusal: RecentRefusal, turn: int, now_s: float) -> None:
+        line = self._promises.line_of(refusal.model, refusal.grant.tenant.tenant_id)
+        if not line.is_due(turn, now_s):
+            raise _overloaded(line, turn, refusal.room_s - now_s, now_s)
+
     def enter(self, context: RequestContext, meter: Meter, turn: int) -> Waiting | None:
         """Its wait in the queue, or ``None``: it goes at once.  Raises Overloaded.
 
@@ -75,14 +95,20 @@ class Turnstile:
         queue, ticket = self._queue(context.request.model), _Ticket(context, meter, turn)
         share, now_s = _share_of(context), self._clock.monotonic_s()
         queue.asks(share, now_s)
+        asked_model = context.request.model_requested.encode()
+        refusal = self._refusals.known(context.grant, asked_model, now_s)
+        if refusal is not None:
+            self._refuse_alike(refusal, turn, now_s)
         is_in_slack = queue.gets_slack(share, now_s)
         if queue.is_next(share, now_s) and self._has_room(context, is_in_slack=is_in_slack):
             queue.charge(share, context.request.estimated_tokens, now_s)
             self._let_in(ticket, now_s)
             return None
         patience_s = self._patience_s(ticket, is_in_slack=is_in_slack)
-        if self._expected_wait_s(queue, share, context) > patience_s or patience_s == 0.0:
-            raise self._overloaded(queue, ticket)
+        wait_s = self._expected_wait_s(queue, share, context)
+        if wait_s > patience_s or patience_s == 0.0:
+            self._note_refusal(context, queue, patience_s, is_in_slack=is_in_slack)
+            raise _overloaded(self._line_of(context), turn, wait_s, now_s)
         waiting = _waiting(share, ticket, now_s, now_s + patience_s)
         loser = queue.push(waiting)
         if loser is waiting:
@@ -112,6 +138,7 @@ class Turnstile:
 
     def look(self) -> None:
         """Lets go who may: a replica has made progress, or time has passed."""
+        self._refusals.clear()
         if self._is_looking:  # whoever goes may bring progress himself
             return
         self._is_looking = True
@@ -148,9 +175,26 @@ class Turnstile:
     def _overloaded(self, queue: Queue, ticket: _Ticket) -> Overloaded:
         """For one that is not in the queue, with the time when its turn will be."""
         share, now_s = _share_of(ticket.context), self._clock.monotonic_s()
-        least_s = max(_LEAST_RETRY_S, self._expected_wait_s(queue, share, ticket.context))
-        wait_s = self._line_of(ticket.context).promise_s(ticket.turn, least_s, now_s)
-        return Overloaded(retry_after_ms=math.ceil(wait_s * 1e3))
+        wait_s = self._expected_wait_s(queue, share, ticket.context)
+        return _overloaded(self._line_of(ticket.context), ticket.turn, wait_s, now_s)
+
+    def _note_refusal(
+        self, context: RequestContext, queue: Queue, patience_s: float, *, is_in_slack: bool
+    ) -> None:
+        """If any prompt would be refused now, and nobody else may serve it.
+
+        An alias may stand for several models.
+        """
+        grant, request = context.grant, context.request
+        if grant.tenant.fallbacks or request.model_requested != request.model:
+            return
+        target_s = _target_s(context, is_in_slack=is_in_slack)
+        tokens_before = queue.tokens_before(grant.tenant.tenant_id)
+        wait_s = self._fleet.least_drain_s(request.model, target_s, tokens_before)
+        if wait_s > patience_s:
+            now_s = self._clock.monotonic_s()
+            until_s = now_s + min(_SHUT_S, wait_s - patience_s)
+            self._refusals.note(RecentRefusal(grant, request.model, until_s, now_s + wait_s))
 
     def _patience_s(self, ticket: _Ticket, *, is_in_slack: bool) -> float:
         """How long it may wait here.
@@ -199,6 +243,12 @@ class Turnstile:
         finally:
             if any(self._queues.values()):
                 self._look_later()
+
+
+def _overloaded(line: PromisedTurns, turn: int, wait_s: float, now_s: float) -> Overloaded:
+    """``wait_s``: until there may be room for one."""
+    told_s = line.promise_s(turn, max(_LEAST_RETRY_S, wait_s), now_s)
+    return Overloaded(retry_after_ms=math.ceil(told_s * 1e3))
 
 
 def _share_of(context: RequestContext) -> Share:

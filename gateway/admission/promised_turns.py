@@ -44,11 +44,14 @@ class PromisedTurns:
     def claim(self, turn: int, now_s: float) -> bool:
         """It has waited as told: once."""
         self._forget(now_s)
+        is_due = self.is_due(turn, now_s)
+        if is_due:
+            del self._due_s[turn]
+        return is_due
+
+    def is_due(self, turn: int, now_s: float) -> bool:
         due_s = self._due_s.get(turn)
-        if due_s is None or due_s > now_s:
-            return False
-        del self._due_s[turn]
-        return True
+        return due_s is not None and due_s <= now_s
 
     def promise_s(self, turn: int, least_s: float, now_s: float) -> float:
         """How long it is to wait, ``least_s`` at least; beyond a minute nothing is promised."""

@@ -1,7 +1,6 @@
 """Which limits one key's requests to one model meet: worked out once, not once a request."""
 
 from dataclasses import dataclass
-from zlib import crc32
 
 from contracts.names import TenantId, quota_rule_name
 from contracts.quota import ModelPrice, QuotaRule, usd_of_nano
@@ -31,7 +30,6 @@ class QuotaPlan:
     has_budget: bool
     arguments: bytes  # the rules as reserve.lua reads them, packed
     num_arguments: int
-    key_number: int  # tells keys apart in ``turn_of``
 
     def check_fits(self, *, tokens: int, budget_tokens: int, nano_usd: int) -> None:
         """Raises InvalidRequest for what waiting would never help, so that it is not a 429."""
@@ -104,7 +102,6 @@ def quota_plan(grant: Grant, model: str, *, is_recorded: bool = True) -> QuotaPl
         has_budget=any(rule.has_budget for rule in rules),
         arguments=pack_arguments(*arguments),
         num_arguments=len(arguments),
-        key_number=crc32(grant.key.key_hash.encode()),
     )
 
 

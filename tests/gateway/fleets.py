@@ -1,6 +1,7 @@
 """Replicas that were never asked for anything: a fleet for decisions alone."""
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from random import Random
 from typing import Any
 
@@ -94,15 +95,21 @@ def inference_request(
     )
 
 
+@lru_cache
+def grant_of(tenant: str, admission: AdmissionPolicy) -> Grant:
+    """The same for the same: a policy that is in force."""
+    key = ApiKeyRecord(key_id="k", key_hash="h", key_prefix="p")
+    policy = TenantPolicy(tenant_id=tenant_id(tenant), tier="free")
+    return Grant(policy, key, TIERS["free"], admission, b"s" * 32)
+
+
 def context_of(
     tenant: str, admission: AdmissionPolicy, request: InferenceRequest
 ) -> RequestContext:
-    key = ApiKeyRecord(key_id="k", key_hash="h", key_prefix="p")
-    policy = TenantPolicy(tenant_id=tenant_id(tenant), tier="free")
     return RequestContext(
         request_id=f"req_{tenant}",
         event_id=tenant,
-        grant=Grant(policy, key, TIERS["free"], admission, b"s" * 32),
+        grant=grant_of(tenant, admission),
         request=request,
         admitted_at=SYSTEM_CLOCK.now(),
         started_monotonic_s=0.0,

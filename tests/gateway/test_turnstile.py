@@ -1,11 +1,15 @@
 """What waiting costs, and whom: one replica that is told what it has to do, on a clock by hand."""
 
 import asyncio
+import dataclasses
 
+import msgspec
 import pytest
 
 from contracts.admission import AdmissionPolicy, ServiceClass
+from contracts.fallbacks import FallbackChain
 from contracts.names import tenant_id
+from contracts.policy import TenantPolicy
 from gateway.api.context import Operation, RequestContext
 from gateway.clock import Clock
 from gateway.errors import Overloaded
@@ -172,3 +176,105 @@ async def test_who_may_go_is_not_held_back_by_batch_that_waits() -> None:
     chat = context_of("chat", impatient, ask("chat").request)
     assert gate.turnstile.enter(chat, Meter(), 1) is None
     gate.is_done_with(stay)
+
+
+IN_TIME = AdmissionPolicy(ttft_target_ms=500)
+BODY = b'{"messages": [{"role": "user", "content": "as it came"}], "model": "m"}'
+
+
+def in_time(tenant: str, prompt_tokens: int = 100) -> RequestContext:
+    return context_of(tenant, IN_TIME, ask(tenant, prompt_tokens=prompt_tokens).request)
+
+
+def is_refused_unread(gate: Gate, tenant: str, turn: int, body: bytes = BODY) -> bool:
+    try:
+        gate.turnstile.check(in_time(tenant).grant, body, turn)
+    except Overloaded:
+        return True
+    return False
+
+
+def refused_once(gate: Gate, context: RequestContext) -> Overloaded:
+    with pytest.raises(Overloaded) as refusal:
+        gate.turnstile.enter(context, Meter(), 1)
+    return refusal.value
+
+
+async def test_who_asks_as_was_refused_a_moment_ago_is_refused_unread() -> None:
+    gate = Gate()
+    gate.is_busy_with(2_000)
+    assert not is_refused_unread(gate, "flood", 2)
+    refused_once(gate, in_time("flood"))
+    assert is_refused_unread(gate, "flood", 2)
+    assert not is_refused_unread(gate, "quiet", 2)
+    assert not is_refused_unread(gate, "flood", 2, BODY.replace(b'"m"', b'"n"'))
+    gate.now_s += 0.06
+    assert not is_refused_unread(gate, "flood", 3)
+
+
+async def test_who_is_refused_unread_gets_a_turn_of_its_own() -> None:
+    gate = Gate()
+    gate.is_busy_with(2_000)
+    first_ms = refused_once(gate, in_time("flood")).retry_after_ms
+    with pytest.raises(Overloaded) as unread:
+        gate.turnstile.check(in_time("flood").grant, BODY, 2)
+    told_ms = unread.value.retry_after_ms
+    assert told_ms is not None
+    assert first_ms is not None
+    assert told_ms > first_ms >= 1_500
+    gate.now_s += told_ms / 1e3
+    gate.is_busy_with(2_000)
+    refused_once(gate, in_time("flood"))
+    assert not is_refused_unread(gate, "flood", 2)
+    assert is_refused_unread(gate, "flood", 3)
+
+
+async def test_everybody_is_looked_at_once_a_replica_has_got_on() -> None:
+    gate = Gate()
+    gate.is_busy_with(2_000)
+    stay = gate.is_busy_with(100)
+    refused_once(gate, in_time("flood"))
+    assert is_refused_unread(gate, "flood", 2)
+    gate.fleet.end(stay)
+    assert not is_refused_unread(gate, "flood", 3)
+
+
+async def test_a_smaller_prompt_is_looked_at_where_it_might_go() -> None:
+    """Late are the long ones only: a prompt of no tokens would be in time."""
+    gate = Gate()
+    gate.is_busy_with(300)
+    refused_once(gate, in_time("flood", prompt_tokens=400))
+    assert not is_refused_unread(gate, "flood", 2)
+
+
+async def test_who_may_be_served_by_another_is_looked_at() -> None:
+    gate = Gate()
+    gate.is_busy_with(2_000)
+    context = in_time("lucky")
+    policy = TenantPolicy(
+        tenant_id=tenant_id("lucky"), tier="free", fallbacks=(FallbackChain(model="m"),)
+    )
+    refused_once(
+        gate,
+        msgspec.structs.replace(context, grant=dataclasses.replace(context.grant, tenant=policy)),
+    )
+    assert not is_refused_unread(gate, "lucky", 2)
+
+
+async def test_who_asks_for_an_alias_is_looked_at() -> None:
+    """It may stand for several models."""
+    gate = Gate()
+    gate.is_busy_with(2_000)
+    context = in_time("flood")
+    request = msgspec.structs.replace(context.request, model_requested="default")
+    refused_once(gate, msgspec.structs.replace(context, request=request))
+    assert not is_refused_unread(gate, "flood", 2, BODY.replace(b'"m"', b'"default"'))
+
+
+async def test_a_new_policy_is_looked_at_anew() -> None:
+    gate = Gate()
+    gate.is_busy_with(2_000)
+    refused_once(gate, in_time("flood"))
+    grant = in_time("flood").grant
+    anew = dataclasses.replace(grant, tenant=msgspec.structs.replace(grant.tenant))
+    gate.turnstile.check(anew, BODY, 2)

@@ -32,6 +32,7 @@ STEP_S, PREFILL_S, DECODE_S = 0.008, 0.005, 0.006  # each step, each token of a 
 _LIMITS = SchedulerLimits(block_size=16, max_num_seqs=32, max_num_batched_tokens=128)
 _NUM_BLOCKS = 1_400
 _REPORT_S = 1.0
+_BODY = b'{"model": "m"}'
 _TOKEN = SampledToken(5, is_finite=True)
 _IDENTITY = PrefixIdentity("virtual", "float32")
 
@@ -198,6 +199,7 @@ class VirtualFleet:
         loop, meter, policy = asyncio.get_running_loop(), Meter(), context.grant.admission
         waiting = None
         try:
+            self._turnstile.check(context.grant, _BODY, visit.turn)
             waiting = self._turnstile.enter(context, meter, visit.turn)
             if waiting is not None:
                 await waiting.holder.called
