@@ -1,12 +1,13 @@
 """A server that takes an engine's time and does none of its work, for what happens before one.
 
-    python -m benchmarks.engine_stand_in
+    python -m benchmarks.engine_stand_in [--pause-s 0.4 --every-s 5]
 
 Prints its port.  Steps as a replica does: running answers first, then prompts, first come first
 served, under a budget of tokens; a step's time is a line through its tokens.  It reports its load
-in a replica's words.
+in a replica's words.  Now and then it may stand still, as one does whose neighbour takes the host.
 """
 
+import argparse
 import asyncio
 import json
 import subprocess
@@ -47,11 +48,13 @@ class Job:
 
 
 class StandIn:
-    def __init__(self) -> None:
+    def __init__(self, pause_s: float = 0.0, every_s: float = 1.0) -> None:
+        self._pause_s, self._every_s = pause_s, every_s
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
         self._is_stepping = False
+        self._pause_at_s = self._loop.time() + every_s
 
     def submit(self, job: Job) -> None:
         self._waiting.append(job)
@@ -95,12 +98,25 @@ class StandIn:
                 through.append(job)
         num_prefilled = STEP_TOKENS - len(decoding) - room
         duration_s = STEP_S + PREFILL_S * num_prefilled + DECODE_S * len(decoding)
-        self._loop.call_later(duration_s, self._retire, [*decoding, *through])
+        self._loop.call_later(
+            duration_s + self._standstill_s(), self._retire, [*decoding, *through]
+        )
+
+    def _standstill_s(self) -> float:
+        """If it is due."""
+        now_s = self._loop.time()
+        if now_s < self._pause_at_s:
+            return 0.0
+        self._pause_at_s = now_s + self._every_s
+        return self._pause_s
 
     def _retire(self, jobs: list[Job]) -> None:
         for job in jobs:
+            if job.transport.is_closing():
+                continue
             job.num_generated += 1
-            job.transport.write(_CHUNK)
+            # As a replica does, whose head says that it has begun.
+            job.transport.write(HEAD + _CHUNK if job.num_generated == 1 else _CHUNK)
             if job.num_generated == job.answer_tokens:
                 job.transport.write(_end_of(job))
                 self._running.remove(job)
@@ -142,7 +158,6 @@ class Connection(asyncio.Protocol):
         else:
             asked = msgspec.json.decode(self._body, type=Asked)
             num_tokens = max(1, len(bytes(asked.messages)) // _BYTES_A_TOKEN)
-            self._transport.write(HEAD)
             self._engine.submit(Job(self._transport, num_tokens, num_tokens, asked.max_tokens))
 
     def _document(self) -> object:
@@ -156,8 +171,8 @@ class Connection(asyncio.Protocol):
         self._transport.write(head % (status, len(body)) + body)
 
 
-async def serve() -> None:
-    engine = StandIn()
+async def serve(pause_s: float, every_s: float) -> None:
+    engine = StandIn(pause_s, every_s)
     server = await asyncio.get_running_loop().create_server(
         lambda: Connection(engine), "127.0.0.1", 0, backlog=4096
     )
@@ -166,9 +181,10 @@ async def serve() -> None:
 
 
 @contextmanager
-def engine_stand_in() -> Iterator[str]:
+def engine_stand_in(pause_s: float = 0.0, every_s: float = 1.0) -> Iterator[str]:
     """Its URL; a process of its own, for the length of the block."""
-    command = [sys.executable, "-m", "benchmarks.engine_stand_in"]
+    how = ["--pause-s", str(pause_s), "--every-s", str(every_s)]
+    command = [sys.executable, "-m", "benchmarks.engine_stand_in", *how]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -178,4 +194,8 @@ def engine_stand_in() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    uvloop.run(serve())
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pause-s", type=float, default=0.0)
+    parser.add_argument("--every-s", type=float, default=1.0)
+    given = parser.parse_args()
+    uvloop.run(serve(given.pause_s, given.every_s))

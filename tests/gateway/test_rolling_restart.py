@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from contracts.usage import Outcome
@@ -25,6 +25,7 @@ class Balancer:
 
     gateways: list[Gateway]
     key: str
+    members: Mapping[str, object] = field(default_factory=dict)  # of each request's body
     replies: list[Reply] = field(default_factory=list)
     is_over: bool = False
 
@@ -32,7 +33,7 @@ class Balancer:
         turn = number
         while not self.is_over:
             turn += 1
-            body = chat(f"{number} {turn}", stream=turn % 2 == 0)
+            body = chat(f"{number} {turn}", stream=turn % 2 == 0, **self.members)
             reply = await self._ask(self.gateways[turn % 2], body)
             if reply is not None:
                 self.replies.append(reply)
