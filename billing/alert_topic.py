@@ -5,7 +5,7 @@ At least once: the header ``ce_id`` is the same each time.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from aiokafka import AIOKafkaProducer
@@ -19,8 +19,11 @@ _CLOSE_DEADLINE_S: Final = 2.0
 
 
 class AlertTopic:
-    def __init__(self, brokers: Mapping[str, Any], topic: str) -> None:
-        """``brokers``: where they are and how they are spoken to, as aiokafka's arguments."""
+    def __init__(self, brokers: Callable[[], Mapping[str, Any]], topic: str) -> None:
+        """``brokers``: where they are and how they are spoken to, as aiokafka's arguments.
+
+        Asked at every alert: certificates are exchanged while we run.
+        """
         self._brokers = brokers
         self._topic = topic
 
@@ -32,7 +35,7 @@ class AlertTopic:
             raise AlertTopicUnavailable(f"alerts' topic: {type(exc).__name__}") from exc
 
     async def _send(self, alert_id: str, tenant_id: str, document: bytes) -> None:
-        producer = AIOKafkaProducer(**self._brokers, acks="all")
+        producer = AIOKafkaProducer(**self._brokers(), acks="all")
         try:
             async with asyncio.timeout(_DEADLINE_S):
                 await producer.start()

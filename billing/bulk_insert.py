@@ -1,24 +1,35 @@
 """Many rows at once, the way each database takes them fastest.
 
-SQLite: one prepared statement for all rows; its writer is alone, so what is new can be looked up
-first.  PostgreSQL: ``COPY``, and for rows that may be there already into a staging table, so that
-the database decides what is new, also between two consumers.
+SQLite: one prepared statement for all rows.  PostgreSQL: ``COPY``, in the binary format, which
+neither side has to read as text.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Column, Connection, Select, Table, TextClause, select, text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    LargeBinary,
+    Select,
+    Table,
+    Text,
+    TextClause,
+    select,
+    text,
+)
+from sqlalchemy.types import TypeEngine
 
 from billing.errors import LedgerUnavailable
 from billing.ledger_schema import usage_events
 from billing.records import EventKey
 
 _KEYS_AT_ONCE: Final = 400  # SQLite before 3.32 takes 999 parameters
-_STAGING: Final = "staged_usage_events"
 
 Row = tuple[object, ...]  # in the order of the table's columns
 T = TypeVar("T")
@@ -28,7 +39,7 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[Row]) -> No
     if not rows:
         return
     if connection.dialect.name == "postgresql":
-        _copy(connection, table.name, table, rows)
+        _copy(connection, table, rows)
         return
     columns = ", ".join(table.columns.keys())
     places = ", ".join("?" * len(table.columns))
@@ -44,22 +55,6 @@ def insert_once(table: Table) -> TextClause:
         f"INSERT INTO {table.name} ({', '.join(columns)}) "
         f"VALUES ({', '.join(f':{name}' for name in columns)}) ON CONFLICT DO NOTHING"
     )
-
-
-def insert_new_events(connection: Connection, rows: Sequence[Row]) -> set[EventKey]:
-    """Adds those that are not there yet; returns their keys.  ``rows`` differ in their keys.
-
-    Key columns come first in ``usage_events``.
-    """
-    if not rows:
-        return set()
-    if connection.dialect.name == "postgresql":
-        return _insert_new_staged(connection, rows)
-    by_key: dict[EventKey, Row] = {_key(row): row for row in rows}
-    for key in known_keys(connection, by_key):
-        del by_key[key]
-    insert_rows(connection, usage_events, list(by_key.values()))
-    return set(by_key)
 
 
 def known_keys(connection: Connection, keys: Collection[EventKey]) -> set[EventKey]:
@@ -87,29 +82,20 @@ def in_parts(keys: Sequence[T]) -> Iterator[Sequence[T]]:
         yield keys[start : start + _KEYS_AT_ONCE]
 
 
-def _insert_new_staged(connection: Connection, rows: Sequence[Row]) -> set[EventKey]:
-    """In the order of their keys, so that two consumers never wait for each other in a circle."""
-    connection.execute(
-        text(
-            f"CREATE TEMPORARY TABLE IF NOT EXISTS {_STAGING} "
-            "(LIKE usage_events INCLUDING DEFAULTS) ON COMMIT DELETE ROWS"
-        )
-    )
-    _copy(connection, _STAGING, usage_events, rows)
-    inserted = connection.execute(
-        text(
-            f"INSERT INTO usage_events SELECT * FROM {_STAGING} ORDER BY tenant_id, event_id "
-            "ON CONFLICT DO NOTHING RETURNING tenant_id, event_id"
-        )
-    )
-    return {(row[0], row[1]) for row in inserted.cursor.fetchall()}
+_POSTGRES_TYPES: Final[Mapping[type[TypeEngine[Any]], str]] = {
+    Text: "text",
+    BigInteger: "int8",
+    Boolean: "bool",
+    LargeBinary: "bytea",
+}
 
 
-def _copy(connection: Connection, target: str, table: Table, rows: Sequence[Row]) -> None:
+def _copy(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
     columns = ", ".join(table.columns.keys())
     driver: Any = connection.connection.driver_connection  # Any: SQLAlchemy does not say which
-    command = f"COPY {target} ({columns}) FROM STDIN"
+    command = f"COPY {table.name} ({columns}) FROM STDIN (FORMAT BINARY)"
     with _translated(connection), driver.cursor() as cursor, cursor.copy(command) as copy:
+        copy.set_types([_POSTGRES_TYPES[type(column.type)] for column in table.columns])
         for row in rows:
             copy.write_row(row)
 
@@ -122,10 +108,3 @@ def _translated(connection: Connection) -> Iterator[None]:
         yield
     except dbapi.Error as exc:
         raise LedgerUnavailable(f"ledger: {type(exc).__name__}: {exc}") from exc
-
-
-def _key(row: Row) -> EventKey:
-    tenant_id, event_id = row[:2]
-    assert isinstance(tenant_id, str)
-    assert isinstance(event_id, str)
-    return tenant_id, event_id

@@ -18,26 +18,21 @@ _KEY: Final = ("tenant_id", "day", "key_id", "model")
 _COLUMNS: Final = tuple(daily_usage.columns.keys())
 _SUMS: Final = tuple(name for name in _COLUMNS if name not in _KEY)
 _INSERT: Final = f"INSERT INTO daily_usage ({', '.join(_COLUMNS)}) "
-_OR_ADD: Final = f" ON CONFLICT ({', '.join(_KEY)}) DO UPDATE SET " + ", ".join(
+OR_ADD: Final = f"ON CONFLICT ({', '.join(_KEY)}) DO UPDATE SET " + ", ".join(
     f"{name} = daily_usage.{name} + excluded.{name}" for name in _SUMS
 )
-_ADD: Final = text(f"{_INSERT} VALUES ({', '.join(f':{name}' for name in _COLUMNS)}) {_OR_ADD}")
+_ADD: Final = text(f"{_INSERT} VALUES ({', '.join(f':{name}' for name in _COLUMNS)}) {OR_ADD}")
 _ADD_ARRAYS: Final = text(  # one statement for all rows: PostgreSQL takes that far faster
     f"{_INSERT} SELECT * FROM unnest("
     + ", ".join(
         f"CAST(:{column.name} AS {'bigint' if isinstance(column.type, BigInteger) else 'text'}[])"
         for column in daily_usage.columns
     )
-    + f") {_OR_ADD}"
+    + f") {OR_ADD}"
 )
 
 Posted = tuple[UsageEvent, Sequence[Charge]]
 _Sums = dict[str, int]
-
-
-def add_events(connection: Connection, posted: Iterable[Posted]) -> None:
-    """Events that are new in the ledger, and what they were charged, if there was a price."""
-    _add(connection, ((event, charges, 1) for event, charges in posted))
 
 
 def add_charges(connection: Connection, posted: Iterable[Posted]) -> None:

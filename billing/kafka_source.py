@@ -38,14 +38,17 @@ class KafkaSource:
     def __init__(
         self,
         *,
-        brokers: Mapping[str, Any],
+        brokers: Callable[[], Mapping[str, Any]],
         topic: str,
         group: str,
         session_timeout_s: float,
         stall_timeout_s: float,
         next_offset: NextOffset,
     ) -> None:
-        """``brokers``: where they are and how they are spoken to, as aiokafka's arguments."""
+        """``brokers``: where they are and how they are spoken to, as aiokafka's arguments.
+
+        Asked at every connection: certificates are exchanged while we run.
+        """
         self._brokers = brokers
         self._topic = topic
         self._group = group
@@ -88,7 +91,7 @@ class KafkaSource:
 
     async def _connect(self) -> "_Session":
         consumer = AIOKafkaConsumer(
-            **self._brokers,
+            **self._brokers(),
             group_id=self._group,
             enable_auto_commit=False,
             auto_offset_reset="none",  # never jump: an offset that is gone is for a person to see
@@ -128,7 +131,7 @@ class KafkaSource:
 def num_unread(brokers: Mapping[str, Any], topic: str, next_offset: NextOffset) -> int:
     """Records that the brokers hold and the ledger has not read.  Blocks: no event loop's thread.
 
-    ``brokers``: as ``KafkaSource`` has it.
+    ``brokers``: as ``KafkaSource`` gets them.
 
     Raises SourceUnavailable, also where the ledger stands behind a partition's end: of a topic
     that was made anew nobody can say what has been read.

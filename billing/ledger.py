@@ -5,7 +5,7 @@ before it is set, so a second consumer or a zombie cannot post from a place the 
 Entries are only added.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -15,12 +15,10 @@ from billing.audit import QuotaLoss
 from billing.bulk_insert import (
     Row,
     in_parts,
-    insert_new_events,
     insert_once,
     insert_rows,
-    rows_by_key,
 )
-from billing.daily_usage import add_charges, add_events
+from billing.daily_usage import add_charges
 from billing.dead_letter import DeadLetter, DeadReason
 from billing.errors import OffsetConflict
 from billing.late import LatestInvoices, latest_invoices
@@ -41,6 +39,7 @@ from billing.pricing import PriceBook
 from billing.rating import Charge
 from billing.recorded_prices import record_prices
 from billing.records import EventKey
+from billing.staging import post_staged
 from contracts.usage import UsageEvent, decode_usage_event
 
 _EVENTS_PER_TRANSACTION = 500
@@ -86,15 +85,13 @@ class Ledger:
     def post(self, batch: RatedBatch) -> PostResult:
         """Raises OffsetConflict, having changed nothing, if the ledger stands elsewhere."""
         posted_at_us = microseconds(self._now())
-        rows = [_event_row(batch.source_id, posting, posted_at_us) for posting in batch.postings]
         with translated_errors(), self._engine.begin() as connection:
             books_shared(connection)
             _advance(connection, batch)
-            fresh, known = _insert_events(connection, rows, batch.postings)
-            _insert_entries(connection, fresh)
-            add_events(connection, ((p.event, p.charges or ()) for p in fresh))
-            dead = [*batch.dead_letters, *_contradictions(connection, known, posted_at_us)]
+            posted = post_staged(connection, batch.source_id, batch.postings, posted_at_us)
+            dead = [*batch.dead_letters, *_contradictions(connection, posted.repeats, posted_at_us)]
             num_dead = _post_dead_letters(connection, batch.source_id, dead)
+        fresh = posted.fresh
         num_events = len(batch.postings) + len(batch.dead_letters)
         return PostResult(
             num_events=num_events,
@@ -170,36 +167,16 @@ def _advance(connection: Connection, batch: RatedBatch) -> None:
         )
 
 
-def _insert_events(
-    connection: Connection, rows: Sequence[Row], postings: Sequence[Posting]
-) -> tuple[list[Posting], list[Posting]]:
-    """(new, those whose key the ledger or this batch already had)."""
-    first = {
-        _key(posting.event): row
-        for posting, row in reversed(list(zip(postings, rows, strict=True)))
-    }
-    inserted = insert_new_events(connection, list(first.values()))
-    fresh: list[Posting] = []
-    known: list[Posting] = []
-    for posting in postings:
-        key = _key(posting.event)
-        (fresh if key in inserted else known).append(posting)
-        inserted.discard(key)
-    return fresh, known
-
-
 def _contradictions(
-    connection: Connection, known: Sequence[Posting], posted_at_us: int
+    connection: Connection, repeats: Sequence[tuple[Posting, bytes]], posted_at_us: int
 ) -> list[DeadLetter]:
     """A repeat is the same event again; anything else under its id must not vanish as one.
 
     But for what an auditor has recovered: what its gateway says after all stands beside it.
     """
-    stored = _stored_payloads(connection, {_key(posting.event) for posting in known})
     reports: list[LateReport] = []
     contradicting: list[Posting] = []
-    for posting in known:
-        payload = stored[_key(posting.event)]
+    for posting, payload in repeats:
         if payload == posting.payload or posting.event.is_recovered:
             continue
         event = decode_usage_event(payload)
@@ -213,15 +190,6 @@ def _contradictions(
     return [_contradictory(posting) for posting in contradicting]
 
 
-def _stored_payloads(connection: Connection, keys: Collection[EventKey]) -> dict[EventKey, bytes]:
-    columns = usage_events.c
-    query = select(columns.tenant_id, columns.event_id, columns.payload)
-    return {
-        (tenant_id, event_id): payload
-        for tenant_id, event_id, payload in rows_by_key(connection, query, usage_events, keys)
-    }
-
-
 def _contradictory(posting: Posting) -> DeadLetter:
     return DeadLetter(
         posting.offset,
@@ -229,14 +197,6 @@ def _contradictory(posting: Posting) -> DeadLetter:
         "its event id is in the ledger with other content",
         posting.payload,
     )
-
-
-def _insert_entries(connection: Connection, postings: Sequence[Posting]) -> None:
-    late = latest_invoices(connection, {p.event.tenant_id for p in postings})
-    entries = [row for p in postings if p.charges for row in _entry_rows(p.event, p.charges, late)]
-    insert_rows(connection, ledger_entries, entries)
-    waiting = [_unpriced_row(p.event) for p in postings if p.charges is None]
-    insert_rows(connection, unpriced_events, waiting)
 
 
 def _post_dead_letters(
@@ -309,33 +269,6 @@ def _key(event: UsageEvent) -> EventKey:
 # Rows, in the order of their table's columns
 
 
-def _event_row(source_id: str, posting: Posting, posted_at_us: int) -> Row:
-    event = posting.event
-    return (
-        event.tenant_id,
-        event.event_id,
-        event.request_id,
-        event.model,
-        microseconds(event.occurred_at),
-        event.input_uncached_tokens,
-        event.input_cache_read_tokens,
-        event.output_text_tokens,
-        source_id,
-        posting.offset,
-        posting.payload,
-        event.key_id,
-        event.tier,
-        event.outcome.value,
-        event.usage_source.value,
-        event.input_cache_write_tokens,
-        event.output_reasoning_tokens,
-        event.gateway_boot_id,
-        event.gateway_seq,
-        event.is_recovered,
-        posted_at_us,
-    )
-
-
 def _entry_rows(event: UsageEvent, charges: Sequence[Charge], late: LatestInvoices) -> list[Row]:
     tenant_id, event_id, model = event.tenant_id, event.event_id, event.model
     at_us = microseconds(event.occurred_at)
@@ -354,10 +287,6 @@ def _entry_rows(event: UsageEvent, charges: Sequence[Charge], late: LatestInvoic
         )
         for charge in charges
     ]
-
-
-def _unpriced_row(event: UsageEvent) -> Row:
-    return event.tenant_id, event.event_id, event.model
 
 
 def _dead_letter_row(source_id: str, letter: DeadLetter) -> Row:

@@ -172,6 +172,7 @@ def _set_up_writer(connection: SqliteConnection, _record: object) -> None:
     )  # readers and the writer do not wait for each other
     connection.execute("PRAGMA synchronous = FULL")  # a committed offset survives a power cut
     connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA temp_store = MEMORY")  # what is staged is gone after its transaction
 
 
 def _set_up_reader(connection: SqliteConnection, _record: object) -> None:

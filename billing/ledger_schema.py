@@ -32,8 +32,8 @@ from billing.pricing import TokenClass
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
-_PICO_USD_PER_MICRO_USD: Final = 10**6
-_US_PER_DAY: Final = 86_400_000_000
+PICO_USD_PER_MICRO_USD: Final = 10**6
+US_PER_DAY: Final = 86_400_000_000
 
 APPEND_ONLY: Final = (
     "usage_events",
@@ -262,20 +262,20 @@ def sum_pico_usd() -> tuple[ColumnElement[int], ColumnElement[int]]:
     """
     pico_usd = ledger_entries.c.pico_usd
     return (
-        func.coalesce(func.sum(pico_usd // _PICO_USD_PER_MICRO_USD), 0),
-        func.coalesce(func.sum(pico_usd % _PICO_USD_PER_MICRO_USD), 0),
+        func.coalesce(func.sum(pico_usd // PICO_USD_PER_MICRO_USD), 0),
+        func.coalesce(func.sum(pico_usd % PICO_USD_PER_MICRO_USD), 0),
     )
 
 
 def split_pico_usd(pico_usd: int) -> tuple[int, int]:
     """(whole micro-dollars, rest): what ``joined_pico_usd`` joins again."""
-    return divmod(pico_usd, _PICO_USD_PER_MICRO_USD)
+    return divmod(pico_usd, PICO_USD_PER_MICRO_USD)
 
 
 def day_of(instant_us: int) -> int:
     """Days since 1970, UTC."""
-    return instant_us // _US_PER_DAY
+    return instant_us // US_PER_DAY
 
 
 def joined_pico_usd(micro_usd: int, rest_pico_usd: int) -> int:
-    return int(micro_usd) * _PICO_USD_PER_MICRO_USD + int(rest_pico_usd)
+    return int(micro_usd) * PICO_USD_PER_MICRO_USD + int(rest_pico_usd)

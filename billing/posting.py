@@ -3,19 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import attrgetter
 
 import msgspec
 
 from billing.dead_letter import DeadLetter, DeadReason
 from billing.money import MAX_TOKENS_PER_CLASS
 from billing.pricing import PriceBook
-from billing.rating import Charge, charged_tokens, rate, tokens_by_class
+from billing.rating import Charge, charged_counts, rate, token_counts
 from billing.records import Batch, Record
 from contracts.errors import ContractError
 from contracts.names import tenant_id
 from contracts.usage import UsageEvent, decode_usage_event
 
 _MAX_TEXT_CHARS = 512
+_TEXTS = ("event_id", "request_id", "model", "key_id", "tier", "gateway_boot_id")
+_texts_of = attrgetter(*_TEXTS)
 _MAX_SEQ = 2**63 - 1
 # Outside these a timestamp is a broken clock, and arithmetic on it may leave datetime's range.
 _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
@@ -54,7 +57,7 @@ def charges_for(event: UsageEvent, price_book: PriceBook) -> tuple[Charge, ...] 
     """None: unpriced.  An event without tokens owes nothing under any price."""
     price = price_book.at(event.model, event.occurred_at, tier=event.tier)
     if price is None:
-        return None if any(charged_tokens(event).values()) else ()
+        return None if any(charged_counts(event)) else ()
     return rate(event, price)
 
 
@@ -77,18 +80,27 @@ def _implausible(event: UsageEvent) -> str | None:
         tenant_id(event.tenant_id)
     except ContractError as exc:
         return str(exc)
-    for name in ("event_id", "request_id", "model", "key_id", "tier", "gateway_boot_id"):
-        text = getattr(event, name)
-        if not 0 < len(text) <= _MAX_TEXT_CHARS or not text.isprintable():
-            return (
-                f"expected {name} of 1 to {_MAX_TEXT_CHARS} printable characters, got {len(text)}"
-            )
-    if max(tokens_by_class(event).values()) > MAX_TOKENS_PER_CLASS:
+    texts = _texts_of(event)
+    if not (
+        "".join(texts).isprintable() and all(texts) and max(map(len, texts)) <= _MAX_TEXT_CHARS
+    ):
+        return _wrong_text(texts)
+    tokens = token_counts(event)
+    if max(tokens) > MAX_TOKENS_PER_CLASS:
         return f"expected at most {MAX_TOKENS_PER_CLASS} tokens of one class in a request"
-    if event.settled_tokens not in (None, event.total_tokens):
-        return f"expected classes that sum to {event.settled_tokens}, got {event.total_tokens}"
+    if event.settled_tokens is not None and event.settled_tokens != sum(tokens):
+        return f"expected classes that sum to {event.settled_tokens}, got {sum(tokens)}"
     if event.gateway_seq > _MAX_SEQ:
         return f"expected a gateway_seq of at most {_MAX_SEQ}"
     if not _EARLIEST <= event.occurred_at < _LATEST:
         return f"expected occurred_at from {_EARLIEST:%Y} to {_LATEST:%Y}, got {event.occurred_at}"
+    return None
+
+
+def _wrong_text(texts: Sequence[str]) -> str | None:
+    for name, found in zip(_TEXTS, texts, strict=True):
+        if not 0 < len(found) <= _MAX_TEXT_CHARS or not found.isprintable():
+            return (
+                f"expected {name} of 1 to {_MAX_TEXT_CHARS} printable characters, got {len(found)}"
+            )
     return None

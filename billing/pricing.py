@@ -27,6 +27,9 @@ class TokenClass(StrEnum):
     OUTPUT_REASONING = "output_reasoning"
 
 
+TOKEN_CLASSES: Final = tuple(TokenClass)
+"""In the order in which counts and rates are told without their names."""
+
 PRICED_AS: Final[Mapping[TokenClass, TokenClass]] = {
     TokenClass.INPUT_CACHE_WRITE: TokenClass.INPUT_UNCACHED,
     TokenClass.OUTPUT_REASONING: TokenClass.OUTPUT_TEXT,
@@ -49,11 +52,13 @@ class Price:
     tier: str | None = None  # None: of every tier that has no price of its own
     is_large_step: bool = False  # meant to be far from the price before it
     pico_usd_per_token: Mapping[TokenClass, int] = field(init=False, compare=False, repr=False)
+    rates: Sequence[int] = field(init=False, compare=False, repr=False)  # those, by TOKEN_CLASSES
 
     def __post_init__(self) -> None:
         named = {c: pico_usd_per_token(usd) for c, usd in self.usd_per_million_tokens.items()}
         every = {c: named[c] if c in named else named[PRICED_AS[c]] for c in TokenClass}
         object.__setattr__(self, "pico_usd_per_token", every)
+        object.__setattr__(self, "rates", tuple(every.values()))
 
     def covers(self, instant: datetime) -> bool:
         return self.effective_from <= instant and (
@@ -85,7 +90,10 @@ class PriceBook:
         return self._at(model, None, instant) if price is None else price
 
     def _at(self, model: str, tier: str | None, instant: datetime) -> Price | None:
-        return next((p for p in self._by_model.get((model, tier), ()) if p.covers(instant)), None)
+        for price in self._by_model.get((model, tier), ()):
+            if price.covers(instant):
+                return price
+        return None
 
 
 def _check_ids(prices: Sequence[Price]) -> None:

@@ -6,8 +6,10 @@ from decimal import Decimal
 import msgspec
 
 from billing.money import usd_from_pico_usd
-from billing.pricing import Price, TokenClass
+from billing.pricing import TOKEN_CLASSES, Price, TokenClass
 from contracts.usage import OutputCharge, UsageEvent
+
+Counts = tuple[int, int, int, int, int]  # by TOKEN_CLASSES
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False):  # made three times an event
@@ -25,38 +27,52 @@ class Charge(msgspec.Struct, frozen=True, gc=False):  # made three times an even
 
 def tokens_by_class(event: UsageEvent) -> Mapping[TokenClass, int]:
     """All that were processed."""
-    return {
-        TokenClass.INPUT_UNCACHED: event.input_uncached_tokens,
-        TokenClass.INPUT_CACHE_READ: event.input_cache_read_tokens,
-        TokenClass.INPUT_CACHE_WRITE: event.input_cache_write_tokens,
-        TokenClass.OUTPUT_TEXT: event.output_text_tokens,
-        TokenClass.OUTPUT_REASONING: event.output_reasoning_tokens,
-    }
+    return dict(zip(TOKEN_CLASSES, token_counts(event), strict=True))
 
 
 def charged_tokens(event: UsageEvent) -> Mapping[TokenClass, int]:
-    """Those that the tenant's policy has paid for: all, or of the output what was delivered.
+    """Those that the tenant's policy has paid for."""
+    return dict(zip(TOKEN_CLASSES, charged_counts(event), strict=True))
+
+
+def token_counts(event: UsageEvent) -> Counts:
+    """``tokens_by_class`` without the names."""
+    return (
+        event.input_uncached_tokens,
+        event.input_cache_read_tokens,
+        event.input_cache_write_tokens,
+        event.output_text_tokens,
+        event.output_reasoning_tokens,
+    )
+
+
+def charged_counts(event: UsageEvent) -> Counts:
+    """All, or of the output what was delivered.
 
     An answer reasons first, so what was delivered of it is reasoning before it is text.
     """
-    if event.output_charge is OutputCharge.GENERATED or event.delivered_tokens is None:
-        return tokens_by_class(event)
+    if event.delivered_tokens is None or event.output_charge is OutputCharge.GENERATED:
+        return token_counts(event)
     reasoning = min(event.delivered_tokens, event.output_reasoning_tokens)
     text = min(event.delivered_tokens - reasoning, event.output_text_tokens)
-    return {
-        **tokens_by_class(event),
-        TokenClass.OUTPUT_REASONING: reasoning,
-        TokenClass.OUTPUT_TEXT: text,
-    }
+    return (
+        event.input_uncached_tokens,
+        event.input_cache_read_tokens,
+        event.input_cache_write_tokens,
+        text,
+        reasoning,
+    )
 
 
 def rate(event: UsageEvent, price: Price) -> tuple[Charge, ...]:
     """One charge per class that has tokens to be paid for."""
-    rates, price_id = price.pico_usd_per_token, price.price_id
+    price_id = price.price_id
     return tuple(
         [
-            Charge(token_class, tokens, tokens * rates[token_class], price_id)
-            for token_class, tokens in charged_tokens(event).items()
+            Charge(token_class, tokens, tokens * rate, price_id)
+            for token_class, tokens, rate in zip(
+                TOKEN_CLASSES, charged_counts(event), price.rates, strict=True
+            )
             if tokens > 0
         ]
     )

@@ -37,3 +37,4 @@ class KeptAnswer(
     prompt_tokens: Tokens
     cached_prompt_tokens: Tokens
     completion_tokens: Tokens
+    event_id: str | None = None  # of the request that it was generated for; None: not known

@@ -51,7 +51,7 @@ class EventEncoder:
             meter.is_locally_admitted, meter.is_adapter,
         )  # fmt: skip
         known = self._kinds.get(kind)
-        if known is None or outcome is not Outcome.COMPLETED:
+        if known is None or outcome is not Outcome.COMPLETED or meter.parent_event_id is not None:
             event = self._source.event(context, meter, usage, outcome, seq)
             return self._encode_anew(kind, event, context.grant)
         if meter.served is None:  # else the log names another model
@@ -78,7 +78,7 @@ class EventEncoder:
         )
 
     def _encode_anew(self, kind: _Kind, event: UsageEvent, grant: Grant) -> bytes:
-        if event.outcome is Outcome.COMPLETED:
+        if event.outcome is Outcome.COMPLETED and event.parent_event_id is None:
             template = template_of(event)
             if template is not None:
                 if len(self._kinds) >= _MAX_KINDS:

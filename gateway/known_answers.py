@@ -43,11 +43,12 @@ class _Charge:
     context: RequestContext
     settlement: Settlement
 
-    def settle(self, usage: Usage | None, outcome: Outcome | None) -> None:
-        """``None``: the answer has cost nothing."""
+    def settle(self, parent: str | None, usage: Usage | None, outcome: Outcome | None) -> None:
+        """``parent``: whose event is the answer's.  No usage: the answer has cost nothing."""
         if usage is None or outcome is None:
             self.settlement.withdraw()
             return
+        self.trace.meter.parent_event_id = parent
         self.trace.meter.charged_tokens = usage.total_tokens  # no turn: it has run nowhere
         closing = self.settlement.close(usage, outcome)
         self.trace.usage, self.trace.outcome = closing.usage, closing.outcome
@@ -57,7 +58,7 @@ class _Charge:
         if served is not None:
             context = msgspec.structs.replace(self.context, request=served.context.request)
             self.trace.meter.served = _Instead(context, served.plan)
-        self.settle(answer.usage, answer.outcome)
+        self.settle(answer.event_id, answer.usage, answer.outcome)
 
     async def until_kept(self) -> None:
         if self.settlement.closing is not None:
@@ -117,7 +118,7 @@ class KnownAnswers:
         answer = cache.running(tenant, digest)
         if answer is None:
             if charge is not None:
-                charge.settle(None, None)
+                charge.settle(None, None, None)
             answer = cache.begin(tenant, digest, policy, exchange)
             await self._read(answer, exchange, trace, CACHE_MISS)
             return
@@ -150,7 +151,7 @@ class KnownAnswers:
         """A kept answer, charged as policy says.  Raises what a limit says to that."""
         if policy.hit_charge is HitCharge.FULL:
             charge = await self._charge(exchange, trace)
-            charge.settle(usage_of(kept), Outcome.COMPLETED)
+            charge.settle(kept.event_id, usage_of(kept), Outcome.RESPONSE_CACHE_HIT)
             await charge.until_kept()
         trace.status = 200
         send_kept(exchange, kept, answer_head(trace))

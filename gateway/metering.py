@@ -78,6 +78,7 @@ class Meter:
     first_byte_monotonic_s: float | None = None
     is_document: bool = False  # not a stream: its first byte comes with its last
     served: Served | None = None  # by whom, if not as it was asked for
+    parent_event_id: str | None = None  # of whose answer it is read
     num_breaks = 0  # replicas that broke its stream off
     broken_monotonic_s: float | None = None  # since when the client waits for it to go on
     recoveries_s: Sequence[float] = ()  # from each break to the first event behind it
@@ -171,6 +172,9 @@ def _usage_at_end(document: bytes) -> _ReportedUsage | None:
     return _usage_of(document) if usage is None else usage
 
 
+_WHOLE: Final = (Outcome.COMPLETED, Outcome.RESPONSE_CACHE_HIT)
+
+
 @dataclass(frozen=True, slots=True)
 class EventSource:
     """Who writes the events: constant for the life of a process."""
@@ -216,7 +220,7 @@ class EventSource:
             settled_tokens=usage.total_tokens,
             delivered_tokens=(
                 None
-                if outcome is Outcome.COMPLETED
+                if outcome in _WHOLE
                 else min(meter.num_content_events, usage.completion_tokens)
             ),
             output_charge=tenant.output_charge,
@@ -226,6 +230,7 @@ class EventSource:
             attempt=meter.attempt,
             is_locally_admitted=meter.is_locally_admitted,
             adapter=request.model if meter.is_adapter else None,
+            parent_event_id=meter.parent_event_id,
         )
 
     def tpot_ms(self, meter: Meter, usage: Usage) -> float | None:

@@ -73,6 +73,11 @@ def shipping(
     if is_in_charge:  # the workers' numbers are summed
         metrics.read_from(names.GATEWAY_OUTBOX_BYTES, lambda: {(): bound.waiting_bytes}, "gauge")
         metrics.read_from(names.GATEWAY_SHED_EVENTS, lambda: {(): bound.num_shed})
-    brokers = {"bootstrap_servers": settings.kafka_bootstrap, **client_arguments(settings)}
-    shipper = KafkaShipper(brokers, open_pass, metrics.count_shipped)
+    _brokers(settings)  # what is wrong with them from the start ends it
+    shipper = KafkaShipper(partial(_brokers, settings), open_pass, metrics.count_shipped)
     return (shipper.run, bound.run)
+
+
+def _brokers(settings: Settings) -> dict[str, Any]:  # aiokafka has no types
+    """Raises OSError for certificates that cannot be read."""
+    return {"bootstrap_servers": settings.kafka_bootstrap, **client_arguments(settings)}

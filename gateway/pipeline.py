@@ -19,6 +19,7 @@ from gateway.admission.verdict import Reservation
 from gateway.api.context import InferenceRequest, RequestContext
 from gateway.api.errors import error_body, error_event, error_headers, error_status
 from gateway.api.request_body import check_prompt_may_fit, prompt_too_long
+from gateway.clock import event_id_of
 from gateway.completion import Flow, in_task
 from gateway.errors import (
     GatewayError,
@@ -134,7 +135,7 @@ class Pipeline:
         finally:
             stages.access_log.finish(trace)
             if isinstance(exchange, SharedAnswer):
-                exchange.settle(None, None, None)  # unless it is
+                exchange.settle(event_id_of(trace.request_id), None, None, None)  # unless it is
 
     # Admission
 
@@ -199,7 +200,8 @@ class Pipeline:
             closing = settlement.closing or settlement.close(relay.usage(), Outcome.CANCELLED)
             trace.usage, trace.outcome = closing.usage, closing.outcome
             if isinstance(relay.exchange, SharedAnswer):
-                relay.exchange.settle(closing.usage, closing.outcome, trace.meter.served)
+                served = trace.meter.served
+                relay.exchange.settle(context.event_id, closing.usage, closing.outcome, served)
             relay.close()
         if self._stages.desk.waits:
             await closing.until_kept()

@@ -14,12 +14,13 @@ from billing.audit import Account
 from billing.auditor import Accounts, AuditReport
 from billing.errors import SourceUnavailable
 from billing.kafka_source import num_unread
+from billing.kafka_wiring import client_arguments
 from billing.lookup import next_offset, reads_kafka
 from billing.reconciliation import AuditRules, Sources, policy_tenants, reconcile
 from contracts.names import USAGE_TOPIC
 from pandal.errors import NotAudited
 from pandal.fleet_books import FleetBooks, translated
-from pandal.settings import KAFKA_BOOTSTRAP
+from pandal.settings import KAFKA_BOOTSTRAP, CommandSettings
 
 
 def run_audit(books: FleetBooks, sources: Sources, rules: AuditRules) -> AuditReport:
@@ -31,14 +32,9 @@ def run_audit(books: FleetBooks, sources: Sources, rules: AuditRules) -> AuditRe
             raise NotAudited(f"cannot be read: {exc}") from exc
 
 
-def sources_of(
-    books: FleetBooks,
-    *,
-    price_book: Path | None,
-    quota_url: str | None,
-    kafka_bootstrap: str | None,
-) -> Sources:
+def sources_of(books: FleetBooks, price_book: Path | None, settings: CommandSettings) -> Sources:
     """Those of the local fleet, but for what is named: of another ledger only what is named."""
+    quota_url = None if settings.quota_url is None else settings.quota_url.get_secret_value()
     data_dir = books.data_dir
     is_local = books.other_ledger_url is None
     if quota_url is None and is_local:
@@ -50,14 +46,15 @@ def sources_of(
         journals_dir=data_dir.usage_journals if is_local else None,
         quota_url=quota_url,
         policy_tenants=lambda: policy_tenants(data_dir.policies if is_local else None),
-        num_unread=lambda: _num_unread(books.ledger_url, kafka_bootstrap),
+        num_unread=lambda: _num_unread(books.ledger_url, settings),
     )
 
 
-def _num_unread(ledger_url: str, kafka_bootstrap: str | None) -> int:
+def _num_unread(ledger_url: str, settings: CommandSettings) -> int:
     """Raises SourceUnavailable."""
-    if kafka_bootstrap is not None:
-        brokers = {"bootstrap_servers": kafka_bootstrap}
+    bootstrap = settings.kafka_bootstrap
+    if bootstrap is not None:
+        brokers = {"bootstrap_servers": bootstrap, **client_arguments(settings)}
         return num_unread(brokers, USAGE_TOPIC, partial(next_offset, ledger_url))
     if reads_kafka(ledger_url):
         raise SourceUnavailable(f"events come from Kafka, and {KAFKA_BOOTSTRAP} names no broker")

@@ -65,20 +65,13 @@ def audit(
     from pandal.audit import report_json, run_audit, show_report, sources_of
 
     books = books_at(data_dir, ledger_url)
-    settings = CommandSettings()
-    quota_url = settings.quota_url
     rules = AuditRules(
         grace=timedelta(seconds=grace_s),
         patience_s=patience_s,
         span=None if hours is None else timedelta(hours=hours),
         recovers=recover,
     )
-    sources = sources_of(
-        books,
-        price_book=_price_book(price_book),
-        quota_url=None if quota_url is None else quota_url.get_secret_value(),
-        kafka_bootstrap=settings.kafka_bootstrap,
-    )
+    sources = sources_of(books, _price_book(price_book), CommandSettings())
     report = run_audit(books, sources, rules)
     if as_json:
         say(report_json(report).decode())

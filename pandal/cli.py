@@ -128,6 +128,7 @@ def up(
         is_once=once,
         dev_replica_urls=tuple(dev_replica or ()),
         kafka_bootstrap=settings.kafka_bootstrap,
+        kafka_access=settings,
         model_cache=settings.model_cache,
         autoscale_to=autoscale,
     )

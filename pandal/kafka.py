@@ -5,12 +5,15 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError
 
+from billing.errors import SourceUnavailable
+from billing.kafka_wiring import KafkaAccess, client_arguments
 from pandal.errors import PreflightFailed
 from pandal.settings import KAFKA_BOOTSTRAP
 
@@ -19,35 +22,45 @@ _CLOSE_DEADLINE_S = 0.5
 _TOPIC_PATIENCE_S = 3.0  # brokers that make topics by themselves take a moment
 
 
-def check_brokers(bootstrap: str, topic: str) -> None:
-    """Blocks.  Raises PreflightFailed unless Kafka answers at ``bootstrap`` and has ``topic``."""
+Brokers = Mapping[str, Any]
+"""Where they are and how they are spoken to, as aiokafka's arguments: it has no types."""
+
+
+def brokers_at(bootstrap: str, access: KafkaAccess) -> Brokers:
+    """Raises PreflightFailed for certificates that cannot be read."""
+    try:
+        return {"bootstrap_servers": bootstrap, **client_arguments(access)}
+    except SourceUnavailable as exc:
+        raise PreflightFailed(str(exc)) from exc
+
+
+def check_brokers(brokers: Brokers, topic: str) -> None:
+    """Blocks.  Raises PreflightFailed unless Kafka answers there and has ``topic``."""
     # It reports each attempt in lines of its own; the one line for people is ours.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-    asyncio.run(_check_brokers(bootstrap, topic))
+    asyncio.run(_check_brokers(brokers, topic))
 
 
-async def _check_brokers(bootstrap: str, topic: str) -> None:
-    producer = AIOKafkaProducer(
-        bootstrap_servers=bootstrap, request_timeout_ms=round(_TOPIC_PATIENCE_S * 1000)
-    )
+async def _check_brokers(brokers: Brokers, topic: str) -> None:
+    producer = AIOKafkaProducer(**brokers, request_timeout_ms=round(_TOPIC_PATIENCE_S * 1000))
     try:
         async with asyncio.timeout(ANSWER_DEADLINE_S):
             await producer.start()
             await producer.partitions_for(topic)
     except UnknownTopicOrPartitionError as exc:
-        raise _failed(bootstrap, f"has no topic {topic!r}; create it first") from exc
+        raise _failed(brokers, f"has no topic {topic!r}; create it first") from exc
     except TimeoutError as exc:
-        raise _failed(bootstrap, f"does not answer in {ANSWER_DEADLINE_S:g} s") from exc
+        raise _failed(brokers, f"does not answer in {ANSWER_DEADLINE_S:g} s") from exc
     except (KafkaError, OSError) as exc:
-        raise _failed(bootstrap, "cannot be reached") from exc
+        raise _failed(brokers, "cannot be reached") from exc
     finally:
         with suppress(KafkaError, OSError):  # a deadline's, too
             async with asyncio.timeout(_CLOSE_DEADLINE_S):
                 await producer.stop()
 
 
-def _failed(bootstrap: str, fact: str) -> PreflightFailed:
-    return PreflightFailed(f"Kafka at {bootstrap} ({KAFKA_BOOTSTRAP}) {fact}")
+def _failed(brokers: Brokers, fact: str) -> PreflightFailed:
+    return PreflightFailed(f"Kafka at {brokers['bootstrap_servers']} ({KAFKA_BOOTSTRAP}) {fact}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +74,14 @@ class TopicFacts:
     retention_ms: int | None  # -1: for ever
 
 
-def topic_facts(bootstrap: str, topic: str) -> TopicFacts | None:
+def topic_facts(brokers: Brokers, topic: str) -> TopicFacts | None:
     """Blocks.  ``None``: there is no such topic.  Raises PreflightFailed."""
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-    return asyncio.run(_topic_facts(bootstrap, topic))
+    return asyncio.run(_topic_facts(brokers, topic))
 
 
-async def _topic_facts(bootstrap: str, topic: str) -> TopicFacts | None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+async def _topic_facts(brokers: Brokers, topic: str) -> TopicFacts | None:
+    admin = AIOKafkaAdminClient(**brokers)
     try:
         async with asyncio.timeout(ANSWER_DEADLINE_S):
             await admin.start()
@@ -78,9 +91,9 @@ async def _topic_facts(bootstrap: str, topic: str) -> TopicFacts | None:
                 return None
             configured = await _topic_settings(admin, topic)
     except TimeoutError as exc:
-        raise _failed(bootstrap, f"does not answer in {ANSWER_DEADLINE_S:g} s") from exc
+        raise _failed(brokers, f"does not answer in {ANSWER_DEADLINE_S:g} s") from exc
     except (KafkaError, OSError) as exc:
-        raise _failed(bootstrap, "cannot be reached") from exc
+        raise _failed(brokers, "cannot be reached") from exc
     finally:
         with suppress(KafkaError, OSError):
             await admin.close()

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from billing.kafka_wiring import KafkaAccess
 from pandal.datadir import DataDir
 from pandal.http_client import Address
 from replica.engine.messages import KvCacheDtype, Precision
@@ -25,6 +26,7 @@ class UpOptions:
     dev_replica_urls: tuple[str, ...]
     kafka_bootstrap: str | None
     model_cache: Path | None  # None: where replicas look by themselves
+    kafka_access: KafkaAccess | None = None  # how those brokers are spoken to
     autoscale_to: int | None = None  # most replicas; None: as many as at the beginning, always
 
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import AliasChoices, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -22,6 +22,22 @@ class CommandSettings(BaseSettings):
     # A broker (HOST:PORT[,...]) to carry usage events.  None: billing reads the gateway's spool,
     # which needs no broker on one machine.
     kafka_bootstrap: str | None = None
+    # How it is spoken to: as billing does, by the same variables.
+    kafka_security: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = Field(
+        "plaintext", validation_alias="BILLING_KAFKA_SECURITY"
+    )
+    kafka_ca_file: Path | None = Field(None, validation_alias="BILLING_KAFKA_CA_FILE")
+    kafka_certificate_file: Path | None = Field(
+        None, validation_alias="BILLING_KAFKA_CERTIFICATE_FILE"
+    )
+    kafka_certificate_key_file: Path | None = Field(
+        None, validation_alias="BILLING_KAFKA_CERTIFICATE_KEY_FILE"
+    )
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
+        "SCRAM-SHA-512", validation_alias="BILLING_KAFKA_SASL_MECHANISM"
+    )
+    kafka_username: SecretStr | None = Field(None, validation_alias="BILLING_KAFKA_USERNAME")
+    kafka_password: SecretStr | None = Field(None, validation_alias="BILLING_KAFKA_PASSWORD")
     # The key that `pandal bench` sends where no file names one.
     bench_api_key: SecretStr | None = None
     # The admin API of the gateways whose policies and keys are meant, and a token of its.

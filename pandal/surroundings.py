@@ -19,7 +19,7 @@ from contracts.names import USAGE_TOPIC
 from pandal.datadir import DataDir
 from pandal.errors import PreflightFailed, Unreachable
 from pandal.http_client import Address, get, parse_url
-from pandal.kafka import check_brokers
+from pandal.kafka import brokers_at, check_brokers
 from pandal.plan import HOST, DevReplica, FleetPlan, OwnReplica, UpOptions
 from pandal.valkey import valkey_binary
 from replica.errors import ModelError
@@ -45,7 +45,8 @@ def check_surroundings(options: UpOptions) -> FleetPlan:
     check_port(options.port)
     check_disk(options.data_dir.root)
     if options.kafka_bootstrap is not None:
-        check_brokers(options.kafka_bootstrap, USAGE_TOPIC)
+        assert options.kafka_access is not None, "whoever names brokers says how to speak to them"
+        check_brokers(brokers_at(options.kafka_bootstrap, options.kafka_access), USAGE_TOPIC)
     dev_replicas, dev_model = _find_dev_replicas(options)
     choice = _own_model(options) if dev_model is None else ModelChoice(options.model, dev_model)
     most = options.num_replicas if options.autoscale_to is None else options.autoscale_to

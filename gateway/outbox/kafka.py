@@ -37,11 +37,14 @@ class KafkaShipper:
 
     def __init__(
         self,
-        brokers: Mapping[str, Any],
+        brokers: Callable[[], Mapping[str, Any]],
         open_pass: Callable[[], Pass],
         on_shipped: Callable[[int], None],
     ) -> None:
-        """``brokers``: where they are and how they are spoken to, as aiokafka's arguments."""
+        """``brokers``: where they are and how they are spoken to, as aiokafka's arguments.
+
+        Asked at every connection: certificates are exchanged while we run.
+        """
         self._brokers = brokers
         self._open_pass = open_pass
         self._on_shipped = on_shipped
@@ -109,7 +112,7 @@ class KafkaShipper:
     async def _connected(self) -> Any:  # aiokafka has no types
         if self._producer is None:
             producer = AIOKafkaProducer(
-                **self._brokers,
+                **self._brokers(),
                 acks="all",
                 enable_idempotence=True,
                 request_timeout_ms=_REQUEST_MS,

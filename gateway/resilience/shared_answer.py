@@ -64,6 +64,7 @@ class SharedAnswer(Exchange):
     usage: Usage | None = None
     outcome: Outcome | None = None
     served: Served | None = None  # by whom, if not as it was asked for
+    event_id: str | None = None  # of its request
     _is_settled = False
 
     def __init__(
@@ -93,11 +94,14 @@ class SharedAnswer(Exchange):
         self._num_bytes = 0
         self._on_settled: list[Callable[[], None]] = []
 
-    def settle(self, usage: Usage | None, outcome: Outcome | None, served: Served | None) -> None:
+    def settle(
+        self, event_id: str, usage: Usage | None, outcome: Outcome | None, served: Served | None
+    ) -> None:
         """The first stands."""
         if self._is_settled:
             return
         self._is_settled = True
+        self.event_id = event_id
         self.usage, self.outcome, self.served = usage, outcome, served
         waiting, self._on_settled = self._on_settled, []
         for tell in waiting:

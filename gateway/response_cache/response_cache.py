@@ -75,7 +75,7 @@ class ResponseCache:
             return
         if answer.served is not None:
             return  # another model's is no answer to this request once its own is back
-        kept = _encode(_kept(recording, usage))
+        kept = _encode(_kept(recording, usage, answer.event_id))
         if len(kept) <= policy.max_answer_bytes:
             reply = self._store.call(pack("SET", name, kept, "EX", policy.ttl_s))
             reply.then(lambda: error_text(reply))  # whether it was kept makes no difference here
@@ -92,11 +92,12 @@ def usage_of(kept: KeptAnswer) -> Usage:
     return Usage(kept.prompt_tokens, cached, kept.completion_tokens, UsageSource.ENGINE)
 
 
-def _kept(recording: Recording, usage: Usage) -> KeptAnswer:
+def _kept(recording: Recording, usage: Usage, event_id: str | None) -> KeptAnswer:
     return KeptAnswer(
         is_stream=recording.is_stream,
         parts=tuple(recording.parts),
         prompt_tokens=usage.prompt_tokens,
         cached_prompt_tokens=usage.cached_prompt_tokens,
         completion_tokens=usage.completion_tokens,
+        event_id=event_id,
     )

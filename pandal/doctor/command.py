@@ -82,7 +82,7 @@ def _findings(
     if settings.kafka_bootstrap is not None:
         from pandal.doctor.kafka import kafka_findings
 
-        yield from kafka_findings(settings.kafka_bootstrap, USAGE_TOPIC)
+        yield from kafka_findings(settings.kafka_bootstrap, settings, USAGE_TOPIC)
     examined = examine(_replicas(replicas, local))
     yield from replica_findings(examined)
     served = {model for each in examined for model in each.models} if examined else None

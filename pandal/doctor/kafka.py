@@ -3,19 +3,20 @@
 from collections.abc import Iterator
 from typing import Final
 
+from billing.kafka_wiring import KafkaAccess
 from pandal.doctor.finding import Finding, failure, fine, warning
 from pandal.errors import PreflightFailed
-from pandal.kafka import TopicFacts, topic_facts
+from pandal.kafka import TopicFacts, brokers_at, topic_facts
 
 _ABOUT: Final = "kafka"
 _DAY_MS: Final = 86_400_000
 _LEAST_DAYS: Final = 7
 
 
-def kafka_findings(bootstrap: str, topic: str) -> list[Finding]:
+def kafka_findings(bootstrap: str, access: KafkaAccess, topic: str) -> list[Finding]:
     """Blocks."""
     try:
-        facts = topic_facts(bootstrap, topic)
+        facts = topic_facts(brokers_at(bootstrap, access), topic)
     except PreflightFailed as exc:
         return [failure(_ABOUT, str(exc), "events wait in the gateways' spools until it is back")]
     if facts is None:

@@ -213,7 +213,7 @@ def test_brokers_that_are_away_have_no_alert_sent_twice_to_the_webhook(
 ) -> None:
     (tmp_path / "terms.yaml").write_text(hooked(receiver, tmp_path))
     post(ledger, usage(1), usage(2))
-    gone = AlertTopic({"bootstrap_servers": f"127.0.0.1:{free_port()}"}, "alerts")
+    gone = AlertTopic(lambda: {"bootstrap_servers": f"127.0.0.1:{free_port()}"}, "alerts")
     book = AlertBook(ledger_url, clock)
     watch = Watches(
         book,

@@ -47,7 +47,7 @@ async def reading(
     brokers: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[KafkaSource]:
     source = KafkaSource(
-        brokers={"bootstrap_servers": broker.bootstrap} if brokers is None else brokers,
+        brokers=lambda: {"bootstrap_servers": broker.bootstrap} if brokers is None else brokers,
         topic=topic,
         group=f"group-{topic}",
         session_timeout_s=(
@@ -106,6 +106,7 @@ async def test_a_broker_that_asks_who_we_are_is_read_over_tls(
     async with reading(apache, topic, from_the_beginning, brokers=brokers) as source:
         batches = await poll_until(source, 3, posting(ledger))
     assert sum(len(batch.records) for batch in batches) == 3
+    assert await asyncio.to_thread(num_unread, brokers, topic, from_the_beginning) == 3
     wrong = {**brokers, "sasl_plain_password": "hunter2"}
     async with reading(apache, topic, from_the_beginning, brokers=wrong) as source:
         with pytest.raises(SourceUnavailable, match="Unable to bootstrap") as refused:
@@ -238,7 +239,7 @@ async def test_a_topic_may_be_created_later(broker: Broker, ledger: Ledger) -> N
 
 async def test_no_broker_at_all_is_an_error_that_may_pass() -> None:
     source = KafkaSource(
-        brokers={"bootstrap_servers": f"127.0.0.1:{free_port()}"},
+        brokers=lambda: {"bootstrap_servers": f"127.0.0.1:{free_port()}"},
         topic="usage",
         group="group",
         session_timeout_s=6,
@@ -318,7 +319,7 @@ async def test_of_brokers_that_are_gone_nobody_says_that_all_is_read(ledger: Led
 
 async def test_an_alert_is_a_record_of_its_topic(tansu: Broker) -> None:
     topic = await new_topic(tansu.bootstrap, num_partitions=1)
-    alerts = AlertTopic({"bootstrap_servers": tansu.bootstrap}, topic)
+    alerts = AlertTopic(lambda: {"bootstrap_servers": tansu.bootstrap}, topic)
     await asyncio.to_thread(alerts.send, "acme/month/2026-11/80", "acme", b"{}")
     consumer = AIOKafkaConsumer(
         topic, bootstrap_servers=tansu.bootstrap, auto_offset_reset="earliest"
@@ -329,6 +330,6 @@ async def test_an_alert_is_a_record_of_its_topic(tansu: Broker) -> None:
     await consumer.stop()
     assert (record.key, record.value) == (b"acme", b"{}")
     assert ("ce_id", b"acme/month/2026-11/80") in record.headers
-    gone = AlertTopic({"bootstrap_servers": f"127.0.0.1:{free_port()}"}, topic)
+    gone = AlertTopic(lambda: {"bootstrap_servers": f"127.0.0.1:{free_port()}"}, topic)
     with pytest.raises(AlertTopicUnavailable):
         await asyncio.to_thread(gone.send, "acme/month/2026-11/80", "acme", b"{}")

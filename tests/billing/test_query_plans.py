@@ -12,6 +12,7 @@ from billing.ledger import Ledger, utc_now
 from billing.ledger_database import reading
 from billing.lookup import Used, find_event, used_by_event
 from billing.posting import rate_batch
+from billing.staging import CREATE_STAGED
 from tests.billing.usage_events import BOOK, batch_of, usage
 
 GROWING = ("usage_events", "ledger_entries", "dead_letters", "unpriced_events", "daily_usage")
@@ -47,6 +48,7 @@ def steps(ledger_url: str, seen: list[Statement]) -> list[tuple[str, str]]:
     """Those of SQLite's plans, each with its statement."""
     engine = create_engine(ledger_url, poolclass=NullPool)
     with engine.connect() as connection:
+        connection.execute(CREATE_STAGED)  # as a connection that posts has it
         return [
             (step, statement)
             for statement, parameters in seen

@@ -19,10 +19,12 @@ def test_golden_bytes_of_an_answer() -> None:
         prompt_tokens=3,
         cached_prompt_tokens=1,
         completion_tokens=2,
+        event_id="e1",
     )
     golden = (
         b'{"type":"cache.answer.v1","is_stream":true,"parts":["YQ=="],'
-        b'"prompt_tokens":3,"cached_prompt_tokens":1,"completion_tokens":2}'
+        b'"prompt_tokens":3,"cached_prompt_tokens":1,"completion_tokens":2,'
+        b'"event_id":"e1"}'
     )
     assert msgspec.json.encode(answer) == golden
     packed = msgspec.msgpack.encode(answer)

@@ -71,7 +71,8 @@ async def shipping(broker: Broker, folder: Path) -> AsyncIterator[list[int]]:
     later_s = time.time() + LOCKED_WITHIN_S  # what is not locked now will not be
     faults = SegmentFaults()
     open_pass = partial(unshipped, folder, OWN_BOOT, lambda: later_s, lambda: False, faults)
-    shipper = KafkaShipper({"bootstrap_servers": broker.bootstrap}, open_pass, shipped.append)
+    brokers = {"bootstrap_servers": broker.bootstrap}
+    shipper = KafkaShipper(lambda: brokers, open_pass, shipped.append)
     task = asyncio.create_task(shipper.run())
     try:
         yield shipped
@@ -220,7 +221,7 @@ async def test_a_disk_that_hangs_holds_nothing_else_up(folder: Path) -> None:
         pipe.read_bytes()
         yield []
 
-    shipper = KafkaShipper({"bootstrap_servers": "127.0.0.1:1"}, hanging, print)
+    shipper = KafkaShipper(lambda: {"bootstrap_servers": "127.0.0.1:1"}, hanging, print)
     task = asyncio.create_task(shipper.run())
     os.close(await wait_for_reader(pipe))
     task.cancel()

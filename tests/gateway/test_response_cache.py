@@ -88,6 +88,8 @@ async def test_a_hit_may_be_charged_as_its_answer_was(
     eventually(lambda: len(tenant.events()) == 3, "three events")
     events = tenant.events()
     assert len({(e.input_tokens, e.output_text_tokens) for e in events}) == 1
+    assert [e.parent_event_id for e in events] == [None, *[events[0].event_id] * 2]
+    assert [e.outcome for e in events[1:]] == [Outcome.RESPONSE_CACHE_HIT] * 2
     settled = {"requests": 3, "tokens": sum(e.total_tokens for e in events)}
     eventually(lambda: tenant.valkey.settled(tenant.name) == settled, "the settlements")
 
@@ -111,6 +113,8 @@ async def test_who_shares_an_answer_may_be_charged_for_it_too(
     events = tenant.events()
     assert len({(e.input_tokens, e.output_text_tokens) for e in events}) == 1
     assert len({e.event_id for e in events}) == 5
+    (made,) = [e.event_id for e in events if e.parent_event_id is None]
+    assert {e.parent_event_id for e in events if e.event_id != made} == {made}
     settled = {"requests": 5, "tokens": sum(e.total_tokens for e in events)}
     await asyncio.to_thread(
         eventually, lambda: tenant.valkey.settled(tenant.name) == settled, "the settlements"

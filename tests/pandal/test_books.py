@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from billing.audit import Finding, Kind
@@ -25,6 +26,7 @@ from pandal.cli import app
 from pandal.datadir import DataDir
 from pandal.errors import BadOption, NotFound, PandalError
 from pandal.fleet_books import FleetBooks
+from pandal.settings import CommandSettings
 from pandal.usage import bar
 from tests.billing.audited_books import record
 from tests.billing.databases import rows
@@ -59,7 +61,7 @@ def printed(data_dir: DataDir, *arguments: str) -> str:
 def test_of_another_ledger_the_local_fleets_policy_says_nothing(used: DataDir) -> None:
     used.policies.write_bytes(b"no policy")
     books = FleetBooks(used, "postgresql://billing@db/ledger")
-    sources = sources_of(books, price_book=None, quota_url="redis://q:1", kafka_bootstrap=None)
+    sources = sources_of(books, None, CommandSettings(quota_url=SecretStr("redis://q:1")))
     assert list(sources.policy_tenants()) == []
 
 

@@ -20,6 +20,7 @@ from pandal.doctor.replicas import Examined, examine, replica_findings
 from pandal.doctor.valkey import valkey_findings
 from pandal.kafka import TopicFacts
 from pandal.keys import KeyRequest, create_key
+from pandal.settings import CommandSettings
 from tests.gateway.processes import Valkey
 from tests.support.kafka_brokers import running, tansu
 
@@ -80,9 +81,9 @@ def test_replicas_are_held_against_each_other(dev_replica: str) -> None:
 def test_a_real_broker_tells_of_its_topic(tmp_path: Path) -> None:
     with running(tansu(tmp_path)) as broker:
         asyncio.run(create_topic(broker.bootstrap, "usage", 3))
-        found = kafka_findings(broker.bootstrap, "usage")
+        found = kafka_findings(broker.bootstrap, CommandSettings(), "usage")
         assert found[0].fact.startswith("usage has 3 partitions")
-    (away,) = kafka_findings("127.0.0.1:1", "usage")
+    (away,) = kafka_findings("127.0.0.1:1", CommandSettings(), "usage")
     assert (away.level, "cannot be reached" in away.fact) == (Level.FAILURE, True)
 
 
