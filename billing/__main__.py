@@ -67,7 +67,7 @@ async def _run(settings: Settings) -> None:
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
-    ledger, told = Ledger(settings.ledger_url.get_secret_value()), Told()
+    ledger, told = Ledger(settings.ledger_url.get_secret_value()), Told(utc_now)
     try:
         source = _source(settings, ledger)
         consumer = Consumer(
@@ -75,7 +75,7 @@ async def _run(settings: Settings) -> None:
             ledger=ledger,
             prices=CurrentPrices(settings.price_book, ledger),
             poll_interval_s=settings.poll_interval_s,
-            on_posted=told.note_posted,
+            progress=told,
         )
         try:
             async with _telling(settings, told), _watching(settings, told):

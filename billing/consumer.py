@@ -6,7 +6,7 @@ It remembers nothing that the ledger does not: killed anywhere, it goes on from 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from typing import Protocol
 
 from billing.current_prices import CurrentPrices
@@ -44,6 +44,22 @@ class EventSource(Protocol):
         ...
 
 
+class Progress(Protocol):
+    """Is told how it goes."""
+
+    def note_posted(self, result: PostResult) -> None:
+        """One batch."""
+        ...
+
+    def note_read(self) -> None:
+        """The source was asked, and what it had has been posted."""
+        ...
+
+    def note_paused(self, fault: str) -> None:
+        """Something was in the way; ``fault``: its kind."""
+        ...
+
+
 class Consumer:
     """Owns neither ``source`` nor ``ledger``: the caller closes them."""
 
@@ -54,13 +70,13 @@ class Consumer:
         ledger: Ledger,
         prices: CurrentPrices,
         poll_interval_s: float,
-        on_posted: Callable[[PostResult], None],
+        progress: Progress,
     ) -> None:
         self._source = source
         self._ledger = ledger
         self._prices = prices
         self._poll_interval_s = poll_interval_s
-        self._on_posted = on_posted
+        self._progress = progress
         self._num_failures = 0
         self._told_unpriced: set[str] = set()
 
@@ -81,9 +97,12 @@ class Consumer:
             raise
         except BillingError as exc:
             logger.warning("billing paused", extra={"error": str(exc)})
-        except Exception:
+            self._progress.note_paused(type(exc).__name__)
+        except Exception as exc:
             logger.exception("billing failed")
+            self._progress.note_paused(type(exc).__name__)
         else:
+            self._progress.note_read()
             self._num_failures = 0
             return 0.0 if batches else self._poll_interval_s
         self._num_failures += 1
@@ -109,7 +128,7 @@ class Consumer:
             logger.info("another consumer was first", extra={"source_id": batch.source_id})
             await self._source.seek(batch.source_id, exc.stored_offset)
             return
-        self._on_posted(result)
+        self._progress.note_posted(result)
         self._tell_unpriced(result.unpriced_models)
         logger.info(
             "batch posted",

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, select
 
-from billing.ledger_schema import invoices
+from billing.ledger_schema import invoices, microseconds
+from contracts.usage import UsageEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,9 @@ class LatestInvoices:
         """The invoice that has been issued and would have had it; None: it is in time."""
         latest = self.by_tenant.get(tenant_id)
         return latest[0] if latest is not None and occurred_at_us < latest[1] else None
+
+    def is_late(self, event: UsageEvent) -> bool:
+        return self.number_after(event.tenant_id, microseconds(event.occurred_at)) is not None
 
 
 def latest_invoices(connection: Connection, tenant_ids: Iterable[str]) -> LatestInvoices:

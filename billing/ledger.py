@@ -51,14 +51,16 @@ def utc_now() -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class PostResult:
-    """Of one batch.  ``num_unpriced`` are among ``num_posted``."""
+    """Of one batch.  ``num_unpriced`` and ``num_late`` are among ``num_posted``."""
 
     num_events: int
     num_posted: int
     num_repeated: int
     num_unpriced: int
     num_dead: int
+    num_late: int = 0  # for an invoice that has been issued: the next one will have them
     unpriced_models: frozenset[str] = frozenset()
+    newest_at: datetime | None = None  # the end of the last of them; None: there are none
 
 
 class Ledger:
@@ -99,7 +101,9 @@ class Ledger:
             num_repeated=num_events - len(fresh) - num_dead,
             num_unpriced=sum(p.charges is None for p in fresh),
             num_dead=num_dead,
+            num_late=posted.num_late,
             unpriced_models=frozenset(p.event.model for p in fresh if p.charges is None),
+            newest_at=max((p.event.occurred_at for p in batch.postings), default=None),
         )
 
     def acknowledge(self, tenant_id: str, loss: QuotaLoss) -> bool:

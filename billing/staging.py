@@ -112,6 +112,7 @@ _ADD_DAYS: Final = text(
 class Staged:
     fresh: Sequence[Posting]
     repeats: Sequence[tuple[Posting, bytes]]  # each with what the ledger has under its key
+    num_late: int = 0  # of the fresh: the month of their service has been invoiced
 
 
 def post_staged(
@@ -135,7 +136,11 @@ def post_staged(
         connection.execute(_INSERT_UNPRICED)
     repeats = [posting for posting in postings if posting.offset not in new]
     payloads = {key: posting.payload for key, posting in first.items()} | stored
-    return Staged(fresh, [(posting, payloads[_key(posting)]) for posting in repeats])
+    return Staged(
+        fresh,
+        [(posting, payloads[_key(posting)]) for posting in repeats],
+        num_late=sum(late.is_late(posting.event) for posting in fresh),
+    )
 
 
 def _key(posting: Posting) -> EventKey:

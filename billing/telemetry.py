@@ -5,9 +5,9 @@ Asked by a probe and a scraper every few seconds: no framework is worth its star
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from billing.audit import Finding, Kind
@@ -15,12 +15,19 @@ from billing.ledger import PostResult
 from contracts import metrics as names
 
 _PATIENCE_S: Final = 5.0
+_HUNG_AFTER: Final = timedelta(minutes=10)  # a database's statement may take five
 
 
 class Told:
-    """What has been posted in this life, and what the last reconciliation found."""
+    """What has been read and posted in this life, and what the last reconciliation found."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        self._now = now
+        self.tried_at = now()  # the last round of reading and posting, or the start
+        self.read_at: datetime | None = None  # None: not yet without a fault
+        self.posted_at: datetime | None = None
+        self.lag_s: float | None = None  # of the batch that was posted then
+        self.fault: str | None = None  # what is in the way; None: nothing
         self.events: Counter[str] = Counter()  # by what became of them
         self.differences: Counter[Kind] | None = None  # None: not compared yet
         self.reconciled_at: datetime | None = None
@@ -30,6 +37,23 @@ class Told:
         self.events["repeated"] += result.num_repeated
         self.events["unpriced"] += result.num_unpriced
         self.events["dead"] += result.num_dead
+        self.events["late"] += result.num_late
+        self.posted_at = self._now()
+        if result.newest_at is not None:
+            self.lag_s = (self.posted_at - result.newest_at).total_seconds()
+
+    def note_read(self) -> None:
+        self.tried_at = self.read_at = self._now()
+        self.fault = None
+
+    def note_paused(self, fault: str) -> None:
+        self.tried_at = self._now()
+        self.fault = fault
+
+    @property
+    def is_hung(self) -> bool:
+        """Longer than every deadline of what it waits for: a new process is all that helps."""
+        return self._now() - self.tried_at > _HUNG_AFTER
 
     def note_reconciled(self, findings: Sequence[Finding], at: datetime | None) -> None:
         """``at`` None: not all could be read, so that the time of the last one stays."""
@@ -67,14 +91,33 @@ class Telemetry:
             case [b"/metrics"]:
                 return "200 OK", "\n".join([*self._lines(), ""])
             case [b"/health"]:
-                return "200 OK", "ok\n"
+                status = "503 Service Unavailable" if self._told.is_hung else "200 OK"
+                return status, self._health()
             case _:
                 return "404 Not Found", ""
 
+    def _health(self) -> str:
+        told = self._told
+        state = "hung" if told.is_hung else "ok" if told.fault is None else f"paused {told.fault}"
+        lag = "never posted" if told.lag_s is None else f"lag_s {told.lag_s:.3f}"
+        return "\n".join(
+            [state, f"read_at {_said(told.read_at)}", f"posted_at {_said(told.posted_at)}", lag, ""]
+        )
+
     def _lines(self) -> Iterator[str]:
         told = self._told
+        for name, at in (
+            (names.BILLING_READ_AT, told.read_at),
+            (names.BILLING_POSTED_AT, told.posted_at),
+        ):
+            if at is not None:
+                yield f"# TYPE {name} gauge"
+                yield f"{name} {at.timestamp():.3f}"
+        if told.lag_s is not None:
+            yield f"# TYPE {names.BILLING_LAG} gauge"
+            yield f"{names.BILLING_LAG} {told.lag_s:.3f}"
         yield f"# TYPE {names.BILLING_EVENTS} counter"
-        for outcome in ("posted", "repeated", "unpriced", "dead"):
+        for outcome in ("posted", "repeated", "unpriced", "dead", "late"):
             yield f'{names.BILLING_EVENTS}{{outcome="{outcome}"}} {told.events[outcome]}'
         if told.reconciled_at is not None:
             yield f"# TYPE {names.BILLING_RECONCILED_AT} gauge"
@@ -84,3 +127,7 @@ class Telemetry:
         yield f"# TYPE {names.BILLING_DIFFERENCES} gauge"
         for kind in Kind:
             yield f'{names.BILLING_DIFFERENCES}{{kind="{kind.value}"}} {told.differences[kind]}'
+
+
+def _said(at: datetime | None) -> str:
+    return "never" if at is None else at.isoformat(timespec="milliseconds")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from billing.errors import InvoiceRefused
 from billing.invoice import Invoice, LineKind
 from billing.invoicing import DEFAULT_GRACE, Adjustment, Invoicing, issued
-from billing.ledger import Ledger
+from billing.ledger import Ledger, PostResult
 from billing.lookup import totals
 from billing.posting import rate_batch
 from billing.pricing import Price, PriceBook
@@ -34,10 +34,11 @@ class Office:
         self.invoicing = Invoicing(ledger_url, lambda: self.now)
         self._next: int | None = None
 
-    def post(self, *events: UsageEvent, book: PriceBook = BOOK) -> None:
+    def post(self, *events: UsageEvent, book: PriceBook = BOOK) -> PostResult:
         batch = batch_of(list(events), first=self._next)
-        self.ledger.post(rate_batch(batch, book))
+        result = self.ledger.post(rate_batch(batch, book))
         self._next = batch.next_offset
+        return result
 
     def close(self, month: str, time_zone: str = "UTC") -> Invoice:
         return self.invoicing.close_month("acme", month, time_zone=time_zone)
@@ -115,7 +116,7 @@ def test_what_comes_within_the_grace_is_in_time(office: Office) -> None:
 def test_what_comes_later_is_on_the_next_with_its_own_month(office: Office) -> None:
     office.post(usage_at(1, NOVEMBER))
     before = office.close("2026-11").to_json()
-    office.post(usage_at(2, NOVEMBER), usage_at(3, DECEMBER))
+    assert office.post(usage_at(2, NOVEMBER), usage_at(3, DECEMBER)).num_late == 1
     office.now = datetime(2027, 1, 1, 2, tzinfo=UTC)
     december = office.close("2026-12")
     assert {(kind, month) for kind, month, _ in shown(december)} == {

@@ -38,7 +38,12 @@ def post(ledger: Ledger, events: list[UsageEvent], *, first: int | None = None) 
 def test_one_event_becomes_one_entry_per_class(either: Ledger, either_url: str) -> None:
     result = post(either, [usage(1)])
     assert result == PostResult(
-        num_events=1, num_posted=1, num_repeated=0, num_unpriced=0, num_dead=0
+        num_events=1,
+        num_posted=1,
+        num_repeated=0,
+        num_unpriced=0,
+        num_dead=0,
+        newest_at=usage(1).occurred_at,
     )
     entries = rows(either_url, "ledger_entries")
     assert [(e[2], e[5], e[6], e[7]) for e in sorted(entries, key=str)] == [
@@ -66,7 +71,12 @@ def test_a_replay_from_the_beginning_is_reported_as_repeats(
     before = totals(either_url, "acme")
     execute(either_url, "DELETE FROM source_offsets")
     assert post(either, events) == PostResult(
-        num_events=5, num_posted=0, num_repeated=5, num_unpriced=0, num_dead=0
+        num_events=5,
+        num_posted=0,
+        num_repeated=5,
+        num_unpriced=0,
+        num_dead=0,
+        newest_at=max(event.occurred_at for event in events),
     )
     assert totals(either_url, "acme") == before
 

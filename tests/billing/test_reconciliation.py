@@ -10,7 +10,7 @@ import pytest
 
 from billing.audit import Kind
 from billing.errors import SourceUnavailable
-from billing.ledger import Ledger
+from billing.ledger import Ledger, utc_now
 from billing.posting import rate_batch
 from billing.reconciliation import AuditRules, Sources, reconcile
 from billing.telemetry import Told
@@ -146,7 +146,7 @@ def test_what_cannot_be_compared_is_told(
     """Neither that all was compared, nor why nothing is recovered, is left to be guessed."""
     serve(tmp_path, *EVENTS, event(4))
     segment = unreadable_segment(sources)
-    told = Told()
+    told = Told(utc_now)
     books = ReconciliationWatch(lambda: reconcile(sources, RULES), told)
     books.step()
     errors = [record for record in caplog.records if record.levelname == "ERROR"]
@@ -201,7 +201,8 @@ def test_billing_compares_by_itself_and_tells_what_it_finds(
         differing = f'{metrics.BILLING_DIFFERENCES}{{kind="quota differs"}}'
         assert f"{differing} 1" in page(port, "/metrics")
         assert f"{metrics.BILLING_RECONCILED_AT} " in page(port, "/metrics")
-        assert page(port, "/health") == "ok\n"
+        eventually(lambda: page(port, "/health").startswith("ok\nread_at 2"), "all to be read")
+        assert page(port, "/health").endswith("posted_at never\nnever posted\n")
         tell(quota, 3, sum(each.total_tokens for each in EVENTS))
         eventually(lambda: f"{differing} 0" in page(port, "/metrics"), "the accounts to agree")
         assert billing.terminate() == 0
