@@ -45,8 +45,8 @@ def post_late_reports(
     Another one of the same request does not, nor one whose difference in money nobody knows yet.
     """
     keys = {report.key for report in reports}
-    kept = reported_events(connection, keys)
-    entries, waiting = _entries(connection, keys), _waiting(connection, keys)
+    waiting = _waiting(connection, keys)  # first: whoever rates one of them has ended then
+    kept, entries = reported_events(connection, keys), _entries(connection, keys)
     accepted: set[EventKey] = set()
     for report in reports:
         key, event = report.key, report.posting.event
@@ -61,11 +61,19 @@ def post_late_reports(
         replace_event(
             connection,
             (report.recovered, () if charged is None else charged),
-            (event, () if charged is None else report.posting.charges or ()),
+            (event, _charges_told(report, charged)),
         )
         kept[key] = event
         accepted.add(key)
     return accepted
+
+
+def _charges_told(report: LateReport, charged: Sequence[Charge] | None) -> Sequence[Charge]:
+    """Of what its gateway tells; where this book has no price for it, what it has been charged."""
+    if charged is None:
+        return ()
+    charges = report.posting.charges
+    return charged if charges is None else charges
 
 
 def _difference_pico_usd(report: LateReport, charged: Sequence[Charge] | None) -> int | None:
@@ -136,7 +144,10 @@ def _entries(connection: Connection, keys: set[EventKey]) -> Mapping[EventKey, l
 
 
 def _waiting(connection: Connection, keys: set[EventKey]) -> set[EventKey]:
-    query = select(unpriced_events.c.tenant_id, unpriced_events.c.event_id)
+    """Nobody rates them until this transaction ends; SQLite's are one after the other."""
+    columns = unpriced_events.c
+    query = select(columns.tenant_id, columns.event_id)
+    query = query.order_by(columns.event_id).with_for_update()
     return {(row[0], row[1]) for row in rows_by_key(connection, query, unpriced_events, keys)}
 
 

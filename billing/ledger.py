@@ -221,7 +221,10 @@ def _post_dead_letters(
 def _unpriced_after(
     connection: Connection, after: EventKey, price_book: PriceBook
 ) -> list[UsageEvent]:
-    """The next waiting events of models the book knows, by key."""
+    """The next waiting events of models the book knows, by key.
+
+    Until this transaction ends no late report of them comes in between.
+    """
     key = tuple_(unpriced_events.c.tenant_id, unpriced_events.c.event_id)
     query = (
         select(usage_events.c.payload)
@@ -234,6 +237,7 @@ def _unpriced_after(
         .where(key > after, unpriced_events.c.model.in_(sorted(price_book.models)))
         .order_by(unpriced_events.c.tenant_id, unpriced_events.c.event_id)
         .limit(_EVENTS_PER_TRANSACTION)
+        .with_for_update(of=unpriced_events)
     )
     return [decode_usage_event(payload) for payload in connection.scalars(query)]
 

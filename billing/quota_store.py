@@ -19,6 +19,7 @@ from contracts.debts import OwedSettlement, encode_debt
 from contracts.names import TenantId, quota_holds_key, quota_owed, quota_settled_key
 
 _TIMEOUT_S = 2.0
+_MOST_OWED = 10_000  # two megabytes of the store's memory
 _SENTINELS_SCHEME, _SENTINELS_PORT = "redis+sentinel://", 26379
 
 
@@ -37,9 +38,17 @@ def held_reservations(url: str, tenant_id: TenantId) -> Sequence[str]:
 
 
 def tell_owed(url: str, debts: Sequence[OwedSettlement]) -> None:
-    """For a gateway to settle: the next that looks.  Raises QuotaStoreUnavailable."""
+    """For a gateway to settle: the next that looks.  Raises QuotaStoreUnavailable.
+
+    While none looks the list stays as long as what is owed, and no longer than ``_MOST_OWED``: who
+    tells of the rest again when there is room, as every reconciliation does, loses none.
+    """
     with quota_store(url) as store:
-        store.rpush(quota_owed(), *map(encode_debt, debts))
+        waiting = set(store.lrange(quota_owed(), 0, -1))
+        new = [debt for debt in map(encode_debt, debts) if debt not in waiting]
+        room = max(_MOST_OWED - len(waiting), 0)
+        if new[:room]:
+            store.rpush(quota_owed(), *new[:room])
 
 
 @contextmanager

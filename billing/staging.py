@@ -139,7 +139,7 @@ def post_staged(
     return Staged(
         fresh,
         [(posting, payloads[_key(posting)]) for posting in repeats],
-        num_late=sum(late.is_late(posting.event) for posting in fresh),
+        num_late=sum(late.is_late(posting.event) for posting in fresh) if late.by_tenant else 0,
     )
 
 

@@ -1,5 +1,8 @@
 """What no gateway lived to bill, what it says late, and what the quota's store has lost."""
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -7,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from sqlalchemy import Connection, create_engine, text
 
 from billing.audit import Account, Kind
 from billing.ledger import Ledger
@@ -28,6 +32,7 @@ from tests.billing.usage_events import (
     line,
     write_segment,
 )
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -147,6 +152,53 @@ def test_what_is_priced_after_its_late_report_is_its_keys_money(books: Books) ->
     query = UsageQuery(Grouping.KEY, date(2026, 1, 1), date(2027, 1, 1), "acme")
     usd = {row.group: row.usd for row in usage_rows(books.ledger_url, query)}
     assert usd == {"key-1": Decimal("0.000374400008"), "unknown": 0}
+
+
+def test_a_late_report_and_the_price_of_its_event_at_once_lose_no_money(books: Books) -> None:
+    """Two consumers, each with half of what the other should know."""
+    books.records = [record(event(4, model="new"))]
+    recover_all(books)
+    of_any = replace(BOOK.prices[0], price_id="new.1", model="new")
+    doubled = {name: 2 * usd for name, usd in of_any.usd_per_million_tokens.items()}
+    of_its_tier = replace(of_any, price_id="new.2", tier="standard", usd_per_million_tokens=doubled)
+    wider = PriceBook([*BOOK.prices, of_any, of_its_tier])
+    books.ledger.record_prices(wider)
+    url = books.ledger_url
+    with closing(Ledger(url)) as other, ThreadPoolExecutor(2) as pool, ExitStack() as stack:
+        if not url.startswith("sqlite"):  # whose transactions are one after the other as it is
+            row_is_held = stack.enter_context(holding_unpriced(url))
+        pricing = pool.submit(other.post_unpriced, wider)
+        if not url.startswith("sqlite"):
+            eventually(lambda: num_waiting(url) == 1, "the price to wait for the row")
+        posting = pool.submit(books.post, event(4, model="new"), book=wider)
+        if not url.startswith("sqlite"):
+            eventually(lambda: posting.done() or num_waiting(url) == 2, "the report to come")
+            row_is_held.commit()
+        assert pricing.result() in (0, 1)
+        posting.result()
+    books.ledger.post_unpriced(wider)
+    charged = sum(entry.pico_usd for entry in rows(url, "ledger_entries"))
+    corrected = sum(line.pico_usd for line in rows(url, "adjustments"))
+    assert (charged, corrected) == (187_200_004, 187_200_004)
+    query = UsageQuery(Grouping.KEY, date(2026, 1, 1), date(2027, 1, 1), "acme")
+    assert {row.group: (row.total_tokens, row.usd) for row in usage_rows(url, query)} == {
+        "key-1": (104, Decimal("0.000374400008")),
+        "unknown": (0, 0),
+    }
+
+
+@contextmanager
+def holding_unpriced(url: str) -> Iterator[Connection]:
+    """The rows of events without a price, as a transaction in the middle has them."""
+    engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.connect() as connection:
+        connection.execute(text("SELECT * FROM unpriced_events FOR UPDATE"))
+        yield connection
+    engine.dispose()
+
+
+def num_waiting(url: str) -> int:
+    return sum(not lock.granted for lock in rows(url, "pg_locks"))
 
 
 def test_what_an_auditor_would_recover_and_a_gateway_has_told_is_a_repeat(books: Books) -> None:

@@ -22,7 +22,9 @@ from sqlalchemy import create_engine, text
 from tests.support.waiting import eventually
 
 _SYSTEM = Path("/usr/lib/postgresql")  # Debian's, by version
-_SETTINGS = ("listen_addresses=", "max_connections=50", "shared_buffers=32MB")
+_SETTINGS = ("listen_addresses=", "max_connections=50")
+_SMALL = ("fsync=off", "shared_buffers=32MB")
+_DURABLE = ("fsync=on", "shared_buffers=256MB", "max_wal_size=4GB")
 
 
 class Postgres:
@@ -53,7 +55,7 @@ def running_postgres(*, is_durable: bool = False) -> Iterator[Postgres]:
     if user is not None:
         shutil.chown(folder, user.pw_uid, user.pw_gid)
     try:
-        settings = (*_SETTINGS, f"fsync={'on' if is_durable else 'off'}")
+        settings = (*_SETTINGS, *(_DURABLE if is_durable else _SMALL))
         with _server(programs, folder, user, settings):
             yield Postgres(folder)
     finally:
