@@ -9,7 +9,8 @@ import msgspec
 
 LOG_FIELDS: Final = frozenset({
     "tenant_id", "key_id", "request_id", "replica", "model", "endpoint", "status", "reason",
-    "outcome", "is_stream", "input_tokens", "output_tokens", "ttft_ms", "admit_ms", "latency_ms",
+    "outcome", "is_stream", "input_tokens", "output_tokens", "ttft_ms", "auth_ms", "admit_ms",
+    "latency_ms",
     "count_ms", "queue_ms", "send_ms",
     "num_events", "num_waiting", "num_running", "num_blocks", "path", "port",
     "pid", "exit_code", "signal", "version", "segment", "size_bytes", "source_id", "next_offset",

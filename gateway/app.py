@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter, FastAPI
 
+from gateway.access_log import AccessLog
 from gateway.admission.cost import CostModel
 from gateway.admission.local_shares import LocalShares
 from gateway.admission.quota_plan import PlanBook
@@ -87,9 +88,10 @@ async def create_app(
     """
     ids = IdMaker(clock, random_digits)
     boot_id = ids.boot_id()
-    parts = _parts(settings, boot_id, clock)
-    readiness = Readiness(parts.policies.live, parts.replicas.pool, parts.limiter, parts.spool)
     telemetry = wire_telemetry(settings, boot_id, clock)
+    parts = _parts(settings, boot_id, clock)
+    access_log = AccessLog(parts.metrics, clock, write_log, telemetry.tracer)
+    readiness = Readiness(parts.policies.live, parts.replicas.pool, parts.limiter, parts.spool)
     spooled = _spooled(settings, parts, Life(boot_id, clock, place))
     plans = PlanBook(is_recorded=settings.records_admissions)
     async with (
@@ -112,19 +114,24 @@ async def create_app(
                 cache=resilience.cache,
                 turnstile=parts.turnstile,
                 desk=_desk(settings, parts, EventSource(settings.gateway_id, boot_id, clock)),
-                access_log=telemetry.access_log(parts.metrics, clock, write_log),
+                access_log=access_log,
                 clock=clock,
                 ids=ids,
             )
         )
         try:
-            async with _health(parts, readiness, place) as health:
+            async with _health(parts, readiness, place, access_log) as health:
                 models = models_router(parts.policies.authenticator, parts.replicas.pool)
                 app = control_plane([models, health], ids.request_id)
                 yield Gateway(app, pipeline, readiness, ids.request_id)
         finally:
-            await pipeline.stop(_CLOSE_S)
-            await parts.limiter.flush(_CLOSE_S)
+            await _end(pipeline, parts.limiter, access_log)
+
+
+async def _end(pipeline: Pipeline, limiter: RedisLimiter, access_log: AccessLog) -> None:
+    await pipeline.stop(_CLOSE_S)
+    await limiter.flush(_CLOSE_S)
+    access_log.tell()
 
 
 def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
@@ -183,11 +190,12 @@ def _spool(settings: Settings, boot_id: str) -> Spool:
 
 @asynccontextmanager
 async def _health(
-    parts: _Parts, readiness: Readiness, place: Place | None
+    parts: _Parts, readiness: Readiness, place: Place | None, access_log: AccessLog
 ) -> AsyncGenerator[APIRouter]:
     """What probes and scrapers are told: of all workers, where there are several."""
 
     def render() -> str:
+        access_log.tell()
         parts.metrics.shadows.keep_only(parts.policies.live.current)
         told = parts.metrics.render(
             num_spooled=parts.spool.num_committed,

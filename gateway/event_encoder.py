@@ -4,13 +4,13 @@ What comes out is, byte for byte, what encoding the event would give: see the te
 """
 
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from contracts.usage import Outcome, UsageEvent, encode_usage_event
 from gateway.api.context import RequestContext
-from gateway.metering import Alike, EventSource, Meter, Usage
+from gateway.metering import EventSource, Meter, Usage
 from gateway.policies import Grant
 
 _MAX_KINDS: Final = 10_000  # a kilobyte each
@@ -36,10 +36,15 @@ _encode = msgspec.json.Encoder().encode
 _Kind = tuple[object, ...]
 
 
+class _Template(NamedTuple):
+    grant: Grant  # kept, so that its id is its own
+    event: bytes  # encoded, with holes for what differs
+
+
 class EventEncoder:
     def __init__(self, source: EventSource) -> None:
         self._source = source
-        self._kinds: dict[_Kind, Alike] = {}
+        self._kinds: dict[_Kind, _Template] = {}
 
     def encode(
         self, context: RequestContext, meter: Meter, usage: Usage, outcome: Outcome, seq: int
@@ -54,8 +59,6 @@ class EventEncoder:
         if known is None or outcome is not Outcome.COMPLETED or meter.parent_event_id is not None:
             event = self._source.event(context, meter, usage, outcome, seq)
             return self._encode_anew(kind, event, context.grant)
-        if meter.served is None:  # else the log names another model
-            meter.alike = known
         ttft = b"null"
         if first_byte_s is not None:
             ttft = _encode((first_byte_s - context.started_monotonic_s) * 1e3)
@@ -83,7 +86,7 @@ class EventEncoder:
             if template is not None:
                 if len(self._kinds) >= _MAX_KINDS:
                     self._kinds.clear()
-                self._kinds[kind] = Alike(grant, template)
+                self._kinds[kind] = _Template(grant, template)
         return encode_usage_event(event)
 
 

@@ -51,6 +51,7 @@ class Exchange:
         self, transport: asyncio.Transport, head: RequestHead, on_complete: Callable[[], None]
     ) -> None:
         self.head = head
+        self.forwarded = head.forwarded  # lines for the replica
         self.keep_alive = head.keep_alive
         self._transport = transport
         self._on_complete = on_complete

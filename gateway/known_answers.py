@@ -12,7 +12,6 @@ import msgspec
 
 from contracts.response_cache import CachePolicy, HitCharge, KeptAnswer
 from contracts.usage import Outcome
-from gateway.access_log import Trace
 from gateway.admission.verdict import turn_of
 from gateway.api.context import RequestContext
 from gateway.errors import Interrupted
@@ -25,6 +24,7 @@ from gateway.response_cache.cache_key import cache_digest
 from gateway.response_cache.response_cache import CACHE_MISS, CACHE_SHARED, send_kept, usage_of
 from gateway.settlement import Settlement
 from gateway.stages import Stages, answer_head, reservation_of
+from gateway.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)

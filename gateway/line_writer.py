@@ -54,14 +54,14 @@ class LineWriter(logging.Handler):
             line = self.format(record).encode()
         self.write(line + b"\n")
 
-    def write(self, line: bytes) -> None:
-        """``line`` ends in a newline."""
+    def write(self, lines: bytes) -> None:
+        """Each ends in a newline."""
         with self._state:
             if self._num_pending_bytes >= self._max_pending_bytes:
-                self._num_dropped += 1
+                self._num_dropped += lines.count(b"\n")
             else:
-                self._num_pending_bytes += len(line)
-                self._lines.append(line)
+                self._num_pending_bytes += len(lines)
+                self._lines.append(lines)
             if not self._is_woken:
                 self._is_woken = True
                 self._wakes.put(True)

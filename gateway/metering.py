@@ -10,7 +10,6 @@ from contracts.errors import UNDECODABLE
 from contracts.usage import Outcome, UsageEvent, UsageSource
 from gateway.api.context import RequestContext
 from gateway.clock import Clock
-from gateway.policies import Grant
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -45,16 +44,6 @@ class Served(Protocol):
     def plan(self) -> Priced: ...
 
 
-class Alike:
-    """What is the same of all completed requests of one key, model and replica."""
-
-    members: bytes | None = None  # of the access log's line; None: none has been written
-
-    def __init__(self, grant: Grant, event: bytes) -> None:
-        self.grant = grant  # kept, so that its id is its own
-        self.event = event  # encoded, with holes for what differs
-
-
 class Meter:
     """What is known so far about one answer.  Zero is a count, ``None`` is "unknown"."""
 
@@ -70,7 +59,6 @@ class Meter:
     home: str | None = None  # where its prefix lives
     explanation = b""  # the header line that says so, for a client that asked
     route_costs: str | None = None  # of the candidates, where it was asked for
-    alike: Alike | None = None  # it has completed as others have before
     engine_usage: Usage | None = None  # the last usage the replica reported
     num_content_events: int = 0  # relayed events that carried generated text
     queued_s: float | None = None  # for its turn; None: it did not wait

@@ -6,13 +6,15 @@ https://prometheus.io/docs/instrumenting/exposition_formats/
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from contracts import metrics as names
+from gateway.metering import Meter
 from gateway.shadow_metrics import ShadowMetrics
 from gateway.tenant_metrics import TenantMetrics
+from gateway.trace import Trace
 
 Labels = tuple[tuple[str, str], ...]
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -73,8 +75,32 @@ class Metrics:
         """Of numbers that somebody else keeps, at every scrape."""
         self._sources[name] = kind, source
 
-    def count_refusal(self, reason: str) -> None:
-        self._refusals[(("reason", reason),)] += 1
+    def count(self, ended: Iterable[Trace]) -> None:
+        for trace in ended:
+            self.requests[trace.operation, trace.status] += 1
+            if trace.reason is not None:
+                self._refusals[(("reason", trace.reason),)] += 1
+            usage = trace.usage
+            if usage is not None:
+                cached = usage.cached_prompt_tokens
+                self.num_cached_tokens += cached
+                self.num_input_tokens += usage.prompt_tokens - cached
+                self.num_output_tokens += usage.completion_tokens
+            if self.tenants is not None and trace.grant is not None:
+                self.tenants.count(trace.grant.tenant.tenant_id, trace.status, usage)
+            self._count_answer(trace.meter, trace.started_monotonic_s)
+
+    def _count_answer(self, meter: Meter, started_monotonic_s: float) -> None:
+        if meter.first_byte_monotonic_s is not None:
+            self.ttft_s.observe(meter.first_byte_monotonic_s - started_monotonic_s)
+        if meter.route is not None:
+            self.routes[meter.route] += 1
+        if meter.served is not None:
+            self.num_fallbacks += 1
+        if meter.num_breaks:
+            self.num_breaks += meter.num_breaks
+            for seconds in meter.recoveries_s:
+                self.recovery_s.observe(seconds)
 
     def count_shipped(self, num_events: int) -> None:
         self.num_shipped += num_events

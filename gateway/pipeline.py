@@ -14,7 +14,6 @@ from collections.abc import Set
 
 from contracts.admission import TokenCounting
 from contracts.usage import Outcome
-from gateway.access_log import Trace
 from gateway.admission.verdict import Reservation
 from gateway.api.context import InferenceRequest, RequestContext
 from gateway.api.errors import error_body, error_event, error_headers, error_status
@@ -39,6 +38,7 @@ from gateway.resilience.retries import Retries
 from gateway.resilience.shared_answer import SharedAnswer
 from gateway.settlement import Settlement
 from gateway.stages import Stages, answer_head, reservation_of
+from gateway.trace import Trace
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +102,7 @@ class Pipeline:
             trace.grant = grant = stages.authenticator.authenticate(
                 head.authorization, exchange.peer
             )
+            trace.authenticated_monotonic_s = stages.clock.monotonic_s()
             may_be_known = head.idempotency_key is not None or grant.tenant.cache is not None
             if may_be_known and await self._known.answer(exchange, trace, grant):
                 return

@@ -80,18 +80,16 @@ def repetition(headers: Sequence[Header]) -> InvalidRequest | None:
     return None
 
 
-def traced_head(head: RequestHead, traceparent: bytes, *, is_new: bool) -> RequestHead:
-    """The same, but that the replica is told of another caller.
+def traced_lines(head: RequestHead, traceparent: bytes, *, is_new: bool) -> bytes:
+    """Those for the replica, which is told of another caller.
 
     ``is_new``: the trace begins here, and what is said of the state of another is of no use.
     """
     if _TRACE not in head.forwarded:  # nobody has said anything of one
-        forwarded = b"%b%b: %b\r\n" % (head.forwarded, TRACEPARENT, traceparent)
-        return msgspec.structs.replace(head, forwarded=forwarded)
+        return b"%b%b: %b\r\n" % (head.forwarded, TRACEPARENT, traceparent)
     told_anew = (TRACEPARENT, _TRACESTATE) if is_new else (TRACEPARENT,)
     kept = [header for header in head.headers if header[0] not in told_anew]
-    forwarded = _forwarded((*kept, (TRACEPARENT, traceparent)))
-    return msgspec.structs.replace(head, forwarded=forwarded)
+    return _forwarded((*kept, (TRACEPARENT, traceparent)))
 
 
 def _forwarded(headers: Sequence[Header]) -> bytes:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from gateway.access_log import AccessLog, Trace
+from gateway.access_log import AccessLog
 from gateway.admission.quota_plan import PlanBook, QuotaPlan
 from gateway.admission.redis_limiter import RedisLimiter
 from gateway.admission.verdict import Reservation, Verdict, refused, turn_of
@@ -20,6 +20,7 @@ from gateway.resilience.idempotency import Idempotency
 from gateway.resilience.retries import Retries
 from gateway.response_cache.response_cache import ResponseCache
 from gateway.settlement import SettlementDesk
+from gateway.trace import Trace
 from gateway.turnstile import Turnstile
 
 

@@ -4,13 +4,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.access_log import AccessLog
 from gateway.clock import Clock
-from gateway.metrics import Metrics
 from gateway.settings import Settings
 from gateway.telemetry.exporter import Exporter
 from gateway.telemetry.tracer import Tracer
-from gateway.telemetry.tracing_log import TracingLog
 from gateway.upstream.replica_client import ReplicaClient, Timeouts
 
 _TIMEOUTS = Timeouts(connect_s=2.0, head_s=5.0, idle_s=5.0, keep_alive_s=30.0)
@@ -21,18 +18,11 @@ class Telemetry:
     tracer: Tracer | None
     loops: Sequence[Callable[[], Coroutine[Any, Any, None]]]  # each runs until cancelled
 
-    def access_log(
-        self, metrics: Metrics, clock: Clock, write: Callable[[bytes], None]
-    ) -> AccessLog:
-        if self.tracer is None:
-            return AccessLog(metrics, clock, write)
-        return TracingLog(metrics, clock, write, self.tracer)
-
 
 def wire_telemetry(settings: Settings, boot_id: str, clock: Clock) -> Telemetry:
     if settings.otlp_url is None:
         return Telemetry(None, ())
-    tracer = Tracer(clock, settings.otlp_sample_ratio)
+    tracer = Tracer(settings.otlp_sample_ratio)
     resource = {
         "service.name": "pandal-gateway",
         "service.instance.id": f"{settings.gateway_id}/{boot_id}",

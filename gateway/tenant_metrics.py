@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 
 from contracts import metrics as names
+from gateway.metering import Usage
 
 
 class _Counts:
@@ -38,16 +39,16 @@ class TenantMetrics:
     def __init__(self, tenants: Collection[str]) -> None:
         self._counts = {tenant: _Counts() for tenant in tenants}
 
-    def count(self, tenant: str, status: int, tokens: tuple[int, int, int] | None) -> None:
-        """``tokens``: uncached input, cached input, output."""
+    def count(self, tenant: str, status: int, usage: Usage | None) -> None:
         counts = self._counts.get(tenant)
         if counts is None:
             return
         counts.by_status[status] += 1
-        if tokens is not None:
-            counts.num_input_tokens += tokens[0]
-            counts.num_cached_tokens += tokens[1]
-            counts.num_output_tokens += tokens[2]
+        if usage is not None:
+            cached = usage.cached_prompt_tokens
+            counts.num_input_tokens += usage.prompt_tokens - cached
+            counts.num_cached_tokens += cached
+            counts.num_output_tokens += usage.completion_tokens
 
     def lines(self) -> Iterator[str]:
         """In Prometheus' text format."""

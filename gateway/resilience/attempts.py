@@ -164,7 +164,7 @@ class Attempts:
         return Attempt(replica, request_id, response, began_s, stay, probe)
 
     def _headers(self, request_id: str) -> bytes:
-        context, forwarded = self._context, self._exchange.head.forwarded
+        context, forwarded = self._context, self._exchange.forwarded
         if self._meter.is_locally_admitted:
             forwarded += _LOCALLY_ADMITTED
         tenant = context.grant.tenant.tenant_id

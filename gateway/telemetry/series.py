@@ -1,6 +1,7 @@
 """Histograms by their labels, so many of them and one for all the others."""
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Final
 
 _MAX_SERIES: Final = 200
@@ -14,7 +15,7 @@ _OVERFLOW: Final[Labels] = (("otel.metric.overflow", True),)
 class Series:
     __slots__ = ("_bounds", "counts", "total")
 
-    def __init__(self, bounds: tuple[float, ...]) -> None:
+    def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
@@ -25,7 +26,7 @@ class Series:
 
 
 class Histograms:
-    def __init__(self, name: str, unit: str, bounds: tuple[float, ...]) -> None:
+    def __init__(self, name: str, unit: str, bounds: Sequence[float]) -> None:
         self.name, self.unit, self.bounds = name, unit, bounds
         self.by_labels: dict[Labels, Series] = {}
 

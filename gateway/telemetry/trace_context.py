@@ -24,14 +24,12 @@ class SpanContext(msgspec.Struct, frozen=True):
     is_sampled: bool
 
     def header(self) -> bytes:
-        flags = b"01" if self.is_sampled else b"00"
-        return b"00-%b-%b-%b" % (self.trace_id.encode(), self.span_id.encode(), flags)
+        return f"00-{self.trace_id}-{self.span_id}-{'01' if self.is_sampled else '00'}".encode()
 
 
 def span_context(traceparent: bytes | None, digits: str, sample_ratio: float) -> SpanContext:
     """``digits``: 32 of a request's own.  A caller decides whether it is sampled, else we do."""
-    parent = None if traceparent is None else _parsed(traceparent)
-    if parent is not None:
+    if traceparent is not None and (parent := _parsed(traceparent)) is not None:
         trace_id, parent_id, is_sampled = parent
         return SpanContext(trace_id, digits[16:], parent_id, is_sampled)
     is_sampled = int(digits[-8:], 16) < sample_ratio * 2**32

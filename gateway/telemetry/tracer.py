@@ -1,18 +1,18 @@
-"""What a request leaves behind for a collector: a span, and its share of the histograms."""
+"""What requests leave behind for a collector: a span each, and their share of the histograms."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Final
 
 from contracts.usage import Outcome
-from gateway.access_log import Trace
-from gateway.clock import Clock, event_id_of
+from gateway.clock import event_id_of
 from gateway.exchange import Exchange
-from gateway.request_head import TRACEPARENT, traced_head
-from gateway.telemetry.otlp import FinishedSpan, Value
+from gateway.request_head import TRACEPARENT, traced_lines
+from gateway.telemetry.otlp import FAILED, SERVER, Span, Value, encoded, span_attributes
 from gateway.telemetry.series import Histograms, Labels, Series
-from gateway.telemetry.trace_context import span_context
+from gateway.telemetry.trace_context import SpanContext, span_context
+from gateway.trace import Trace
 
 _MAX_SPANS: Final = 4_096  # that wait for the collector; then new ones are dropped
 _MAX_KINDS: Final = 1_000
@@ -23,7 +23,7 @@ _DURATION_S: Final = tuple(0.01 * 2**power for power in range(14))
 _TTFT_S: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
 )  # fmt: skip
-_TOKENS: Final = tuple(4.0**power for power in range(14))
+_TOKENS: Final = tuple(4**power for power in range(14))
 
 
 class _Kind:
@@ -35,6 +35,9 @@ class _Kind:
     def __init__(self, tracer: "Tracer", labels: Labels) -> None:
         self._tracer = tracer
         self._labels = labels
+        told = dict(labels)
+        names = told["gen_ai.operation.name"], told.get("gen_ai.request.model")
+        self.name = " ".join(str(name) for name in names if name is not None)
 
     @cached_property
     def duration_s(self) -> Series:
@@ -57,15 +60,15 @@ class _Kind:
 
 
 class Tracer:
-    def __init__(self, clock: Clock, sample_ratio: float) -> None:
-        self._clock = clock
+    def __init__(self, sample_ratio: float) -> None:
         self._sample_ratio = sample_ratio
-        self._spans: deque[FinishedSpan] = deque()
+        self._spans: deque[Span] = deque()
         self.num_dropped = 0
         self.duration_s = Histograms("gen_ai.server.request.duration", "s", _DURATION_S)
         self.ttft_s = Histograms("gen_ai.server.time_to_first_token", "s", _TTFT_S)
         self.tokens = Histograms("gen_ai.client.token.usage", "{token}", _TOKENS)
         self._kinds: dict[tuple[str, str | None, str | None], _Kind] = {}
+        self._shared: dict[tuple[object, ...], bytes] = {}
 
     @property
     def histograms(self) -> list[Histograms]:
@@ -73,25 +76,28 @@ class Tracer:
 
     def begin(self, exchange: Exchange, trace: Trace) -> None:
         """From here on the replica is called in our name, and not in the client's."""
-        digits, head = event_id_of(trace.request_id), exchange.head
+        head = exchange.head
         told = exchange.header(TRACEPARENT) if TRACEPARENT in head.forwarded else None
-        trace.span = span = span_context(told, digits, self._sample_ratio)
-        exchange.head = traced_head(head, span.header(), is_new=span.parent_id is None)
+        trace.span = span = span_context(told, event_id_of(trace.request_id), self._sample_ratio)
+        exchange.forwarded = traced_lines(head, span.header(), is_new=span.parent_id is None)
 
-    def end(self, trace: Trace) -> None:
-        took_s = self._clock.monotonic_s() - trace.started_monotonic_s
-        kind, usage = self._kind(trace), trace.usage
-        kind.duration_s.observe(took_s)
-        first_byte_s = trace.meter.first_byte_monotonic_s
-        if first_byte_s is not None:
-            kind.ttft_s.observe(first_byte_s - trace.started_monotonic_s)
-        if usage is not None:
-            kind.input_tokens.observe(usage.prompt_tokens)
-            kind.output_tokens.observe(usage.completion_tokens)
-        if trace.span is not None and trace.span.is_sampled:
-            self._keep(trace, took_s)
+    def end(self, ended: Iterable[Trace], wall_minus_monotonic_s: float) -> None:
+        for trace in ended:
+            kind, usage, began_s = self._kind(trace), trace.usage, trace.started_monotonic_s
+            kind.duration_s.observe(trace.ended_monotonic_s - began_s)
+            first_byte_s = trace.meter.first_byte_monotonic_s
+            if first_byte_s is not None:
+                kind.ttft_s.observe(first_byte_s - began_s)
+            if usage is not None:
+                kind.input_tokens.observe(usage.prompt_tokens)
+                kind.output_tokens.observe(usage.completion_tokens)
+            if trace.span is not None and trace.span.is_sampled:
+                if len(self._spans) < _MAX_SPANS:
+                    self._spans.append(self._span(trace, trace.span, kind, wall_minus_monotonic_s))
+                else:
+                    self.num_dropped += 1
 
-    def take_spans(self, most: int) -> list[FinishedSpan]:
+    def take_spans(self, most: int) -> list[Span]:
         return [self._spans.popleft() for _ in range(min(most, len(self._spans)))]
 
     def _kind(self, trace: Trace) -> _Kind:
@@ -104,25 +110,39 @@ class Tracer:
             kind = self._kinds[known] = _Kind(self, _labels(trace))
         return kind
 
-    def _keep(self, trace: Trace, took_s: float) -> None:
-        if len(self._spans) >= _MAX_SPANS:
-            self.num_dropped += 1
-            return
-        assert trace.span is not None, "it was begun"
-        ended_ns = int(self._clock.wall_s() * 1e9)
-        attributes = dict(_attributes(trace))
-        operation = attributes["gen_ai.operation.name"]
-        model = attributes.get("gen_ai.request.model")
-        self._spans.append(
-            FinishedSpan(
-                context=trace.span,
-                name=str(operation) if model is None else f"{operation} {model}",
-                started_ns=ended_ns - int(took_s * 1e9),
-                ended_ns=ended_ns,
-                attributes=attributes,
-                is_failed=trace.status >= 500 or trace.outcome in _FAILED,
-            )
+    def _span(
+        self, trace: Trace, context: SpanContext, kind: _Kind, wall_minus_monotonic_s: float
+    ) -> Span:
+        is_failed = trace.status >= 500 or trace.outcome in _FAILED
+        began_s, first_byte_s = trace.started_monotonic_s, trace.meter.first_byte_monotonic_s
+        return Span(
+            context.trace_id,
+            context.span_id,
+            kind.name,
+            str(int((began_s + wall_minus_monotonic_s) * 1e9)),
+            str(int((trace.ended_monotonic_s + wall_minus_monotonic_s) * 1e9)),
+            span_attributes(
+                self._shared_attributes(trace, kind),
+                trace.request_id,
+                trace.usage,
+                None if first_byte_s is None else first_byte_s - began_s,
+            ),
+            SERVER,
+            context.parent_id,
+            FAILED if is_failed else None,
         )
+
+    def _shared_attributes(self, trace: Trace, kind: _Kind) -> bytes:
+        """Those that many requests have, encoded once."""
+        request, replica = trace.request, trace.meter.replica
+        is_stream = None if request is None else request.is_stream
+        known = kind, trace.status, trace.outcome, replica, is_stream
+        shared = self._shared.get(known)
+        if shared is None:
+            if len(self._shared) >= _MAX_KINDS:
+                self._shared.clear()
+            shared = self._shared[known] = encoded(_shared_attributes(trace))
+        return shared
 
 
 def _labels(trace: Trace) -> Labels:
@@ -138,21 +158,13 @@ def _labels(trace: Trace) -> Labels:
     return labels
 
 
-def _attributes(trace: Trace) -> Iterator[tuple[str, Value]]:
+def _shared_attributes(trace: Trace) -> Iterator[tuple[str, Value]]:
     yield from _labels(trace)
     yield "http.response.status_code", trace.status
-    yield "pandal.request.id", trace.request_id
     if trace.request is not None:
         yield "gen_ai.response.model", trace.request.model
         yield "pandal.request.is_stream", trace.request.is_stream
-    if trace.usage is not None:
-        yield "gen_ai.usage.input_tokens", trace.usage.prompt_tokens
-        yield "gen_ai.usage.output_tokens", trace.usage.completion_tokens
-        yield "gen_ai.usage.cache_read.input_tokens", trace.usage.cached_prompt_tokens
     if trace.outcome is not None:
         yield "pandal.outcome", trace.outcome.value
     if trace.meter.replica is not None:
         yield "pandal.replica", trace.meter.replica
-    first_byte_s = trace.meter.first_byte_monotonic_s
-    if first_byte_s is not None:
-        yield "pandal.ttft_s", first_byte_s - trace.started_monotonic_s

@@ -23,7 +23,7 @@ async def line_of(tenant: Tenant, reply: Reply) -> dict[str, Any]:
 
 async def test_each_step_ends_after_the_one_before(tenant: Tenant) -> None:
     line = await line_of(tenant, await tenant.chat(chat(stream=True)))
-    steps = [line[name] for name in ("admit_ms", "send_ms", "ttft_ms", "latency_ms")]
+    steps = [line[name] for name in ("auth_ms", "admit_ms", "send_ms", "ttft_ms", "latency_ms")]
     assert steps == sorted(steps)
     assert steps[0] > 0
     assert "queue_ms" not in line
@@ -33,7 +33,7 @@ async def test_each_step_ends_after_the_one_before(tenant: Tenant) -> None:
 async def test_a_step_that_was_not_reached_is_not_told(tenant: Tenant) -> None:
     line = await line_of(tenant, await post(tenant.gateway.port, chat(), "sk-nobody"))
     assert (line["status"], line["reason"]) == (401, "invalid_api_key")
-    assert not {"admit_ms", "send_ms", "ttft_ms", "tenant_id"} & line.keys()
+    assert not {"auth_ms", "admit_ms", "send_ms", "ttft_ms", "tenant_id"} & line.keys()
 
 
 async def test_an_exact_count_is_timed(make_tenant: Callable[..., Tenant]) -> None:

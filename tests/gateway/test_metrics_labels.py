@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from contracts.usage import UsageSource
+from gateway.metering import Usage
 from gateway.metrics import Metrics, QuotaStanding
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, get
@@ -17,9 +19,10 @@ def rendered(metrics: Metrics) -> list[str]:
 def test_only_tenants_that_were_named_have_series() -> None:
     metrics = Metrics(("acme", "other"))
     assert metrics.tenants is not None
+    usage = Usage(3, 2, 3, UsageSource.ENGINE)
     for number in range(1_000):
-        metrics.tenants.count(f"tenant-{number}", 200, (1, 2, 3))
-    metrics.tenants.count("acme", 200, (1, 2, 3))
+        metrics.tenants.count(f"tenant-{number}", 200, usage)
+    metrics.tenants.count("acme", 200, usage)
     metrics.tenants.count("acme", 429, None)
     found = [line for line in rendered(metrics) if "tenant" in line]
     assert found == [

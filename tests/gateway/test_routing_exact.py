@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -126,8 +127,8 @@ async def test_what_is_believed_to_be_cached_is_what_the_engine_finds(fleet: Fle
 async def test_a_route_is_explained_to_those_who_ask_and_to_the_log(fleet: Fleet) -> None:
     asked = await fleet.ask(prompt_of("cd", 600))
     await fleet.ask(prompt_of("ef", 600), explained=False)
-    lines = [msgspec.json.decode(line) for line in fleet.lines]
-    assert len(lines) == 2
+    await until(lambda: b"".join(fleet.lines).count(b"\n") == 2)
+    lines = msgspec.json.Decoder(dict[str, Any]).decode_lines(b"".join(fleet.lines))
     assert lines[0]["replica"] == asked.replica
     assert lines[0]["route"] == asked.reason == "home"
     assert lines[0]["home"] == asked.replica

@@ -17,7 +17,6 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from gateway.clock import SYSTEM_CLOCK
 from gateway.telemetry.exporter import Exporter
 from gateway.telemetry.tracer import Tracer
 from gateway.upstream.replica_client import ReplicaClient, Timeouts
@@ -153,7 +152,7 @@ def test_histograms_are_those_of_the_conventions(traced: Gateway, collector: Col
 
 
 async def test_what_is_left_at_the_end_is_told(collector: Collector) -> None:
-    tracer = Tracer(SYSTEM_CLOCK, 1.0)
+    tracer = Tracer(1.0)
     timeouts = Timeouts(connect_s=5.0, head_s=5.0, idle_s=5.0, keep_alive_s=5.0)
     client = ReplicaClient("collector", collector.url, timeouts)
     exporter = Exporter(client, tracer, {"service.name": "ending"}, time.time)

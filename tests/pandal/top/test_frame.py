@@ -3,7 +3,9 @@
 from autoscaler.exposition import parse
 from contracts.load import ReplicaLoad
 from gateway.admission.levels import Levels
+from gateway.api.context import Operation
 from gateway.metrics import Metrics, QuotaStanding
+from gateway.trace import Trace
 from pandal.top.frame import HEIGHT, WIDTH, frame
 from pandal.top.sample import Counters, Sample, counters_of
 
@@ -90,11 +92,16 @@ def test_what_is_away_is_told() -> None:
     assert "the quota store does not answer" in told
 
 
+def trace(status: int, reason: str | None) -> Trace:
+    found = Trace("req_0", Operation.CHAT_COMPLETIONS, 0.0)
+    found.status, found.reason = status, reason
+    return found
+
+
 def test_the_gateways_own_metrics_are_understood() -> None:
     metrics = Metrics()
-    metrics.requests["chat.completions", 200] = 3
-    metrics.requests["chat.completions", 502] = 1
-    metrics.count_refusal("rate_limit_exceeded")
+    metrics.count(trace(status, None) for status in (200, 200, 502))
+    metrics.count([trace(429, "rate_limit_exceeded")])
     metrics.num_output_tokens = 9
     text = metrics.render(num_spooled=5, num_waiting=2, quota=QuotaStanding(0, 0, is_lost=True))
     found = counters_of(parse(text))

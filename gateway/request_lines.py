@@ -1,0 +1,99 @@
+"""The log's line of each request, in the fields of ``contracts.logs``."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+import msgspec
+
+from contracts.usage import Outcome
+from gateway.trace import Trace
+
+
+class _Line(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """Without the fields of steps that it did not reach.
+
+    Times of steps are from its beginning, but for ``count_ms`` and ``queue_ms``, which few
+    requests have: how long they took.
+    """
+
+    level: str
+    service: str
+    logger: str
+    message: str
+    at: datetime
+    request_id: str
+    status: int
+    latency_ms: float
+    endpoint: str
+    tenant_id: str | None = None
+    key_id: str | None = None
+    model: str | None = None
+    is_stream: bool | None = None
+    replica: str | None = None
+    outcome: Outcome | None = None
+    route: str | None = None
+    home: str | None = None
+    route_costs: str | None = None
+    reason: str | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    auth_ms: float | None = None
+    admit_ms: float | None = None
+    count_ms: float | None = None
+    queue_ms: float | None = None
+    send_ms: float | None = None
+    ttft_ms: float | None = None
+    num_breaks: int = 0
+    num_shadows: int = 0
+
+
+_encode_lines = msgspec.json.Encoder().encode_lines
+
+
+def request_lines(traces: Iterable[Trace], wall_minus_monotonic_s: float) -> bytes:
+    return _encode_lines([_line(trace, wall_minus_monotonic_s) for trace in traces])
+
+
+def _line(trace: Trace, wall_minus_monotonic_s: float) -> _Line:
+    began_s, meter, usage = trace.started_monotonic_s, trace.meter, trace.usage
+    grant, request, ended_s = trace.grant, trace.request, trace.ended_monotonic_s
+    return _Line(
+        "info",
+        "gateway",
+        "gateway.access_log",
+        "request",
+        datetime.fromtimestamp(ended_s + wall_minus_monotonic_s, UTC),
+        trace.request_id,
+        trace.status,
+        _ms(ended_s - began_s),
+        trace.operation,
+        None if grant is None else grant.tenant.tenant_id,
+        None if grant is None else grant.key.key_id,
+        None if request is None else request.model,
+        None if request is None else request.is_stream,
+        meter.replica,
+        trace.outcome,
+        meter.route,
+        meter.home,
+        meter.route_costs,
+        trace.reason,
+        None if usage is None else usage.prompt_tokens,
+        None if usage is None else usage.completion_tokens,
+        _since(began_s, trace.authenticated_monotonic_s),
+        _since(began_s, trace.admitted_monotonic_s),
+        None if trace.counted_s is None else _ms(trace.counted_s),
+        None if meter.queued_s is None else _ms(meter.queued_s),
+        _since(began_s, meter.sent_monotonic_s),
+        _since(began_s, meter.first_byte_monotonic_s),
+        meter.num_breaks,
+        trace.num_shadows,
+    )
+
+
+def _since(began_s: float, at_s: float | None) -> float | None:
+    return None if at_s is None else int((at_s - began_s) * 1e6) / 1e3
+
+
+def _ms(seconds: float) -> float:
+    """To the microsecond."""
+    return int(seconds * 1e6) / 1e3
