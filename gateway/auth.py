@@ -50,18 +50,32 @@ class Authenticator:
 
         ``peer`` is asked only about keys that are not known.
         """
-        snapshot = self._policies.current
-        if snapshot is not self._known_for:
-            self._known, self._refused = {}, {}
-            self._known_for = snapshot
+        snapshot = self._current()
         grant = self._known.get(authorization)
-        return self._look_up(snapshot, authorization, peer()) if grant is None else grant
+        if grant is None:
+            grant = self._look_up(snapshot, authorization, peer())
+            if len(self._known) >= _MAX_CACHED_HEADERS:
+                self._known.clear()
+            self._known[authorization] = grant
+            self._used[grant.key.key_id] = self._clock.wall_s()
+        return grant
+
+    def recognize(self, authorization: bytes | None, peer: Peer = nobody) -> Grant:
+        """As ``authenticate``, and no use of the key: whoever made one asks whether it is good."""
+        return self._look_up(self._current(), authorization, peer())
 
     def turn(self) -> Mapping[str, float]:
         """What was used since the last turn, and when it was first; begins the next."""
         self._known = {}
         used, self._used = self._used, {}
         return used
+
+    def _current(self) -> PolicySnapshot | None:
+        snapshot = self._policies.current
+        if snapshot is not self._known_for:
+            self._known, self._refused = {}, {}
+            self._known_for = snapshot
+        return snapshot
 
     def _look_up(
         self, snapshot: PolicySnapshot | None, authorization: bytes | None, address: str
@@ -80,10 +94,6 @@ class Authenticator:
             except InvalidApiKey:
                 self._failures.note(address)
                 raise
-        if len(self._known) >= _MAX_CACHED_HEADERS:
-            self._known.clear()
-        self._known[authorization] = grant
-        self._used[grant.key.key_id] = self._clock.wall_s()
         return grant
 
     def _known_once(self, snapshot: PolicySnapshot, authorization: bytes) -> Grant | None:

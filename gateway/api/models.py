@@ -18,7 +18,7 @@ def models_router(authenticator: Authenticator, pool: ReplicaPool) -> APIRouter:
         if repeated is not None:
             raise repeated
         authorization = request.headers.get("authorization")
-        grant = authenticator.authenticate(
+        grant = authenticator.recognize(
             None if authorization is None else authorization.encode("latin-1"),
             lambda: "" if request.client is None else request.client.host,
         )

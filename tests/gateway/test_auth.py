@@ -122,6 +122,17 @@ def test_the_cache_forgets_with_the_policy() -> None:
         authenticator.authenticate(b"Bearer sk-1")
 
 
+def test_whoever_only_asks_whether_a_key_is_good_does_not_use_it() -> None:
+    authenticator = Authenticator(live("sk-1"), PEPPER, Clock(lambda: 7.0, lambda: 0.0))
+    assert authenticator.recognize(b"Bearer sk-1").key.key_id == "id-sk-1"
+    assert authenticator.turn() == {}
+    authenticator.recognize(b"Bearer sk-1")
+    authenticator.authenticate(b"Bearer sk-1")
+    assert authenticator.turn() == {"id-sk-1": 7.0}
+    with pytest.raises(InvalidApiKey):
+        authenticator.recognize(b"Bearer sk-guess")
+
+
 def test_a_key_that_is_used_on_and_on_is_noted_in_every_turn() -> None:
     authenticator = Authenticator(live("sk-1", "sk-2"), PEPPER, Clock(lambda: 7.0, lambda: 0.0))
     for _ in range(3):
