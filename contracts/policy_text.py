@@ -32,7 +32,26 @@ def from_plain(plain: Any) -> PolicyDocument:  # whatever a parser made of a per
         raise ContractError(f"policy document: {path}: there is no such member")
     if "tenants" not in plain:
         raise ContractError("policy document: $.tenants: is missing; of none at all, it is []")
-    return decode_policy_document(msgspec.json.encode({"version": 0, **plain}, enc_hook=str))
+    document = decode_policy_document(msgspec.json.encode({"version": 0, **plain}, enc_hook=str))
+    for path in unprintable_texts(plain):
+        raise ContractError(f"policy document: {path}: expected printable characters only")
+    return document
+
+
+def unprintable_texts(plain: Any, path: str = "$") -> Iterator[str]:  # any JSON
+    """Paths of texts, and of members by such names, that could forge what a terminal shows."""
+    if isinstance(plain, str):
+        if not plain.isprintable():
+            yield path
+    elif isinstance(plain, list):
+        for index, member in enumerate(plain):
+            yield from unprintable_texts(member, f"{path}[{index}]")
+    elif isinstance(plain, dict):
+        for name, member in plain.items():
+            if isinstance(name, str) and not name.isprintable():
+                yield f"{path}.{name!a}"
+            else:
+                yield from unprintable_texts(member, f"{path}.{name}")
 
 
 def unknown_members(plain: Any) -> Iterator[str]:  # any JSON

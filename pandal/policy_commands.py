@@ -183,7 +183,8 @@ def import_(
     if check:
         _show(told)
         if told:
-            raise Drifted(f"{access.where} differs from {path} in {len(told)} places")
+            places = "1 place" if len(told) == 1 else f"{len(told)} places"
+            raise Drifted(f"{access.where} differs from {path} in {places}")
     elif told:
         why = why or f"from {path.name}"
         _edit(data_dir, admin, put, action="import", why=why)

@@ -1,6 +1,7 @@
 """Policy documents: golden bytes, inheritance, and faults named by their path."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 import pytest
@@ -251,6 +252,25 @@ def test_key_hashes_depend_on_key_and_pepper() -> None:
     assert hash_api_key(b"k1", PEPPER) == hash_api_key(b"k1", PEPPER)
     with pytest.raises(ValueError, match="pepper"):
         hash_api_key(b"k1", b"short")
+
+
+@pytest.mark.parametrize(
+    ("tenant", "path"),
+    [
+        ({"keys": [{"key_id": "k\x1b[2J", "key_hash": "h", "key_prefix": "s"}]}, "keys[0].key_id"),
+        ({"rules": [{"model": "m\n", "requests_per_minute": 1}]}, "rules[0].model"),
+        ({"terms": [{"allowed_models": ["m", "n\u202e"]}]}, "terms[0].allowed_models[1]"),
+    ],
+    ids=["key", "model", "allowed-model"],
+)
+def test_a_name_cannot_forge_what_a_terminal_shows(tenant: dict[str, Any], path: str) -> None:
+    document = {"tenants": [{"tenant_id": "acme", "tier": "free", **tenant}]}
+    with pytest.raises(ContractError) as refused:
+        from_plain(document)
+    assert str(refused.value).startswith(f"policy document: $.tenants[0].{path}: expected print")
+    tier = {"name": "gold\r", "limits": msgspec.to_builtins(TIERS["gold"])}
+    with pytest.raises(ContractError, match=r"\$\.tiers\[0\]\.name: expected print"):
+        from_plain({"tiers": [tier], "tenants": []})
 
 
 def test_a_key_is_for_endpoints_that_there_are() -> None:

@@ -197,6 +197,13 @@ def test_a_key_is_shown_once_rotated_and_revoked(admin: AdminProcess) -> None:
     assert admin.ask("POST", keys, over).document["error"]["code"] == "policy_refused"
 
 
+def test_a_document_has_no_names_that_forge_a_terminal(admin: AdminProcess) -> None:
+    document = {"tenants": [{**ACME, "rules": [{"model": "m\x1b[2K", "requests_per_minute": 1}]}]}
+    refused = admin.ask("PUT", "/policy", document, headers={"if-match": "*"})
+    assert refused.status == 422
+    assert "$.tenants[0].rules[0].model" in refused.document["error"]["message"]
+
+
 def test_no_document_brings_a_key_back(admin: AdminProcess) -> None:
     put(admin, {"tenants": [ACME]})
     keys = "/tenants/acme/keys"
