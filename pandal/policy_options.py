@@ -45,11 +45,15 @@ def quota_address(data_dir: Path | None) -> RespAddress:
     """Of the store that keeps the record.  Raises BadOption."""
     url = CommandSettings().quota_url
     if url is None or data_dir is not None:
-        return RespAddress.parse(f"unix://{directory(data_dir).sockets / 'quota.sock'}")
+        return local_quota(directory(data_dir))
     try:
         return RespAddress.parse(url.get_secret_value())
     except ValueError as exc:
         raise BadOption(f"PANDAL_QUOTA_URL: {exc}") from exc
+
+
+def local_quota(local: DataDir) -> RespAddress:
+    return RespAddress.parse(f"unix://{local.sockets / 'quota.sock'}")
 
 
 def admin_client(data_dir: Path | None, admin: str | None) -> AdminClient | None:

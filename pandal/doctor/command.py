@@ -16,10 +16,18 @@ from pandal.doctor.disk import disk_findings
 from pandal.doctor.finding import Finding, Level, failure, fine
 from pandal.doctor.policies import policy_findings
 from pandal.errors import PandalError, Unreachable
-from pandal.fleet_record import running_fleet
+from pandal.fleet_books import FleetBooks
+from pandal.fleet_record import FleetState, running_fleet
 from pandal.http_client import get, parse_url
 from pandal.options import DataDirOption, JsonOption, directory
-from pandal.policy_options import AdminOption, key_access, policy_access, quota_address
+from pandal.policy_options import (
+    AdminOption,
+    admin_client,
+    key_access,
+    local_quota,
+    policy_access,
+    quota_address,
+)
 from pandal.screen import say
 from pandal.settings import CommandSettings
 
@@ -40,7 +48,7 @@ def doctor(
     """Examine store, broker, replicas, policies and disk; say what to do; fail if something is."""
     from pandal.installation import require_extras
 
-    require_extras(("gateway",))
+    require_extras(("gateway", "billing"))
     found = list(_findings(replica or [], data_dir, admin))
     if as_json:
         say(msgspec.json.encode(found).decode())
@@ -78,33 +86,42 @@ def _findings(
     from pandal.doctor.valkey import valkey_findings
 
     local, settings = directory(data_dir), CommandSettings()
-    yield from asyncio.run(valkey_findings(quota_address(data_dir)))
+    fleet = running_fleet(local)
+    is_elsewhere = admin_client(data_dir, admin) is not None
+    store = quota_address(data_dir)
+    if fleet is None and store == local_quota(local) and not (replicas or is_elsewhere):
+        yield failure("fleet", f"none is running on {local.root}", "pandal up starts one")
+        if not local.policies.exists():
+            return
+    else:
+        yield from asyncio.run(valkey_findings(store))
     if settings.kafka_bootstrap is not None:
         from pandal.doctor.kafka import kafka_findings
 
         yield from kafka_findings(settings.kafka_bootstrap, settings, USAGE_TOPIC)
-    examined = examine(_replicas(replicas, local))
+    examined = examine(_replicas(replicas, fleet))
     yield from replica_findings(examined)
     served = {model for each in examined for model in each.models} if examined else None
     yield from _policies(data_dir, admin, served)
-    yield from _doors(local)
+    if fleet is not None:
+        yield from _doors(fleet, local)
+    if local.spool.exists():
+        from pandal.doctor.books import books_findings
+
+        yield from books_findings(FleetBooks(local), fleet)
     if local.root.exists():
         yield from disk_findings(local.root)
 
 
-def _replicas(told: Sequence[str], local: DataDir) -> Mapping[str, str]:
+def _replicas(told: Sequence[str], fleet: FleetState | None) -> Mapping[str, str]:
     """By name: those that were named, or the running fleet's."""
     if told:
         return {url: url for url in told}
-    fleet = running_fleet(local)
     return {} if fleet is None else fleet.replica_urls
 
 
-def _doors(local: DataDir) -> Iterator[Finding]:
-    """What people speak to of the running fleet."""
-    fleet = running_fleet(local)
-    if fleet is None:
-        return
+def _doors(fleet: FleetState, local: DataDir) -> Iterator[Finding]:
+    """What people speak to."""
     yield _door("gateway", fleet.gateway_url, "/ready", local)
     if fleet.admin_url is not None:
         its_token = f"; its token is in {local.admin_token}"

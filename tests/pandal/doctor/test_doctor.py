@@ -126,6 +126,13 @@ def test_the_command_fails_where_something_does(data_dir: DataDir) -> None:
     result = CliRunner().invoke(app, ["doctor", "--json", "--data-dir", str(data_dir.root)])
     assert result.exit_code == 1
     found = {(f["about"], f["level"]) for f in json.loads(result.stdout)}
-    assert ("valkey", "failure") in found
+    assert ("fleet", "failure") in found
     assert ("policies", "ok") in found
-    assert {about for about, _ in found} == {"valkey", "policies", "disk"}
+    assert {about for about, _ in found} == {"fleet", "policies", "disk"}
+
+
+def test_where_nothing_runs_one_line_says_so(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["doctor", "--data-dir", str(tmp_path / "none")])
+    assert result.exit_code == 1
+    assert result.stdout.startswith(f"FAIL  fleet     none is running on\n{'':16}{tmp_path}")
+    assert result.stdout.count("FAIL") == 1
