@@ -98,7 +98,7 @@ def our_environment(folder: Path, port: str, ports: Sequence[int]) -> dict[str, 
     replicas = [{"name": f"r{p}", "url": f"http://127.0.0.1:{p}"} for p in ports]
     return {
         "PATH": os.environ["PATH"],
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "GATEWAY_PORT": port,
         "GATEWAY_REPLICAS": json.dumps(replicas),
         "GATEWAY_POLICY_FILE": str(folder / "policy.json"),

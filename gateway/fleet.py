@@ -156,11 +156,13 @@ class Fleet:
             self._forecasting.observe_ttft(outcome.predicted_s, outcome.actual_s)
         self._forecasting.on_progress()
 
-    def end(self, stay: Stay) -> None:
+    def end(self, stay: Stay, usage: Usage | None = None) -> None:
+        """``usage``: as the replica counted, if it did."""
         stay.end()
         if stay.visit is None:
             return
-        stay.replica.forecast.end(stay.visit, self.clock.monotonic_s())
+        uncached = None if usage is None else usage.prompt_tokens - usage.cached_prompt_tokens
+        stay.replica.forecast.end(stay.visit, self.clock.monotonic_s(), uncached)
         self._forecasting.on_progress()
 
     def ended(self, replica: str, outcome: Outcome) -> None:
@@ -171,8 +173,9 @@ class Fleet:
     def processed(self, request: InferenceRequest, replica: str, usage: Usage) -> None:
         """What the replica has probably cached from now on; of use where somebody forecasts."""
         self._prefixes.processed(
-            request.affinity.conversation,
+            request.affinity,
             replica,
+            num_bytes=request.prompt.size,
             prompt=usage.prompt_tokens,
             cached=usage.cached_prompt_tokens,
             answer=usage.completion_tokens,
@@ -193,9 +196,7 @@ class Fleet:
             if request.counted is None
             else request.estimated_prompt_tokens
         )
-        cached = self._prefixes.cached_tokens(
-            request.affinity.conversation, replica.name, num_tokens
-        )
+        cached = self._prefixes.cached_tokens(request.affinity, replica.name, num_tokens)
         return max(1.0, num_tokens - cached)
 
     def _forecast(self, replica: Replica, request: InferenceRequest) -> Forecast | None:

@@ -2,8 +2,11 @@
 what it begins with."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
+
+SCOPE_BYTES: Final = 33  # that a key of ``Affinity`` begins with: the tenant's secret, and its kind
 
 
 class Prompt(msgspec.Struct, frozen=True):

@@ -178,7 +178,7 @@ class Attempts:
         if attempt is not None:
             if self._retries.breakers.failing:
                 self._note_end(attempt, is_complete=is_complete)
-            self._fleet.end(attempt.stay)
+            self._fleet.end(attempt.stay, self._meter.engine_usage)
             if not is_complete:
                 attempt.response.cancel()
             elif not attempt.response.is_ended:

@@ -1,40 +1,59 @@
 """How much of a prompt a replica has probably cached: what this gateway sent there before.
 
 A conversation keeps its affinity key as it grows, so the tokens of its last turn are the beginning
-of its next.  How often that came true is learned from what replicas report as cached.
+of its next.  And one that is new shares what its key says that many begin with.  How often that
+came true is learned from what replicas report as cached.
 """
 
 from collections import OrderedDict
 from typing import Final
 
-_MAX_KEYS: Final = 16_384  # conversations; the longest unheard of is forgotten
+from gateway.prompt import SCOPE_BYTES, Affinity
+
+_MAX_KEYS: Final = 16_384  # of conversations and of beginnings, by replica; the longest unheard of
 _SHARE: Final = 0.02  # of the newest observation in what is learned
 _FIRST_RATIO: Final = 0.9
 
 
 class PrefixMemory:
     def __init__(self) -> None:
-        self._last: OrderedDict[int, tuple[str, int]] = OrderedDict()  # replica, tokens
+        self._tokens: OrderedDict[tuple[int, str], int] = OrderedDict()
         self._kept_ratio = _FIRST_RATIO  # of what should be cached, what was
 
-    def cached_tokens(self, affinity_key: bytes, replica: str, num_prompt_tokens: float) -> float:
-        return self._kept_ratio * self._known(affinity_key, replica, num_prompt_tokens)
+    def cached_tokens(self, affinity: Affinity, replica: str, num_prompt_tokens: float) -> float:
+        return self._kept_ratio * self._known(affinity, replica, num_prompt_tokens)
 
     def processed(
-        self, affinity_key: bytes, replica: str, *, prompt: int, cached: int, answer: int
+        self,
+        affinity: Affinity,
+        replica: str,
+        *,
+        num_bytes: int,
+        prompt: int,
+        cached: int,
+        answer: int,
     ) -> None:
-        """A request has ended there; all in tokens, ``cached`` of the prompt's."""
-        known = self._known(affinity_key, replica, prompt)
+        """A request has ended there; all in tokens, but for the prompt's ``num_bytes``.
+
+        ``cached``: of the prompt's.
+        """
+        known = self._known(affinity, replica, prompt)
         if known:
             self._kept_ratio += _SHARE * (min(1.0, cached / known) - self._kept_ratio)
-        key = hash(affinity_key)
-        self._last[key] = replica, prompt + answer
-        self._last.move_to_end(key)
-        if len(self._last) > _MAX_KEYS:
-            self._last.popitem(last=False)
+        if affinity.key != affinity.conversation:
+            num_shared = min(len(affinity.key) - SCOPE_BYTES, num_bytes)
+            self._remember(affinity.key, replica, prompt * num_shared // max(1, num_bytes))
+        self._remember(affinity.conversation, replica, prompt + answer)
 
-    def _known(self, affinity_key: bytes, replica: str, num_prompt_tokens: float) -> float:
-        last = self._last.get(hash(affinity_key))
-        if last is None or last[0] != replica:
-            return 0
-        return min(last[1], num_prompt_tokens)
+    def _remember(self, key: bytes, replica: str, num_tokens: int) -> None:
+        place = hash(key), replica
+        self._tokens[place] = num_tokens
+        self._tokens.move_to_end(place)
+        if len(self._tokens) > _MAX_KEYS:
+            self._tokens.popitem(last=False)
+
+    def _known(self, affinity: Affinity, replica: str, num_prompt_tokens: float) -> float:
+        tokens = self._tokens.get((hash(affinity.conversation), replica), 0)
+        if not tokens and affinity.key != affinity.conversation:
+            tokens = self._tokens.get((hash(affinity.key), replica), 0)
+        return min(tokens, num_prompt_tokens)

@@ -8,9 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from gateway.prompt import Affinity
+from gateway.prompt import SCOPE_BYTES, Affinity
 
-_SCOPE_BYTES: Final = 33  # the tenant's secret, and what kind of key it begins
 _MAX_SCOPES: Final = 16_384  # the longest unheard of is forgotten
 _FADE: Final = 0.98  # of what is remembered, at each request
 _FIRST_TOKENS: Final = 2_000.0  # as if so many had been asked for, and half of them found
@@ -25,7 +24,7 @@ class PrefixReuse:
 
     def expected_tokens(self, affinity: Affinity, prompt_tokens: int) -> float:
         """Of the prompt, that its home has."""
-        seen = self._seen.get(affinity.key[:_SCOPE_BYTES])
+        seen = self._seen.get(affinity.key[:SCOPE_BYTES])
         if seen is None:
             return 0.5 * prompt_tokens
         ratio = seen[0] / seen[1]
@@ -35,7 +34,7 @@ class PrefixReuse:
 
     def learn(self, affinity: Affinity, *, prompt_tokens: int, cached_tokens: int) -> None:
         """A request has ended at its home."""
-        scope = affinity.key[:_SCOPE_BYTES]
+        scope = affinity.key[:SCOPE_BYTES]
         cached, asked = self._seen.get(scope, (0.5 * _FIRST_TOKENS, _FIRST_TOKENS))
         self._seen[scope] = (
             _FADE * cached + cached_tokens,

@@ -62,10 +62,15 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 class _Lesson(msgspec.Struct, frozen=True):
-    """What was known when a request was sent, kept until its first token."""
+    """What was known when a request was sent, kept until it ends."""
 
-    features: tuple[float, float, float, float]
+    tokens: float  # its own, and those ahead of it
+    answers: float
     predicted_s: float | None
+
+    def features(self, more_tokens: float) -> tuple[float, float, float, float]:
+        tokens = max(0.0, self.tokens + more_tokens / _TOKENS)
+        return 1.0, tokens, tokens * self.answers, self.answers
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +82,7 @@ class Visit:
     lesson: _Lesson | None  # most of very many requests teach nothing
     tells_first_token: bool
     is_answering: bool = False
+    ttft_s: float | None = None  # None: not seen yet, or it teaches nothing
 
 
 class Observation(msgspec.Struct, frozen=True):
@@ -129,25 +135,29 @@ class TtftForecast:
         lesson = visit.lesson
         if lesson is None:
             return None
-        actual_s = max(1e-6, now_s - visit.sent_s)
-        if self._regression is None:
-            self._regression = Regression([0.0, 0.0, 0.0, 0.0])
-        self._regression.learn(lesson.features, actual_s)
+        visit.ttft_s = actual_s = max(1e-6, now_s - visit.sent_s)
         if lesson.predicted_s is None:
             return None
         self._note_ratio(actual_s / max(1e-6, lesson.predicted_s))
         return Observation(lesson.predicted_s, actual_s)
 
-    def end(self, visit: Visit, now_s: float) -> None:
+    def end(self, visit: Visit, now_s: float, num_tokens: float | None = None) -> None:
         """Whether or not its first token ever came.
 
-        How much was done of one that was broken off nobody knows: it tells nothing of the pace.
+        ``num_tokens``: as it turned out, where that is known by now.  It is learned from only here,
+        for a prompt that was cached after all is no lesson about long ones.  How much was done of
+        one that was broken off nobody knows: it tells nothing of the pace.
         """
         self._end_silence(now_s)  # what is through by now was prefilled
         if visit is next(iter(self._pending), None):
             self._begin_work(now_s)
         self._answered(visit)
         self._num_answering -= 1
+        if visit.lesson is not None and visit.ttft_s is not None:
+            more_tokens = 0.0 if num_tokens is None else num_tokens - visit.num_tokens
+            if self._regression is None:
+                self._regression = Regression([0.0, 0.0, 0.0, 0.0])
+            self._regression.learn(visit.lesson.features(more_tokens), visit.ttft_s)
 
     def report(self, load: ReplicaLoad, now_s: float) -> None:
         self._load, self._loaded_s = load, now_s
@@ -175,8 +185,7 @@ class TtftForecast:
         forecast = self.predict(num_tokens, now_s)
         tokens = (num_tokens + self._tokens_ahead(now_s)) / _TOKENS
         answers = self._num_answers(now_s) / _ANSWERS
-        features = 1.0, tokens, tokens * answers, answers
-        return _Lesson(features, None if forecast is None else forecast.ttft_s)
+        return _Lesson(tokens, answers, None if forecast is None else forecast.ttft_s)
 
     def _answered(self, visit: Visit) -> None:
         if not visit.is_answering:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from contracts.load import ReplicaLoad
+from gateway.prompt import Affinity
 from gateway.routing.prefix_memory import PrefixMemory
 from gateway.routing.regression import Regression
 from gateway.routing.ttft_forecast import TtftForecast, Visit
@@ -278,26 +279,62 @@ def test_after_the_warm_up_nine_in_ten_are_predicted_within_thirty_percent(per_s
 
 # Prefixes
 
+ALONE = Affinity(b"k" * 33 + b"question", b"k" * 33 + b"question")
+SYSTEM = b"l" * 33 + b"s" * 2_000  # what many conversations begin with
+
+
+def newcomer(number: int) -> Affinity:
+    return Affinity(SYSTEM, b"m" * 33 + b"%d" % number)
+
+
+def process(memory: PrefixMemory, affinity: Affinity, prompt: int = 400, cached: int = 0) -> None:
+    memory.processed(
+        affinity, "r0", num_bytes=2_500, prompt=prompt, cached=cached, answer=prompt // 8
+    )
+
 
 def test_a_conversation_finds_its_last_turn_where_it_was() -> None:
     memory = PrefixMemory()
-    assert memory.cached_tokens(b"k", "r0", 500) == 0.0
-    memory.processed(b"k", "r0", prompt=400, cached=0, answer=50)
-    assert memory.cached_tokens(b"k", "r0", 500) == pytest.approx(0.9 * 450)
-    assert memory.cached_tokens(b"k", "r1", 500) == 0.0
-    assert memory.cached_tokens(b"k", "r0", 100) == pytest.approx(90)
+    assert memory.cached_tokens(ALONE, "r0", 500) == 0.0
+    process(memory, ALONE)
+    assert memory.cached_tokens(ALONE, "r0", 500) == pytest.approx(0.9 * 450)
+    assert memory.cached_tokens(ALONE, "r1", 500) == 0.0
+    assert memory.cached_tokens(ALONE, "r0", 100) == pytest.approx(90)
+
+
+def test_a_new_conversation_finds_what_it_shares_with_another() -> None:
+    memory = PrefixMemory()
+    process(memory, newcomer(1))
+    assert memory.cached_tokens(newcomer(1), "r0", 500) == pytest.approx(0.9 * 450), "its own turn"
+    assert memory.cached_tokens(newcomer(2), "r0", 500) == pytest.approx(0.9 * 400 * 2_000 / 2_500)
+    assert memory.cached_tokens(newcomer(2), "r1", 500) == 0.0
 
 
 def test_a_replica_that_caches_nothing_is_believed_after_a_while() -> None:
     memory = PrefixMemory()
     for _ in range(300):
-        memory.processed(b"k", "r0", prompt=400, cached=0, answer=50)
-    assert memory.cached_tokens(b"k", "r0", 400) < 5.0
+        process(memory, ALONE)
+    assert memory.cached_tokens(ALONE, "r0", 400) < 5.0
 
 
 def test_the_longest_unheard_of_conversation_is_forgotten() -> None:
     memory = PrefixMemory()
-    for number in range(16_385):
-        memory.processed(b"%d" % number, "r0", prompt=10, cached=0, answer=0)
-    assert memory.cached_tokens(b"0", "r0", 10) == 0.0
-    assert memory.cached_tokens(b"1", "r0", 10) > 0.0
+    others = [Affinity(b"%d" % number, b"%d" % number) for number in range(16_385)]
+    for affinity in others:
+        process(memory, affinity, prompt=10)
+    assert memory.cached_tokens(others[0], "r0", 10) == 0.0
+    assert memory.cached_tokens(others[1], "r0", 10) > 0.0
+
+
+def test_a_prompt_that_was_cached_after_all_is_no_lesson_about_long_ones() -> None:
+    """All of these seem long when they are sent; their replica had nine in ten of them."""
+    forecast, now_s = taught()
+    for _ in range(100):
+        now_s += 5.0
+        visit = forecast.send(3_000, now_s, tells_first_token=True)
+        first_s = now_s + 300 * PER_TOKEN_S + STEP_S
+        forecast.first_token(visit, first_s)
+        forecast.end(visit, first_s + 1.0, 300)
+    predicted = forecast.predict(3_000, now_s + 5.0)
+    assert predicted is not None
+    assert predicted.ttft_s == pytest.approx(3_000 * PER_TOKEN_S + STEP_S, rel=0.1)
