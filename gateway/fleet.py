@@ -143,6 +143,12 @@ class Fleet:
         visit = None
         if self.is_forecasting:
             num_tokens = self._num_tokens(replica, request)
+            self._prefixes.sent(
+                request.affinity,
+                replica.name,
+                num_bytes=request.prompt.size,
+                prompt=self._likely_tokens(request),
+            )
             visit = replica.forecast.send(num_tokens, now_s, tells_first_token=request.is_stream)
         uncached = max(0, request.estimated_prompt_tokens - int(cached_tokens))
         return Stay(replica, uncached, uncached + request.reserved_completion_tokens, visit)
@@ -190,12 +196,13 @@ class Fleet:
             cached_tokens=usage.cached_prompt_tokens,
         )
 
+    def _likely_tokens(self, request: InferenceRequest) -> float:
+        if request.counted is not None:
+            return request.estimated_prompt_tokens
+        return self._forecasting.likely_tokens(request.model, request.prompt)
+
     def _num_tokens(self, replica: Replica, request: InferenceRequest) -> float:
-        num_tokens = (
-            self._forecasting.likely_tokens(request.model, request.prompt)
-            if request.counted is None
-            else request.estimated_prompt_tokens
-        )
+        num_tokens = self._likely_tokens(request)
         cached = self._prefixes.cached_tokens(request.affinity, replica.name, num_tokens)
         return max(1.0, num_tokens - cached)
 

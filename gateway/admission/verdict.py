@@ -9,7 +9,7 @@ from contracts.quota import usd_of_nano
 from gateway.admission.quota_plan import QuotaPlan
 from gateway.errors import InsufficientQuota, RateLimited, whole_seconds
 
-_TURN_BYTES = 1_024
+_TURN_BYTES = 512
 
 
 def turn_of(key_number: int, body: bytes) -> int:

@@ -4,8 +4,8 @@ Before the client has a byte, a replica that did not begin leaves the request to
 it, see ``resilience.resumption``.
 """
 
-from collections.abc import Collection
-from typing import Final
+from collections.abc import Collection, Coroutine
+from typing import Any, Final
 
 from contracts.names import (
     HEADER_EVENT_ID,
@@ -47,6 +47,9 @@ _REQUEST_HEADERS: Final = (  # with the ids of request, event and tenant, and wh
 _LOCALLY_ADMITTED: Final = f"{HEADER_LOCALLY_ADMITTED}: 1\r\n".encode()
 _EXPLAIN: Final = HEADER_EXPLAIN.encode()
 _AT_ONCE_S = 5.0  # a replica that takes no work says so first; a later 503 may follow some
+
+
+Opening = Coroutine[Any, Any, UpstreamResponse]
 
 
 class Attempts:
@@ -184,16 +187,16 @@ class Attempts:
             elif not attempt.response.is_ended:
                 attempt.response.discard()
 
-    async def open(self) -> UpstreamResponse:
+    def open(self) -> Opening:
         """The first answer with a head, from whichever replica gives one.
 
         Raises UpstreamError, NoReplicaAvailable, Interrupted.
         """
-        return await self._open(self._tried)
+        return self._open(self._tried)
 
-    async def reopen(self, tried: set[str]) -> UpstreamResponse:
+    def reopen(self, tried: set[str]) -> Opening:
         """As ``open``, for a stream that broke off: who has been tried is the caller's to know."""
-        return await self._open(tried)
+        return self._open(tried)
 
     async def _open(self, tried: set[str], begun: Attempt | None = None) -> UpstreamResponse:
         """``begun``: before others."""

@@ -41,9 +41,14 @@ class PrefixMemory:
         if known:
             self._kept_ratio += _SHARE * (min(1.0, cached / known) - self._kept_ratio)
         if affinity.key != affinity.conversation:
-            num_shared = min(len(affinity.key) - SCOPE_BYTES, num_bytes)
-            self._remember(affinity.key, replica, prompt * num_shared // max(1, num_bytes))
+            self._remember(affinity.key, replica, _num_shared(affinity, num_bytes, prompt))
         self._remember(affinity.conversation, replica, prompt + answer)
+
+    def sent(self, affinity: Affinity, replica: str, *, num_bytes: int, prompt: float) -> None:
+        """What others begin with, too, is prefilled before theirs."""
+        is_shared = affinity.key != affinity.conversation
+        if is_shared and (hash(affinity.key), replica) not in self._tokens:
+            self._remember(affinity.key, replica, _num_shared(affinity, num_bytes, prompt))
 
     def _remember(self, key: bytes, replica: str, num_tokens: int) -> None:
         place = hash(key), replica
@@ -57,3 +62,8 @@ class PrefixMemory:
         if not tokens and affinity.key != affinity.conversation:
             tokens = self._tokens.get((hash(affinity.key), replica), 0)
         return min(tokens, num_prompt_tokens)
+
+
+def _num_shared(affinity: Affinity, num_bytes: int, prompt: float) -> int:
+    """Tokens, by their share of the bytes."""
+    return int(prompt * min(len(affinity.key) - SCOPE_BYTES, num_bytes) / max(1, num_bytes))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 _MEMORY: Final = 0.99  # an observation has a weight of a third after a hundred others
-_FIRST_VARIANCE: Final = 10.0
+_FIRST_VARIANCE: Final = 100.0  # a guess of the first seconds is soon outweighed
 _MAX_VARIANCE: Final = 1e4  # without news in some direction the filter forgets what it knew
 _LEAST_SHARE: Final = 0.5  # of what was predicted: less than that is a surprise, not a lesson
 

@@ -310,6 +310,14 @@ def test_a_new_conversation_finds_what_it_shares_with_another() -> None:
     assert memory.cached_tokens(newcomer(2), "r1", 500) == 0.0
 
 
+def test_what_is_shared_counts_from_when_the_first_is_on_its_way() -> None:
+    memory = PrefixMemory()
+    memory.sent(newcomer(1), "r0", num_bytes=2_500, prompt=400)
+    memory.sent(ALONE, "r0", num_bytes=2_500, prompt=400)
+    assert memory.cached_tokens(newcomer(2), "r0", 500) == pytest.approx(0.9 * 400 * 2_000 / 2_500)
+    assert memory.cached_tokens(ALONE, "r0", 500) == 0.0
+
+
 def test_a_replica_that_caches_nothing_is_believed_after_a_while() -> None:
     memory = PrefixMemory()
     for _ in range(300):
