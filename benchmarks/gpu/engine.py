@@ -18,7 +18,7 @@ from replica.gpu.kv_cache import DeviceKvCache, block_bytes
 from replica.gpu.linear import DenseLinear
 from replica.gpu.model import DeviceLlama
 from replica.gpu.runner import DeviceRunner
-from replica.gpu.weights import DeviceLayer, DeviceWeights
+from replica.gpu.weights import DeviceFeedForward, DeviceLayer, DeviceWeights
 from replica.model.config import LlamaConfig
 from replica.model.rotary_tables import rotary_tables
 
@@ -184,8 +184,9 @@ def random_model(device: Device, config: LlamaConfig) -> tuple[DeviceLlama, int]
             qkv=linear(attended + 2 * config.num_kv_heads * config.head_dim, hidden),
             output=linear(hidden, attended),
             post_norm=numbers(hidden),
-            gate_up=linear(2 * intermediate, hidden),
-            down=linear(hidden, intermediate),
+            feed_forward=DeviceFeedForward(
+                gate_up=linear(2 * intermediate, hidden), down=linear(hidden, intermediate)
+            ),
         )
         for _ in range(config.num_layers)
     ]

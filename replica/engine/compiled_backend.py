@@ -44,6 +44,8 @@ def obstacle(model: LlamaConfig, config: EngineConfig) -> str | None:
         return f"kernels are not compiled for {sys.platform} on {platform.machine()}"
     if model.has_qkv_bias or model.has_qk_norm:
         return "biases on q, k and v, or norms on their heads, are not compiled"
+    if model.experts is not None:
+        return "experts are not compiled"
     if config.adapters:
         return "adapters are not compiled"
     if config.precision is Precision.FLOAT8:

@@ -4,19 +4,20 @@ The same operations in the same order as ``replica.model.llama``; that one is th
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - its name everywhere
 
 from kernels.grouped_gemm.op import GroupedRows
 from kernels.kv_write.op import kv_write
+from kernels.moe.op import moe
 from kernels.paged_attention.rows import AttentionOptions, AttentionRows
 from kernels.paged_attention.triton_op import paged_attention
 from kernels.rms_norm.triton_op import add_rms_norm_
 from kernels.silu_mul.triton_op import silu_mul
 from replica.gpu.adapters import DeviceAdapters
 from replica.gpu.kv_cache import DeviceKvCache
-from replica.gpu.weights import DeviceLayer, DeviceWeights
+from replica.gpu.weights import DeviceExperts, DeviceFeedForward, DeviceLayer, DeviceWeights
 from replica.model.config import LlamaConfig
 
 
@@ -57,18 +58,29 @@ class DeviceLlama:
         next_norms = [layer.input_norm for layer in weights.layers[1:]]
         for index, norm in enumerate([*next_norms, weights.final_norm]):
             layer = weights.layers[index]
-            add_ = partial(self._add_, index, inputs)
             attended = self._attend(index, layer, normed, inputs, cache)
-            delta = add_("output", layer.output(attended), attended)
+            delta = self._add_(index, inputs, "output", layer.output(attended), attended)
             normed = add_rms_norm_(residual, delta, layer.post_norm, eps)
-            activated = silu_mul(add_("gate_up", layer.gate_up(normed), normed))
-            delta = add_("down", layer.down(activated), activated)
+            delta = self._feed_forward(index, layer.feed_forward, normed, inputs)
             normed = add_rms_norm_(residual, delta, norm, eps)
         return normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[num_rows, hidden] -> [num_rows, vocab] float32."""
         return self._weights.lm_head(hidden).float()
+
+    def _feed_forward(
+        self,
+        index: int,
+        weights: DeviceFeedForward | DeviceExperts,
+        normed: torch.Tensor,
+        inputs: DeviceInputs,
+    ) -> torch.Tensor:
+        if isinstance(weights, DeviceExperts):
+            return moe(normed, F.linear(normed, weights.router), weights.experts)
+        gate_up = self._add_(index, inputs, "gate_up", weights.gate_up(normed), normed)
+        activated = silu_mul(gate_up)
+        return self._add_(index, inputs, "down", weights.down(activated), activated)
 
     def _add_(
         self, index: int, inputs: DeviceInputs, matrix: str, y: torch.Tensor, x: torch.Tensor

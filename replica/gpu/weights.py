@@ -9,6 +9,7 @@ import torch
 from kernels.gemm_fp8.op import quantize_rows
 from kernels.gemm_fp8.reference import Float8Weight
 from kernels.kv_write.reference import HeadNorms
+from kernels.moe.reference import Experts
 from replica.errors import ModelUnsupported
 from replica.gpu.device import Device
 from replica.gpu.fastest import FastestLinear, fastest_ways, sizes_through
@@ -20,7 +21,8 @@ from replica.gpu.linear import (
     Int4Linear,
     Linear,
 )
-from replica.model.config import LlamaConfig
+from replica.model.config import ExpertsConfig, LlamaConfig
+from replica.model.experts import load_experts
 from replica.model.int4_tensors import Int4Tensors
 from replica.model.rotary_tables import rotary_tables
 from replica.model.tensor_source import (
@@ -33,13 +35,24 @@ from replica.model.tensor_source import (
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceFeedForward:
+    gate_up: Linear  # hidden -> 2 * intermediate: gate, then up
+    down: Linear  # intermediate -> hidden
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceExperts:
+    router: torch.Tensor  # [num_experts, hidden]
+    experts: Experts
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceLayer:
     input_norm: torch.Tensor  # [hidden]
     qkv: Linear  # hidden -> (heads + 2 * kv_heads) * head_dim: q, then k, then v
     output: Linear  # heads * head_dim -> hidden
     post_norm: torch.Tensor  # [hidden]
-    gate_up: Linear  # hidden -> 2 * intermediate: gate, then up
-    down: Linear  # intermediate -> hidden
+    feed_forward: DeviceFeedForward | DeviceExperts
     head_norms: HeadNorms | None = None
 
 
@@ -76,6 +89,8 @@ class WeightLoader:
         self._dtype = dtype
         self._is_float8 = is_float8
         self._max_rows = max_rows
+        if config.experts is not None and (is_float8 or isinstance(source, Int4Tensors)):
+            raise ModelUnsupported("experts are computed in 16 bits on a GPU, or in float32")
         self._int4 = source if isinstance(source, Int4Tensors) else None
         if is_float8 and self._int4 is not None:
             raise ModelUnsupported("4-bit matrices are not rounded to float8")
@@ -108,7 +123,7 @@ class WeightLoader:
 
     def _layer(self, index: int) -> DeviceLayer:
         config, prefix = self._config, f"model.layers.{index}."
-        hidden, intermediate = config.hidden_size, config.intermediate_size
+        hidden = config.hidden_size
         q_size = config.num_heads * config.head_dim
         sizes = {"q": q_size, "k": config.num_kv_heads * config.head_dim}
         sizes["v"] = sizes["k"]
@@ -119,15 +134,35 @@ class WeightLoader:
             bias = torch.cat(
                 [self._tensor(n, s) for n, s in zip(names, sizes.values(), strict=True)]
             )
-        mlp = {f"{prefix}mlp.{name}_proj": intermediate for name in ("gate", "up")}
         return DeviceLayer(
             input_norm=self._tensor(prefix + "input_layernorm.weight", hidden),
             qkv=self._matrix(qkv, hidden, bias),
             output=self._matrix({prefix + "self_attn.o_proj": hidden}, q_size),
             post_norm=self._tensor(prefix + "post_attention_layernorm.weight", hidden),
-            gate_up=self._matrix(mlp, hidden),
-            down=self._matrix({prefix + "mlp.down_proj": hidden}, intermediate),
+            feed_forward=(
+                self._feed_forward(prefix)
+                if config.experts is None
+                else self._experts(index, config.experts)
+            ),
             head_norms=self._head_norms(prefix) if config.has_qk_norm else None,
+        )
+
+    def _feed_forward(self, prefix: str) -> DeviceFeedForward:
+        hidden, intermediate = self._config.hidden_size, self._config.intermediate_size
+        gate_up = {f"{prefix}mlp.{name}_proj": intermediate for name in ("gate", "up")}
+        return DeviceFeedForward(
+            gate_up=self._matrix(gate_up, hidden),
+            down=self._matrix({prefix + "mlp.down_proj": hidden}, intermediate),
+        )
+
+    def _experts(self, index: int, config: ExpertsConfig) -> DeviceExperts:
+        tensors = load_experts(self._source, self._config, index)
+        router, gate_up, down = (
+            self._device.upload(values).to(self._dtype)
+            for values in (tensors.router, tensors.gate_up, tensors.down)
+        )
+        return DeviceExperts(
+            router, Experts(gate_up, down, config.top_k, is_renormalized=config.is_renormalized)
         )
 
     def _matrix(

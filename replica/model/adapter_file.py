@@ -150,11 +150,15 @@ def module_sizes(model: LlamaConfig) -> Mapping[str, tuple[int, int]]:
     """(out, in) of each of a layer's matrices, as checkpoints name and divide them."""
     hidden, intermediate = model.hidden_size, model.intermediate_size
     q_size, kv_size = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    return {
+    attention = {
         "self_attn.q_proj": (q_size, hidden),
         "self_attn.k_proj": (kv_size, hidden),
         "self_attn.v_proj": (kv_size, hidden),
         "self_attn.o_proj": (hidden, q_size),
+    }
+    if model.experts is not None:  # which no adapter changes here
+        return attention
+    return attention | {
         "mlp.gate_proj": (intermediate, hidden),
         "mlp.up_proj": (intermediate, hidden),
         "mlp.down_proj": (hidden, intermediate),

@@ -1,7 +1,8 @@
 """The shape of a model of the Llama family, and the refusal of everything this engine does not run.
 
 Qwen2 is Llama with biases on q, k and v; Qwen3 is Llama with norms on the heads of q and k; Mistral
-is Llama; each but Llama may have layers that see a window of positions only.  A setting that would
+is Llama; Mixtral and Qwen3-MoE are those with experts; each but Llama may have layers that see a
+window of positions only.  A setting that would
 change the numbers is either honoured or named in an error; none is ignored.
 """
 
@@ -13,6 +14,29 @@ from replica.errors import ModelInvalid, ModelUnsupported
 
 # Values come from files: any JSON or GGUF type can stand anywhere, so each is checked on reading.
 Metadata = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Of tensors, behind their layer's name."""
+
+    router: str
+    parts: tuple[str, str, str]  # gate, up and down, with the expert's number to be put in
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """In the place of a layer's one feed-forward network: several, of which each token has few."""
+
+    num: int
+    top_k: int
+    intermediate_size: int  # of each
+    is_renormalized: bool  # the chosen ones' shares sum to 1
+    names: ExpertNames
+
+    def num_weights(self, hidden_size: int) -> int:
+        """Of a layer's, router included."""
+        return self.num * hidden_size * (1 + 3 * self.intermediate_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +55,7 @@ class LlamaConfig:
     has_qk_norm: bool = False
     is_tied: bool | None = None  # the output matrix is the embedding; None: if it has no own
     windows: tuple[int | None, ...] = ()  # see ``window``; (): none has one
+    experts: ExpertsConfig | None = None  # in all layers; intermediate_size is theirs then
 
     def window(self, layer: int) -> int | None:
         """How many positions a row of that layer sees, its own the last; None: all before it."""
@@ -47,7 +72,11 @@ class LlamaConfig:
         """Numbers in all matrices and vectors."""
         q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         qkv_size = q_size + 2 * kv_size
-        layer = self.hidden_size * (qkv_size + q_size + 3 * self.intermediate_size + 2)
+        layer = self.hidden_size * (qkv_size + q_size + 2)
+        if self.experts is None:
+            layer += self.hidden_size * 3 * self.intermediate_size
+        else:
+            layer += self.experts.num_weights(self.hidden_size)
         layer += qkv_size * self.has_qkv_bias + 2 * self.head_dim * self.has_qk_norm
         embeddings = self.vocab_size * self.hidden_size * (1 if is_tied else 2)
         return embeddings + self.num_layers * layer + self.hidden_size
@@ -86,8 +115,12 @@ def config_from_hf(config: Metadata) -> LlamaConfig:
     family = _text(config, "model_type")
     if family not in HF_FAMILIES:
         raise ModelUnsupported(f"expected model_type one of {list(HF_FAMILIES)}, got {family!r}")
+    experts = _hf_experts(config, family)
     for key, accepted in _HF_NEUTRAL.items():
         _refuse_unless(config, key, accepted)
+    if experts is None:
+        for key, accepted in _HF_WITHOUT_EXPERTS.items():
+            _refuse_unless(config, key, accepted)
     max_positions = _positive(config, "max_position_embeddings")
     num_layers = _positive(config, "num_hidden_layers")
     num_heads = _positive(config, "num_attention_heads")
@@ -95,7 +128,9 @@ def config_from_hf(config: Metadata) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=_positive(config, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=_positive(config, "intermediate_size"),
+        intermediate_size=(
+            _positive(config, "intermediate_size") if experts is None else experts.intermediate_size
+        ),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=_positive(config, "num_key_value_heads", num_heads),
@@ -106,13 +141,30 @@ def config_from_hf(config: Metadata) -> LlamaConfig:
         rope_theta=_hf_rope_theta(config),
         rms_norm_eps=_number(config, "rms_norm_eps", _HF_RMS_NORM_EPS),
         has_qkv_bias=family == "qwen2",
-        has_qk_norm=family == "qwen3",
+        has_qk_norm=family.startswith("qwen3"),
         is_tied=config.get("tie_word_embeddings") is True,
         windows=_hf_windows(config, family, num_layers, max_positions),
+        experts=experts,
     )
 
 
-HF_FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
+HF_FAMILIES: Final = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+_MIXTRAL: Final = ExpertNames(
+    "block_sparse_moe.gate.weight",
+    (
+        "block_sparse_moe.experts.{}.w1.weight",
+        "block_sparse_moe.experts.{}.w3.weight",
+        "block_sparse_moe.experts.{}.w2.weight",
+    ),
+)
+_QWEN3_MOE: Final = ExpertNames(
+    "mlp.gate.weight",
+    (
+        "mlp.experts.{}.gate_proj.weight",
+        "mlp.experts.{}.up_proj.weight",
+        "mlp.experts.{}.down_proj.weight",
+    ),
+)
 _QWEN3_HEAD_DIM: Final = 128  # transformers' default, as is the next one
 _HF_RMS_NORM_EPS: Final = 1e-6
 
@@ -129,10 +181,7 @@ _HF_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "logit_scale": (None, 1),
     "logits_scaling": (None, 1),
     "mlp_bias": (None, False),
-    "moe_intermediate_size": (None,),
     "no_rope_layers": (None, []),
-    "num_experts": (None, 0),
-    "num_local_experts": (None, 0),
     "partial_rotary_factor": (None, 1),
     "pretraining_tp": (None, 1),
     "query_pre_attn_scalar": (None,),
@@ -140,6 +189,38 @@ _HF_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "rope_interleaved": (None, False),
     "use_qk_norm": (None, False),
 }
+_HF_WITHOUT_EXPERTS: Final[Mapping[str, tuple[object, ...]]] = {
+    "moe_intermediate_size": (None,),
+    "num_experts": (None, 0),
+    "num_local_experts": (None, 0),
+}
+
+
+def _hf_experts(config: Metadata, family: str) -> ExpertsConfig | None:
+    """Raises ModelError."""
+    match family:
+        case "mixtral":
+            num, size, is_renormalized = "num_local_experts", "intermediate_size", True
+            names = _MIXTRAL
+        case "qwen3_moe":
+            num, size, names = "num_experts", "moe_intermediate_size", _QWEN3_MOE
+            is_renormalized = config.get("norm_topk_prob") is True
+            _refuse_unless(config, "decoder_sparse_step", (None, 1))
+            _refuse_unless(config, "mlp_only_layers", (None, []))
+        case _:
+            return None
+    # transformers takes either name for either family, and its own over the other.
+    stated = {num: config.get("num_experts", config.get("num_local_experts"))}
+    experts = ExpertsConfig(
+        num=_positive(stated, num),
+        top_k=_positive(config, "num_experts_per_tok"),
+        intermediate_size=_positive(config, size),
+        is_renormalized=is_renormalized,
+        names=names,
+    )
+    if experts.top_k > experts.num:
+        raise ModelInvalid(f"{experts.top_k} experts a token, and there are {experts.num}")
+    return experts
 
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -171,7 +252,8 @@ def _hf_window(config: Metadata, family: str) -> int | None:
     """Qwen states a window and a switch; Llama has none."""
     if family.startswith("qwen") and not config.get("use_sliding_window"):
         return None
-    window = config.get("sliding_window", None if family == "llama" else _HF_WINDOW)
+    default = None if family in ("llama", "mixtral") else _HF_WINDOW
+    window = config.get("sliding_window", default)
     if window is None:
         return None
     if type(window) is not int or window < 1 or family == "llama":

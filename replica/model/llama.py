@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - its name everywhere
 
 from replica.model.adapted_rows import AdaptedRows
 from replica.model.config import LlamaConfig
-from replica.model.weights import LayerWeights, LlamaWeights
+from replica.model.weights import FeedForward, LayerWeights, LlamaWeights
 
 _NOT_ADAPTED: Final = AdaptedRows()
 
@@ -51,7 +51,11 @@ class LlamaModel:
             output = F.linear(attended, layer.output)
             hidden = hidden + adapted.add_(output, attended, index, "output")
             normed = self._norm(hidden, layer.post_norm)
-            hidden = hidden + _feed_forward(layer, normed, adapted, index)
+            feed_forward = layer.feed_forward
+            if isinstance(feed_forward, FeedForward):
+                hidden = hidden + _feed_forward(feed_forward, normed, adapted, index)
+            else:
+                hidden = hidden + feed_forward(normed)
         return self._norm(hidden, self._weights.final_norm)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -82,12 +86,12 @@ class LlamaModel:
 
 
 def _feed_forward(
-    layer: LayerWeights, normed: torch.Tensor, adapted: AdaptedRows, index: int
+    weights: FeedForward, normed: torch.Tensor, adapted: AdaptedRows, index: int
 ) -> torch.Tensor:
-    gate_up = F.linear(normed, layer.gate_up)
+    gate_up = F.linear(normed, weights.gate_up)
     gate, up = adapted.add_(gate_up, normed, index, "gate_up").chunk(2, dim=-1)
     activated = F.silu(gate) * up
-    return adapted.add_(F.linear(activated, layer.down), activated, index, "down")
+    return adapted.add_(F.linear(activated, weights.down), activated, index, "down")
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

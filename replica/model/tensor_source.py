@@ -3,14 +3,14 @@
 Plain numpy: the compiled step needs no torch, and the memory and seconds it takes.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from replica.errors import ModelInvalid, ModelUnsupported
-from replica.model.config import LlamaConfig
+from replica.model.config import ExpertsConfig, LlamaConfig
 
 ReportProgress = Callable[[float], None]
 Floats = npt.NDArray[np.float32]
@@ -59,10 +59,19 @@ def load_checked(source: TensorSource, name: str, shape: tuple[int, ...]) -> Flo
 _LAYER_TENSORS: Final = (
     "input_layernorm.weight", "self_attn.q_proj.weight", "self_attn.k_proj.weight",
     "self_attn.v_proj.weight", "self_attn.o_proj.weight", "post_attention_layernorm.weight",
+)  # fmt: skip
+_FEED_FORWARD_TENSORS: Final = (
     "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight",
 )  # fmt: skip
 _BIAS_TENSORS: Final = ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias")
 _NORM_TENSORS: Final = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+
+
+def expert_tensors(experts: ExpertsConfig) -> Iterator[str]:
+    """Of a layer, behind its name."""
+    yield experts.names.router
+    for part in experts.names.parts:
+        yield from (part.format(index) for index in range(experts.num))
 
 
 def refuse_unknown(names: Collection[str], config: LlamaConfig) -> None:
@@ -71,6 +80,10 @@ def refuse_unknown(names: Collection[str], config: LlamaConfig) -> None:
     tensors = [*_LAYER_TENSORS]
     tensors += _BIAS_TENSORS if config.has_qkv_bias else ()
     tensors += _NORM_TENSORS if config.has_qk_norm else ()
+    if config.experts is None:
+        tensors += _FEED_FORWARD_TENSORS
+    else:
+        tensors += expert_tensors(config.experts)
     for index in range(config.num_layers):
         known.update(f"model.layers.{index}.{tensor}" for tensor in tensors)
     unknown = sorted(n for n in names if n not in known and not n.endswith("rotary_emb.inv_freq"))

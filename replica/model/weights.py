@@ -1,12 +1,15 @@
 """Weights of a Llama in the layout the forward pass wants, whatever file they came from."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
-from replica.model.config import LlamaConfig
+from kernels.moe.reference import Experts
+from replica.model.config import ExpertsConfig, LlamaConfig
+from replica.model.experts import ExpertTensors, RoutedExperts, load_experts
 from replica.model.tensor_source import (
     ReportProgress,
     TensorSource,
@@ -19,6 +22,12 @@ _NUM_LOADING_THREADS: Final = 2  # dequantization is numpy, which lets go of the
 
 
 @dataclass(frozen=True, slots=True)
+class FeedForward:
+    gate_up: torch.Tensor  # [2 * intermediate, hidden]: gate, then up
+    down: torch.Tensor  # [hidden, intermediate]
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """Matrices are [out, in]."""
 
@@ -26,8 +35,7 @@ class LayerWeights:
     qkv: torch.Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]: q, then k, then v
     output: torch.Tensor  # [hidden, heads * head_dim]
     post_norm: torch.Tensor  # [hidden]
-    gate_up: torch.Tensor  # [2 * intermediate, hidden]: gate, then up
-    down: torch.Tensor  # [hidden, intermediate]
+    feed_forward: FeedForward | RoutedExperts
     qkv_bias: torch.Tensor | None = None  # [(heads + 2 * kv_heads) * head_dim]
     q_norm: torch.Tensor | None = None  # [head_dim], as is the next one
     k_norm: torch.Tensor | None = None
@@ -64,7 +72,7 @@ def assemble(
 
 
 def _layer(source: TensorSource, config: LlamaConfig, index: int) -> LayerWeights:
-    hidden, intermediate = config.hidden_size, config.intermediate_size
+    hidden = config.hidden_size
     q_size = config.num_heads * config.head_dim
     kv_size = config.num_kv_heads * config.head_dim
 
@@ -86,13 +94,27 @@ def _layer(source: TensorSource, config: LlamaConfig, index: int) -> LayerWeight
         ),
         output=load("self_attn.o_proj", hidden, q_size),
         post_norm=load("post_attention_layernorm", hidden),
-        gate_up=torch.cat(
-            [load("mlp.gate_proj", intermediate, hidden), load("mlp.up_proj", intermediate, hidden)]
+        feed_forward=(
+            _feed_forward(load, config)
+            if config.experts is None
+            else _routed(load_experts(source, config, index), config.experts)
         ),
-        down=load("mlp.down_proj", hidden, intermediate),
         qkv_bias=qkv_bias() if config.has_qkv_bias else None,
         q_norm=load("self_attn.q_norm", config.head_dim) if config.has_qk_norm else None,
         k_norm=load("self_attn.k_norm", config.head_dim) if config.has_qk_norm else None,
+    )
+
+
+def _feed_forward(load: Callable[..., torch.Tensor], config: LlamaConfig) -> FeedForward:
+    hidden, intermediate = config.hidden_size, config.intermediate_size
+    gate, up = (load(f"mlp.{name}_proj", intermediate, hidden) for name in ("gate", "up"))
+    return FeedForward(torch.cat([gate, up]), load("mlp.down_proj", hidden, intermediate))
+
+
+def _routed(tensors: ExpertTensors, experts: ExpertsConfig) -> RoutedExperts:
+    router, gate_up, down = map(torch.from_numpy, (tensors.router, tensors.gate_up, tensors.down))
+    return RoutedExperts(
+        router, Experts(gate_up, down, experts.top_k, is_renormalized=experts.is_renormalized)
     )
 
 

@@ -10,10 +10,14 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from replica.engine.backend import choose_backend
@@ -41,6 +45,10 @@ SHAPE = {
 WINDOWS_IN_SOME_LAYERS = {
     "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1,
 }  # fmt: skip
+EXPERTS = {"num_experts_per_tok": 2}
+QWEN3_EXPERTS = EXPERTS | {
+    "num_experts": 6, "moe_intermediate_size": 24, "norm_topk_prob": True, "head_dim": 16,
+}  # fmt: skip
 FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "llama tied": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": True}),
@@ -51,6 +59,13 @@ FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "qwen2 tied": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
     "qwen2 windows": (Qwen2Config, Qwen2ForCausalLM, WINDOWS_IN_SOME_LAYERS),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16}),
+    "mixtral": (MixtralConfig, MixtralForCausalLM, EXPERTS | {"num_local_experts": 5}),
+    "qwen3 experts": (Qwen3MoeConfig, Qwen3MoeForCausalLM, QWEN3_EXPERTS),
+    "qwen3 shares as they are": (
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
+        QWEN3_EXPERTS | {"norm_topk_prob": False},
+    ),
     "qwen3 narrow heads": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 8}),
 }
 PROMPTS = [[5], [1, 2, 3], list(range(1, 40)), [7, 7, 7, 7, 7, 7, 7, 7], list(range(60, 20, -1))]

@@ -1,6 +1,7 @@
 """How a model comes onto a GPU: in which numbers, and what is refused."""
 
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 
 import pytest
 import torch
@@ -52,8 +53,8 @@ def test_float8_is_taken_where_it_is_faster_and_never_measured_while_serving(
     for layers in zip(*(r._model._weights.layers for r in (runner, exact)), strict=True):
         for name, (in_features, _) in zip(MATRICES, matrix_shapes(tiny.config), strict=True):
             x = numbers(1, in_features).cpu()
-            products = [getattr(layer, name)(x) for layer in layers]
-            assert torch.equal(*products) == (name in ("qkv", "gate_up")), name
+            products = [attrgetter(name)(layer)(x) for layer in layers]
+            assert torch.equal(*products) == (name in ("qkv", "feed_forward.gate_up")), name
             assert torch.cosine_similarity(*products).min() > 0.99, name
     assert place.num_measured == num_measured
     assert chosen.weights_bytes * 4 == exact_bytes(tiny) * 5
@@ -70,7 +71,7 @@ class MeasuringDevice(device.CpuDevice):
         return float(way != shape % 2)
 
 
-MATRICES = ("qkv", "output", "gate_up", "down")
+MATRICES = ("qkv", "output", "feed_forward.gate_up", "feed_forward.down")
 
 
 def matrix_shapes(config: LlamaConfig) -> Iterator[tuple[int, int]]:

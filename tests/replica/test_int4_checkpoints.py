@@ -159,7 +159,11 @@ def test_on_a_gpu_codes_stay_codes(checkpoint: tuple[LlamaForCausalLM, Path], pl
     found = tokens(chosen.load(NUM_BLOCKS, lambda ratio, detail: None))
     assert found == [greedy(model, prompt)[:NUM_TOKENS] for prompt in PROMPTS]
     weights = chosen._loaded(lambda ratio, detail: None)._weights
-    matrices = [m for x in weights.layers for m in (x.qkv, x.output, x.gate_up, x.down)]
+    matrices = [
+        matrix
+        for layer in weights.layers
+        for matrix in (layer.qkv, layer.output, layer.feed_forward.gate_up, layer.feed_forward.down)
+    ]
     dense = 4 * opened.config.num_weights(is_tied=False)
     assert isinstance(opened.source, Int4Tensors)
     num_packed = opened.source.num_packed_weights
