@@ -2,8 +2,8 @@
 
 Qwen2 is Llama with biases on q, k and v; Qwen3 is Llama with norms on the heads of q and k; Mistral
 is Llama; Mixtral and Qwen3-MoE are those with experts; each but Llama may have layers that see a
-window of positions only.  A setting that would
-change the numbers is either honoured or named in an error; none is ignored.
+window of positions only.  A setting that would change the numbers is either honoured or named in an
+error; none is ignored.
 """
 
 from collections.abc import Callable, Mapping
@@ -209,7 +209,7 @@ def _hf_experts(config: Metadata, family: str) -> ExpertsConfig | None:
             _refuse_unless(config, "mlp_only_layers", (None, []))
         case _:
             return None
-    # transformers takes either name for either family, and its own over the other.
+    # Either name is in use in either family.
     stated = {num: config.get("num_experts", config.get("num_local_experts"))}
     experts = ExpertsConfig(
         num=_positive(stated, num),

@@ -27,7 +27,7 @@ class RoutedExperts:
         experts = self.experts
         shares, ids = route(F.linear(x, self.router), experts)
         y = torch.zeros_like(x)
-        for expert in ids.unique().tolist():
+        for expert in sorted(set(ids.flatten().tolist())):
             rows, places = torch.where(ids == expert)
             gate, up = F.linear(x[rows], experts.gate_up[expert]).chunk(2, dim=-1)
             answers = F.linear(F.silu(gate) * up, experts.down[expert])
