@@ -20,6 +20,7 @@ from gateway.resp_address import RespAddress
 logger = logging.getLogger(__name__)
 
 _BACKOFF_S = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
+_TOLD_FROM = 6  # failures before a first connection: both may be starting, for about a second
 _SECOND_LOOK_S = 0.002  # two turns of the event loop
 _ADVICE = {  # for whoever reads the log
     "NOPERM": "its user must be allowed SCRIPT LOAD, EVALSHA, EVAL, and all keys",
@@ -189,6 +190,7 @@ class RespClient:
         self._connection: _Connection | None = None
         self._sentinels = deque(address.sentinels)  # whoever answered last is asked first
         self._fault: str | None = None
+        self._was_connected = False
         self.connected = asyncio.Event()
         self.call: Callable[[bytes], Completion[object]] = _call_nobody
         """Fails with QuotaUnavailable at once without a connection, else by the deadline."""
@@ -212,12 +214,15 @@ class RespClient:
             try:
                 connection = await self._connect()
             except (OSError, QuotaUnavailable) as exc:
-                self._tell(exc.reason if isinstance(exc, QuotaRefused) else "unreachable")
                 num_failures += 1
+                if isinstance(exc, QuotaRefused):
+                    self._tell(exc.reason)
+                elif self._was_connected or num_failures >= _TOLD_FROM:
+                    self._tell("unreachable")
                 await asyncio.sleep(backoff_s(_BACKOFF_S, num_failures))
                 continue
             logger.info(self._says_connected, extra={"path": self._address.words})
-            self._fault = None
+            self._fault, self._was_connected = None, True
             if await self._use(connection) >= _PROVEN_S:
                 num_failures = 0
             else:  # a store that is only too slow must not be called over and over

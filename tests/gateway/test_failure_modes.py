@@ -8,6 +8,7 @@ import asyncio
 import http.client
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ import pytest
 from autoscaler.pool import Phase, PoolState, Replica, VariantState
 from autoscaler.reconciler import Report
 from autoscaler.telemetry import Telemetry, Told
-from contracts.metrics import GATEWAY_TENANT_BUDGET_USED
+from contracts.metrics import GATEWAY_OUTBOX_BYTES, GATEWAY_TENANT_BUDGET_USED
 from contracts.quota import QuotaRule
 from tests.autoscaler.pools import Scene
 from tests.chart import manifests
@@ -32,6 +33,7 @@ from tests.support.waiting import eventually
 
 MINUTE_S, HOUR_S = 60.0, 3_600.0
 CONTEXT = 4_096
+OUTBOX_BYTES = 20_000  # for some twenty events
 
 Rules = Mapping[str, Mapping[str, Any]]
 
@@ -40,7 +42,8 @@ Rules = Mapping[str, Mapping[str, Any]]
 def rules(tmp_path_factory: pytest.TempPathFactory) -> Rules:
     """By the alert's name, as the chart installs them in namespace ``ns``."""
     (everything,) = (path for path in CI if scenario(path) == "everything")
-    rendered = helm(4, tmp_path_factory.mktemp("helm")).template([everything])
+    room = f"gateway.settings.spoolMaxWaitingBytes={OUTBOX_BYTES}"
+    rendered = helm(4, tmp_path_factory.mktemp("helm")).template([everything], "--set", room)
     (found,) = manifests.of_kind(rendered, "PrometheusRule")
     return {rule["alert"]: rule for group in found["spec"]["groups"] for rule in group["rules"]}
 
@@ -189,6 +192,35 @@ async def test_a_storm_of_retries(
         await asyncio.gather(*(tenant.chat(chat()) for _ in range(350)))
         await asyncio.to_thread(found.hold, 4 * MINUTE_S)
     assert fires(rules["PandalRetryStorm"], found.timeline)
+
+
+async def test_an_outbox_that_grows(
+    start_gateway: Callable[..., Gateway],
+    make_tenant: Callable[..., Tenant],
+    rules: Rules,
+    tmp_path: Path,
+) -> None:
+    """Brokers are away."""
+    gateway = start_gateway(
+        GATEWAY_SPOOL_DIR=str(tmp_path / "spool"),
+        GATEWAY_KAFKA_BOOTSTRAP="127.0.0.1:1",
+        GATEWAY_SPOOL_MAX_WAITING_BYTES=str(OUTBOX_BYTES),
+    )
+    tenant = make_tenant(on=gateway)
+    await tenant.accepted()
+    found = watch(gateway.port)
+    await asyncio.to_thread(found.hold, 11 * MINUTE_S)
+    assert not fires(rules["PandalOutboxGrows"], found.timeline)
+    for _ in range(8):
+        assert (await tenant.chat(chat())).status == 200
+    await asyncio.to_thread(eventually, lambda: waiting_bytes(gateway) > OUTBOX_BYTES / 4, "events")
+    await asyncio.to_thread(found.hold, 11 * MINUTE_S)
+    assert fires(rules["PandalOutboxGrows"], found.timeline)
+
+
+def waiting_bytes(gateway: Gateway) -> float:
+    lines = _asked(gateway.port, "GET", "/metrics").decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(GATEWAY_OUTBOX_BYTES))
 
 
 async def test_costs_that_run_away(
