@@ -22,6 +22,7 @@ class RecoveredSettlements:
     def __init__(self, debts: Debts) -> None:
         self._debts = debts
         self._fault: dict[str, str] | None = None
+        self._is_told = False
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -30,11 +31,12 @@ class RecoveredSettlements:
                 await self._settle_all()
             except QuotaUnavailable as exc:
                 fields = fault_fields(exc)
-                if fields != self._fault:  # once per outage
+                lasts = fields == self._fault  # since the look before: both may be starting
+                if lasts and not self._is_told:
                     logger.warning("what was recovered cannot be settled yet", extra=fields)
-                self._fault = fields
+                self._is_told, self._fault = lasts, fields
             else:
-                self._fault = None
+                self._is_told, self._fault = False, None
             await asyncio.sleep(_LOOK_S)
 
     async def _settle_all(self) -> None:

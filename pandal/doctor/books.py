@@ -68,7 +68,7 @@ def spool_findings(folder: Path, now_s: float) -> Iterator[Finding]:
     oldest = f", the oldest written {_span(max(ages_s))} ago" if ages_s else ""
     yield fine(
         "spool",
-        f"{sum(sizes) / 1e6:.1f} MB in {len(sizes)} segments{oldest}; "
+        f"{sum(sizes) / 1e6:.1f} MB, segments: {len(sizes)}{oldest}; "
         f"{free_bytes / 1e9:.1f} GB are free there",
     )
 

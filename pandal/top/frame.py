@@ -78,7 +78,7 @@ def _replicas(replicas: Mapping[str, ReplicaLoad | None]) -> Iterator[str]:
     yield f"{'replica':<16}{'state':<10}{'running':>8}{'waiting':>8}{'KV':>7}{'tokens/s':>10}"
     for name, load in _some(replicas, _REPLICAS):
         if load is None:
-            yield f"{name[:15]:<16}away"
+            yield f"{name[:15]:<16}tells nothing"
             continue
         state = "draining" if load.is_draining else "ready" if load.is_ready else "loading"
         yield (
@@ -109,7 +109,11 @@ def _tenants(tenants: Mapping[str, Levels | None], *, is_store_there: bool) -> I
 
 
 def _used(levels: Levels | None) -> float:
-    return 0.0 if levels is None else 1 - levels.tokens / levels.tokens_per_minute
+    """Of the limit that is nearer."""
+    if levels is None:
+        return 0.0
+    tokens = levels.tokens / levels.tokens_per_minute
+    return 1 - min(tokens, levels.requests / levels.requests_per_minute)
 
 
 def _refusals(now: Sample, before: Sample | None, *, room: int) -> Iterator[str]:

@@ -1,10 +1,19 @@
 """What the line of a request tells of the steps that it took."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from contracts.admission import AdmissionPolicy, TokenCounting
+from gateway.access_log import AccessLog
+from gateway.api.context import Operation
+from gateway.clock import Clock
+from gateway.exchange import Exchange
+from gateway.metrics import Metrics
+from gateway.request_head import request_head
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import Reply, chat, post
 from tests.support.waiting import eventually
@@ -41,3 +50,23 @@ async def test_an_exact_count_is_timed(make_tenant: Callable[..., Tenant]) -> No
     await tenant.accepted()
     line = await line_of(tenant, await tenant.chat(chat()))
     assert 0 <= line["count_ms"] <= line["admit_ms"]
+
+
+async def test_many_are_told_of_at_once_and_each_of_its_own_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "gateway.access_log")  # else it writes no lines
+    now_s, blocks = 10.0, list[bytes]()
+    clock = Clock(wall_s=lambda: 1_700_000_000.0 + now_s, monotonic_s=lambda: now_s)
+    log = AccessLog(Metrics(), clock, blocks.append)
+    exchange = Exchange(asyncio.Transport(), request_head(Operation.COMPLETIONS, []), lambda: None)
+    for number in range(65):
+        trace = log.begin(f"req_{number}", exchange)
+        now_s += 0.25
+        log.finish(trace)
+    log.tell()
+    assert [block.count(b"\n") for block in blocks] == [64, 1]
+    first, last = json.loads(blocks[0].splitlines()[0]), json.loads(blocks[1])
+    assert first["at"] == "2023-11-14T22:13:30.250000Z"
+    assert last["at"] == "2023-11-14T22:13:46.250000Z"
+    assert (first["latency_ms"], first["status"], last["request_id"]) == (250.0, 499, "req_64")

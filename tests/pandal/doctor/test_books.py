@@ -77,4 +77,4 @@ def test_the_spool_tells_its_size_and_age(tmp_path: Path) -> None:
     age(write(tmp_path, DEAD_BOOT, 0, range(1, 4)), 600.0)
     age(write(tmp_path, DEAD_BOOT, 1, range(4, 5)), 5.0)
     (found,) = spool_findings(tmp_path, NOW_S)
-    assert "in 2 segments, the oldest written 10 min ago; " in found.fact
+    assert "segments: 2, the oldest written 10 min ago; " in found.fact

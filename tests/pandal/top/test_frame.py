@@ -57,7 +57,7 @@ def test_rates_are_those_between_two_looks() -> None:
     text = "\n".join(told)
     assert "2.0/s          5 in all  rate_limit_exceeded" in text
     assert "in shadow          7 in all  acme" in text
-    assert "replica-1       away" in text
+    assert "replica-1       tells nothing" in text
     assert "busy            ##############.. 900/1,000" in text
 
 
