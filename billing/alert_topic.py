@@ -11,7 +11,7 @@ from typing import Any, Final
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
-from billing.errors import AlertTopicUnavailable
+from billing.errors import AlertTopicUnavailable, SourceUnavailable
 from contracts.alerts import alert_headers
 
 _DEADLINE_S: Final = 10.0  # metadata, and a leader election
@@ -31,7 +31,7 @@ class AlertTopic:
         """Blocks, within a deadline: for no event loop's thread.  Raises AlertTopicUnavailable."""
         try:
             asyncio.run(self._send(alert_id, tenant_id, document))
-        except (KafkaError, OSError) as exc:  # a deadline's, too
+        except (KafkaError, OSError, SourceUnavailable) as exc:  # a deadline's, too
             raise AlertTopicUnavailable(f"alerts' topic: {type(exc).__name__}") from exc
 
     async def _send(self, alert_id: str, tenant_id: str, document: bytes) -> None:

@@ -1,12 +1,14 @@
 """What befalls a running fleet, over a model server that answers at once; one tenant a test."""
 
 import json
+import logging
 import os
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from tests.system.accounts import accounts_agree, ledger_account, quota_account
 from tests.system.conftest import StartFleet
 from tests.system.fleet_process import FleetProcess, create_key, processes_of, run_pandal
 from tests.system.sdk_client import answers, ask
+
+logger = logging.getLogger(__name__)
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +101,25 @@ def test_a_model_that_nobody_serves_is_told(fleet: FleetProcess) -> None:
     assert (alias.returncode, alias.stderr) == (0, "")
     missing = run_pandal("usage", "nosuch", data_dir=fleet.data_dir)
     assert (missing.returncode, "unknown tenant 'nosuch'" in missing.stderr) == (1, True)
+
+
+def test_a_budget_reaches_the_limiter_while_it_admits(fleet: FleetProcess) -> None:
+    """Within 5 s, says the log where nothing else runs: ``--log-cli-level=info``."""
+    key = create_key(fleet.data_dir, "spender")
+    ask(fleet.url, key, "three words here")
+    told = run_pandal("policy", "set", "spender", "tokens_per_day=1", data_dir=fleet.data_dir)
+    assert told.returncode == 0, told.stderr
+    began_s = time.monotonic()
+    eventually(lambda: refusal(fleet.url, key) == "tokens_limit_exceeded", "the budget to hold")
+    logger.info("a hard budget held %.2f s after it was set", time.monotonic() - began_s)
+
+
+def refusal(url: str, api_key: str) -> str | None:
+    try:
+        ask(url, api_key, "three words here")
+    except openai.APIStatusError as exc:
+        return exc.code
+    return None
 
 
 def test_what_is_printed_works_as_pasted(fleet: FleetProcess) -> None:
