@@ -40,10 +40,19 @@ from contracts.blocks import PromptStored
 from gateway.routing.ring import PrefixRing, ring_point
 
 SIMPLE = ("round robin", "least requests", "least tokens")
-POLICIES = (*SIMPLE, "ring", "bounded", "exact")
-NUM_REPLICAS, NUM_GATEWAYS = 8, 2
-WARM_UP_S = 30.0  # not counted
+POLICIES = (*SIMPLE, "cache aware", "ring", "bounded", "exact")
+NUM_REPLICAS = 8
 CHANGES = "multi-turn, one dies, one joins"
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    times: StepTimes
+    until_s: float
+    load: float = 1.0  # of the usual arrivals
+    warm_up_s: float = 30.0  # not counted
+    cache_tokens: int = CACHE_TOKENS  # of each replica
+    num_gateways: int = 2
 
 
 @dataclass(eq=False)
@@ -52,7 +61,7 @@ class _World:
 
     policy: str
     seed: int
-    times: StepTimes
+    scene: Scene
     ttft_s: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -62,7 +71,7 @@ class _World:
         self.clock = Clock()
         self.source = random.Random(self.seed)
         self.replicas: dict[str, SimulatedReplica] = {}
-        self.gateways = [Gateway(self.policy, self.source) for _ in range(NUM_GATEWAYS)]
+        self.gateways = [Gateway(self.policy, self.source) for _ in range(self.scene.num_gateways)]
         self._num_requests = 0
         for number in range(NUM_REPLICAS):
             self.join(f"replica-{number}")
@@ -82,8 +91,8 @@ class _World:
             for blocks, bit in followers:
                 blocks.remove(bit, key)
 
-        cache = BlockCache(CACHE_TOKENS // BLOCK_TOKENS, stored, removed)
-        self.replicas[name] = SimulatedReplica(name, self.clock, cache, self.times)
+        cache = BlockCache(self.scene.cache_tokens // BLOCK_TOKENS, stored, removed)
+        self.replicas[name] = SimulatedReplica(name, self.clock, cache, self.scene.times)
         self.loads[name] = []
         for number, gateway in enumerate(self.gateways):
             bit = followers[number][1] if followers else 0
@@ -110,7 +119,7 @@ class _World:
         name = decision.endpoint.name
         uncached = prompt.num_tokens - min(prompt.num_tokens, int(decision.cached_tokens))
         gateway.begin(name, uncached, prompt, request_id)
-        is_counted = asked_s >= WARM_UP_S and not has_begun
+        is_counted = asked_s >= self.scene.warm_up_s and not has_begun
 
         def first(job: Job) -> None:
             gateway.first(name, uncached)
@@ -144,15 +153,15 @@ class _World:
             if gateway.index is not None:
                 gateway.index.prompt_stored(stored)
 
-    def tick(self, until_s: float) -> None:
+    def tick(self) -> None:
         now_s = self.clock.now_s
         for gateway in self.gateways:
             gateway.tick(self.replicas, now_s)
-        if now_s >= WARM_UP_S:
+        if now_s >= self.scene.warm_up_s:
             for name, replica in self.replicas.items():
                 self.loads[name].append(replica.outstanding_tokens)
-        if now_s < until_s:
-            self.clock.after(1.0, lambda: self.tick(until_s))
+        if now_s < self.scene.until_s:
+            self.clock.after(1.0, self.tick)
 
     def row(self, mix: str) -> Row:
         means = [statistics.fmean(loads) for loads in self.loads.values() if loads]
@@ -168,18 +177,16 @@ class _World:
         )
 
 
-def simulate(
-    mix: str, policy: str, times: StepTimes, *, seed: int, until_s: float, load: float = 1.0
-) -> Row:
-    world = _World(policy, seed, times)
-    is_changing = mix == CHANGES
-    arrivals = MIXES["multi-turn" if is_changing else mix](random.Random(seed), until_s, load)
-    for at_s, request in arrivals:
+def simulate(mix: str, policy: str, scene: Scene, *, seed: int) -> Row:
+    world = _World(policy, seed, scene)
+    until_s, is_changing = scene.until_s, mix == CHANGES
+    traffic = MIXES["multi-turn" if is_changing else mix]
+    for at_s, request in traffic(random.Random(seed), until_s, scene.load):
         world.clock.at(at_s, partial(world.ask, request))
     if is_changing:
         world.clock.at(until_s * 0.4, lambda: world.die("replica-3"))
         world.clock.at(until_s * 0.6, lambda: world.join("replica-8"))
-    world.clock.at(1.0, lambda: world.tick(until_s))
+    world.clock.at(1.0, world.tick)
     world.clock.run()
     return world.row(mix)
 
@@ -203,6 +210,9 @@ def main() -> int:
     parser.add_argument("--policy", action="append", choices=POLICIES)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--load", type=float, default=1.0, help="of the usual arrivals")
+    parser.add_argument("--warm-up-s", type=float, default=30.0, help="less: cold caches count")
+    parser.add_argument("--cache-tokens", type=int, default=CACHE_TOKENS, help="of a replica")
+    parser.add_argument("--gateways", type=int, default=2)
     parser.add_argument("--no-cost", action="store_true", help="skip the cost of decisions")
     parser.add_argument("--calibrate", action="store_true", help="measure this machine's steps")
     parser.add_argument("--real", action="store_true", help="and two real CPU engines")
@@ -210,17 +220,21 @@ def main() -> int:
     options = parser.parse_args()
     seeds, until_s = (4, 150.0) if options.quick else (options.seeds, 330.0)
     steps = measured_steps() if options.calibrate else stored_steps()
-    load = options.load * stored_steps().times.usual_s / steps.times.usual_s
+    scene = Scene(
+        steps.times,
+        until_s,
+        load=options.load * stored_steps().times.usual_s / steps.times.usual_s,
+        warm_up_s=options.warm_up_s,
+        cache_tokens=options.cache_tokens,
+        num_gateways=options.gateways,
+    )
     for line in steps.lines():
         print(line)
     claims = Claims()
     print(HEAD)
     for mix in options.mix or [*MIXES, CHANGES]:
         for policy in options.policy or POLICIES:
-            rows = [
-                simulate(mix, policy, steps.times, seed=seed, until_s=until_s, load=load)
-                for seed in range(1, seeds + 1)
-            ]
+            rows = [simulate(mix, policy, scene, seed=seed) for seed in range(1, seeds + 1)]
             row = mean_row(rows)
             claims.add(row)
             print(row.line(), flush=True)

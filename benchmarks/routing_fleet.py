@@ -2,7 +2,7 @@
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -69,6 +69,11 @@ class Job:
     num_left: int = 0  # tokens of its prompt
     num_generated: int = 0
     is_begun: bool = False
+
+    @property
+    def num_computed(self) -> int:
+        """Of its prompt, cached ones included."""
+        return self.prompt_tokens - self.num_left
 
 
 @dataclass(slots=True, eq=False)
@@ -140,41 +145,51 @@ class SimulatedReplica:
     def _jobs(self) -> list[Job]:
         return [*self._running, *self._waiting]
 
-    def _admit(self) -> None:
-        while self._waiting and len(self._running) < MAX_RUNNING:
-            job = self._waiting.popleft()
-            cached = self.cache.num_cached(job.blocks) * BLOCK_TOKENS
-            job.cached_tokens = min(cached, job.prompt_tokens - 1)
-            job.num_left = job.prompt_tokens - job.cached_tokens
-            job.is_begun = True
-            self._running.append(job)
+    def _admit(self) -> Job:
+        """The first that waits.  What is cached of it is looked up now, as engines do."""
+        job = self._waiting.popleft()
+        cached = self.cache.num_cached(job.blocks) * BLOCK_TOKENS
+        job.cached_tokens = min(cached, job.prompt_tokens - 1)
+        job.num_left = job.prompt_tokens - job.cached_tokens
+        job.is_begun = True
+        self._running.append(job)
+        return job
 
     def _step(self) -> None:
         if self.is_dead:
             return
-        self._admit()
+        decoding = [job for job in self._running if job.num_left == 0]
+        prefilling = list(self._prefill(STEP_TOKENS - len(decoding)))
         if not self._running:
             self._is_stepping = False
             return
-        decoding = [job for job in self._running if job.num_left == 0]
-        room, prefilled = STEP_TOKENS - len(decoding), 0
-        through: list[Job] = []
-        for job in self._running:
-            if job.num_left and room > 0:
-                taken = min(room, job.num_left)
-                job.num_left -= taken
-                room -= taken
-                prefilled += taken
-                if job.num_left == 0:
-                    through.append(job)
-        duration_s = self._times.duration_s(prefilled, len(decoding))
-        self._clock.after(duration_s, lambda: self._retire(through, decoding))
+        num_prefilled = sum(taken for _, taken in prefilling)
+        duration_s = self._times.duration_s(num_prefilled, len(decoding))
+        jobs = [job for job, _ in prefilling]
+        self._clock.after(duration_s, lambda: self._retire(jobs, decoding))
 
-    def _retire(self, through: list[Job], decoding: list[Job]) -> None:
+    def _prefill(self, room: int) -> Iterator[tuple[Job, int]]:
+        """Those that run, then those that wait, as long as there is room in the step."""
+        begun = deque(job for job in self._running if job.num_left)
+        while room > 0:
+            if begun:
+                job = begun.popleft()
+            elif self._waiting and len(self._running) < MAX_RUNNING:
+                job = self._admit()
+            else:
+                return
+            taken = min(room, job.num_left)
+            job.num_left -= taken
+            room -= taken
+            yield job, taken
+
+    def _retire(self, prefilling: list[Job], decoding: list[Job]) -> None:
         if self.is_dead:
             return
+        for job in prefilling:
+            self.cache.store(job.blocks[: job.num_computed // BLOCK_TOKENS])
+        through = [job for job in prefilling if job.num_left == 0]
         for job in through:
-            self.cache.store(job.blocks)
             job.on_first(job)
         for job in (*through, *decoding):
             job.num_generated += 1

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from benchmarks.routing_cache_aware import CacheAware
 from benchmarks.routing_fleet import SimulatedReplica, load_report
 from benchmarks.routing_traffic import Prompt
 from gateway.prompt import Affinity
@@ -79,6 +80,7 @@ class Gateway:
             "round robin": RoundRobin(),
             "least requests": LeastRequests(self.num_open),
             "least tokens": LeastTokens(source.random),
+            "cache aware": CacheAware(self.num_open),
         }
         if policy in simple:
             return RoutingProfile([], simple[policy], LeastCost(source.random))
@@ -112,15 +114,18 @@ class Gateway:
             Affinity(prompt.key, prompt.conversation),
             prompt.num_tokens,
             prompt.num_tokens + EXPECTED_OUTPUT,
-            () if self.index is None else prompt.text.chain,
+            prompt.text.chain,
         )
-        return self._profile.decide(request, self._group)
+        decision = self._profile.decide(request, self._group)
+        self._hot.went(request.affinity, decision.endpoint.name)
+        return decision
 
     def begin(self, name: str, uncached_tokens: int, prompt: Prompt, request_id: str) -> None:
         self._known[name].endpoint.add_load(uncached_tokens + EXPECTED_OUTPUT)
         self.num_open[name] += 1
         if self.index is not None:
-            self.index.expect(request_id, prompt.text)
+            bit = self._known[name].endpoint.block_bit
+            self.index.expect(request_id, prompt.text, prompt.num_tokens, bit)
 
     def first(self, name: str, uncached_tokens: int) -> None:
         if name in self._known:
@@ -149,4 +154,7 @@ class Gateway:
             known.endpoint.add_load(tokens - known.others_tokens)
             known.others_tokens = tokens
         self._hot.tick()
+        if self.index is not None:
+            for _ in range(10):
+                self.index.tick()
         self._group.look()

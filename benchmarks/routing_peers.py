@@ -48,7 +48,7 @@ MIXES = {
     " --set turns=1 --set groups=60 --set zipf=0.9 --set system_tokens=1280",
     "retrieval": "--workload rag --prompt-tokens 960 --output-tokens 40 --rate 24"
     " --set documents=400 --set zipf=0.9 --set documents_per_prompt=1 --set system_tokens=64",
-    "zipf": "--workload chat --prompt-tokens 120 --output-tokens 40 --rate 64"
+    "zipf": "--workload chat --prompt-tokens 120 --output-tokens 40 --rate 104"
     " --set turns=1 --set groups=200 --set zipf=1.2 --set system_tokens=640",
 }
 

@@ -131,7 +131,7 @@ def retrieval(source: random.Random, until_s: float, load: float) -> Arrivals:
 def zipf(source: random.Random, until_s: float, load: float) -> Arrivals:
     """A few prefixes have most of the traffic, nearly as much as the fleet can do."""
     popular = Zipf(source, 200, 1.2)
-    for number, at_s in enumerate(_poisson(source, 20.0 * load, until_s)):
+    for number, at_s in enumerate(_poisson(source, 24.0 * load, until_s)):
         leading = [(f"prefix-{popular()}", 640)]
         question = [(f"question-{number}", 60 + source.randrange(120))]
         yield at_s, Request(prompt_of(leading, question), _output(source))

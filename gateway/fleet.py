@@ -139,7 +139,9 @@ class Fleet:
     ) -> Stay:
         """``cached_tokens``: of the prompt, as expected there; ``request_id``: the replica's."""
         if request.text is not None:
-            self._router.expect(request_id, request.text)
+            self._router.expect(
+                request_id, request.text, request.estimated_prompt_tokens, replica.endpoint
+            )
         visit = None
         if self.is_forecasting:
             num_tokens = self._num_tokens(replica, request)

@@ -37,7 +37,7 @@ class EngineBlocks:
         self.bit: Bit = self._blocks.enter()
 
     def close(self) -> None:
-        self._blocks.retire(self.bit)
+        self._index.retire(self.bit)
 
     def take(self, seq: int, events: Sequence[Event]) -> None:
         """Raises SequenceGap, also where numbers begin anew: so does the engine."""
@@ -64,11 +64,15 @@ class EngineBlocks:
         for extra_keys in ([salt], None):  # older versions do not tell salts
             key = await _last_key(token_ids, size, extra_keys)
             if self._blocks.holders(key) & self.bit:
-                self._index.anchors.learn(text, len(token_ids), key, size)
+                self._learn(text, len(token_ids), key)
                 return
             self._expected[key] = (text, len(token_ids))
         while len(self._expected) > _MAX_EXPECTED:
             self._expected.popitem(last=False)
+
+    def _learn(self, text: PromptText, num_tokens: int, last: int) -> None:
+        self._index.underway.arrived(text, self.bit)
+        self._index.anchors.learn(text, num_tokens, last, self._block_size)
 
     def _store(self, event: BlockStored) -> None:
         size = self._block_size = event.block_size
@@ -84,7 +88,7 @@ class EngineBlocks:
             self._blocks.store(self.bit, link, before)
             expected = self._expected.pop(link, None)
             if expected is not None:
-                self._index.anchors.learn(*expected, link, size)
+                self._learn(*expected, link)
 
     def _remove(self, event: BlockRemoved) -> None:
         for hash_ in event.block_hashes:
@@ -95,7 +99,7 @@ class EngineBlocks:
     def _clear(self) -> None:
         """The blocks that were there are no longer its; whoever asks for its bit asks anew."""
         self._keys.clear()
-        self._blocks.retire(self.bit)
+        self._index.retire(self.bit)
         self.bit = self._blocks.enter()
 
 

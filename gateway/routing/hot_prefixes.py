@@ -1,15 +1,19 @@
 """Prefixes that one replica cannot serve alone: how many owners each has now.
 
 One more whenever all of them have more than their share, one less after a calm while.  All others
-have one owner and take no room.
+have one owner and take no room.  And where each conversation of a shared prefix went last: what it
+said is there and nowhere else, whoever owns its beginning.
 """
 
 from collections import OrderedDict
 from typing import Final
 
+from gateway.prompt import Affinity
+
 _MAX_PREFIXES: Final = 4_096  # the one that was pressed longest ago is forgotten
 _MAX_USED: Final = 8_192  # more than are used in the seconds that count
 _FADE, _LEAST_USES = 0.9, 0.5  # of uses, a tick: half are forgotten after seven
+_MAX_CONVERSATIONS: Final = 65_536  # the one unheard of for longest is forgotten
 _CALM_TICKS: Final = 20  # without pressure before an owner is let go
 
 
@@ -18,6 +22,7 @@ class HotPrefixes:
         self._uses: dict[int, float] = {}  # by the key's point on the ring, fading
         self.owners: dict[int, int] = {}  # by the key's point on the ring; two or more
         self._calm: OrderedDict[int, int] = OrderedDict()  # ticks since it was pressed
+        self._went: OrderedDict[int, str] = OrderedDict()  # by a conversation's hash
 
     def use(self, point: int) -> float:
         """One more request of it: how many there were lately, this one included."""
@@ -45,6 +50,19 @@ class HotPrefixes:
         if point in self.owners:
             self._calm[point] = 0
             self._calm.move_to_end(point)
+
+    def went(self, affinity: Affinity, replica: str) -> None:
+        if affinity.conversation == affinity.key:
+            return  # the key's home is its own
+        conversation = hash(affinity.conversation)
+        self._went[conversation] = replica
+        self._went.move_to_end(conversation)
+        if len(self._went) > _MAX_CONVERSATIONS:
+            self._went.popitem(last=False)
+
+    def last_of(self, affinity: Affinity) -> str | None:
+        """Where the conversation went last, if it shares its key and is not new."""
+        return self._went.get(hash(affinity.conversation))
 
     def tick(self) -> None:
         """About once a second."""

@@ -15,6 +15,7 @@ from contracts.blocks import (
 from gateway.prompt import PromptText
 from gateway.routing.block_index import Bit, BlockIndex, block_key
 from gateway.routing.prompt_anchors import PromptAnchors
+from gateway.routing.prompts_underway import PromptsUnderway
 
 logger = logging.getLogger(__name__)
 
@@ -29,13 +30,16 @@ class SequenceGap(Exception):
 class PrefixIndex:
     def __init__(self, max_blocks: int) -> None:
         self.blocks = BlockIndex(max_blocks)
-        self.anchors = PromptAnchors(self.blocks)
+        self.underway = PromptsUnderway()
+        self.anchors = PromptAnchors(self.blocks, self.underway)
         self._num_refused_before = 0
-        self._expected: OrderedDict[str, PromptText] = OrderedDict()  # by request id
+        self._expected: OrderedDict[str, tuple[PromptText, Bit]] = OrderedDict()  # by request id
 
-    def expect(self, request_id: str, text: PromptText) -> None:
-        """A request is on its way whose text this is."""
-        self._expected[request_id] = text
+    def expect(self, request_id: str, text: PromptText, num_tokens: int, bit: Bit) -> None:
+        """A request is on its way whose text this is, to whoever has the bit; 0: who tells none."""
+        self._expected[request_id] = text, bit
+        if bit:
+            self.anchors.send(text, num_tokens, bit)
         if len(self._expected) > _MAX_EXPECTED:
             self._expected.popitem(last=False)
 
@@ -46,16 +50,25 @@ class PrefixIndex:
             logger.warning("block index full, set it larger", extra=extra)
             self._num_refused_before = 2 * self.blocks.num_refused  # not every second
         self.blocks.sweep(_SWEPT_BLOCKS)
+        self.underway.tick()
 
     def follower(self) -> "BlockFollower":
         return BlockFollower(self)
 
     def prompt_stored(self, prompt: PromptStored) -> None:
         """Of another gateway's request nothing is learned: its text is not known here."""
-        text = self._expected.pop(prompt.request_id, None)
-        if text is not None:
-            last, size = block_key(prompt.hash), prompt.block_size
-            self.anchors.learn(text, prompt.num_tokens, last, size)
+        expected = self._expected.pop(prompt.request_id, None)
+        if expected is None:
+            return
+        text, bit = expected
+        self.underway.arrived(text, bit)
+        last, size = block_key(prompt.hash), prompt.block_size
+        self.anchors.learn(text, prompt.num_tokens, last, size)
+
+    def retire(self, bit: Bit) -> None:
+        """Whose bit it was holds nothing any more."""
+        self.blocks.retire(bit)
+        self.underway.lost(bit)
 
 
 class BlockFollower:
@@ -68,7 +81,7 @@ class BlockFollower:
         self.bit: Bit = self._blocks.enter()
 
     def close(self) -> None:
-        self._blocks.retire(self.bit)
+        self._index.retire(self.bit)
 
     def take(self, message: BlockSnapshot | BlockChanges) -> None:
         """Raises SequenceGap."""
@@ -97,5 +110,5 @@ class BlockFollower:
 
     def _clear(self) -> None:
         """The blocks that were there are no longer its; whoever asks for its bit asks anew."""
-        self._blocks.retire(self.bit)
+        self._index.retire(self.bit)
         self.bit = self._blocks.enter()

@@ -13,22 +13,26 @@ from typing import Final
 import msgspec
 
 from gateway.prompt import PromptText
-from gateway.routing.block_index import BlockIndex
+from gateway.routing.block_index import Bit, BlockIndex
+from gateway.routing.prompts_underway import PromptsUnderway
 from gateway.routing.text_chain import BOUNDARIES_BYTES
 
 _MAX_ANCHORS: Final = 131_072  # some 30 MB; the longest unheard of is forgotten
+
+_NOWHERE: Final = (0, 0)
 
 Anchor = tuple[int, int]  # a block's key, and the tokens up to its end
 
 
 class Found(msgspec.Struct, frozen=True):
-    known_tokens: int  # of the text, that some replica had computed for this gateway once
-    holders: Sequence[tuple[int, int]]  # bits, and how many tokens these hold; the most first
+    known_tokens: int  # of the text, that some replica was asked for by this gateway once
+    holders: Sequence[tuple[int, int]]  # bits, and how many tokens these hold or will; most first
 
 
 class PromptAnchors:
-    def __init__(self, blocks: BlockIndex) -> None:
+    def __init__(self, blocks: BlockIndex, underway: PromptsUnderway) -> None:
         self._blocks = blocks
+        self._underway = underway
         self._anchors: OrderedDict[int, Anchor] = OrderedDict()  # by link of a text's chain
 
     def learn(self, text: PromptText, num_tokens: int, last_block: int, block_size: int) -> None:
@@ -46,21 +50,33 @@ class PromptAnchors:
             if key is None or self._put(text.chain[place], (key, depth * block_size)):
                 return
 
+    def send(self, text: PromptText, num_tokens: int, bit: Bit) -> None:
+        """It is on its way to whoever has the bit."""
+
+        def is_held(link: int) -> bool:
+            anchor = self._anchors.get(link)
+            return anchor is not None and bool(self._blocks.holders(anchor[0]) & bit)
+
+        self._underway.send(text, num_tokens, bit, is_held)
+
     def find(self, chain: Sequence[int], wanted: int) -> Found:
         """Of the bits that are ``wanted``."""
         holders: list[tuple[int, int]] = []
         known_tokens = 0
-        get, holders_of = self._anchors.get, self._blocks.holders
+        get, holders_of, sent = self._anchors.get, self._blocks.holders, self._underway.links.get
         first = get(chain[0]) if chain else None
         if first is not None:
-            wanted &= holders_of(first[0])  # whoever holds more of it holds its beginning
+            # Whoever holds more of it, or will, holds its beginning, or will.
+            wanted &= holders_of(first[0]) | sent(chain[0], _NOWHERE)[0]
         for link in reversed(chain):
+            bits, tokens = sent(link, _NOWHERE)
             anchor = get(link)
-            if anchor is None:
-                continue
-            key, tokens = anchor
-            known_tokens = max(known_tokens, tokens)
-            bits = holders_of(key) & wanted
+            if anchor is not None:
+                key, tokens = anchor
+                bits |= holders_of(key)
+            if tokens > known_tokens:
+                known_tokens = tokens
+            bits &= wanted
             if bits:
                 holders.append((bits, tokens))
                 wanted &= ~bits

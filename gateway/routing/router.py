@@ -6,7 +6,7 @@ from gateway.errors import NoReplicaAvailable
 from gateway.prompt import Affinity, PromptText
 from gateway.routing.candidates import Candidates
 from gateway.routing.decision import Decision, Reason
-from gateway.routing.endpoint import NO_AFFINITY, RoutingRequest
+from gateway.routing.endpoint import NO_AFFINITY, Endpoint, RoutingRequest
 from gateway.routing.hot_prefixes import HotPrefixes
 from gateway.routing.pool import ReplicaPool
 from gateway.routing.prefix_index import PrefixIndex
@@ -45,7 +45,9 @@ class Router:
             raise NoReplicaAvailable("No replica can take this request now.")
         if len(endpoints) == 1:
             return Decision(endpoints[0], Reason.ONLY, None, endpoints, (0,), (0,))
-        return self._profile.decide(request, group)
+        decision = self._profile.decide(request, group)
+        self._hot.went(request.affinity, decision.endpoint.name)
+        return decision
 
     def candidates(self, model: str) -> Candidates:
         """Filtered once for each change of the pool: what filters look at changes no faster."""
@@ -62,10 +64,12 @@ class Router:
             self._candidates[model] = candidates
         return candidates
 
-    def expect(self, request_id: str, text: PromptText) -> None:
-        """The request is on its way to a replica, which will tell what its prompt is in blocks."""
+    def expect(
+        self, request_id: str, text: PromptText, num_tokens: int, endpoint: Endpoint
+    ) -> None:
+        """The request is on its way there, and what its prompt is in blocks will be told."""
         if self._index is not None:
-            self._index.expect(request_id, text)
+            self._index.expect(request_id, text, num_tokens, endpoint.block_bit)
 
     def served(
         self, affinity: Affinity, replica: str, *, prompt_tokens: int, cached_tokens: int

@@ -298,6 +298,31 @@ def test_conversations_of_a_hot_prefix_keep_to_one_owner_each() -> None:
     assert set().union(*seen.values()) == owners
 
 
+def test_a_conversation_of_a_hot_prefix_stays_where_it_was_while_that_is_worth_it() -> None:
+    """What it said is there only; the number of its prefix's owners changes meanwhile."""
+    scene = Scene("abcd")
+    order = scene.order(b"hot")
+    group = Candidates(list(scene.endpoints.values()), scene.ring)
+    affinity = Affinity(b"hot", b"one of many")
+    scene.hot.went(affinity, order[3])
+    for num_owners in (1, 2, 3):
+        scene.hot.grow(ring_point(b"hot"), num_owners)
+        request = RoutingRequest("m", affinity, 1_000, 1_040)
+        assert scene.profile.decide(request, group).endpoint.name == order[3]
+    scene.load(**{order[3]: 5_000})
+    group = Candidates(list(scene.endpoints.values()), scene.ring)
+    assert scene.profile.decide(request, group).endpoint.name != order[3]
+
+
+def test_conversations_remembered_are_bounded() -> None:
+    hot = HotPrefixes()
+    for number in range(70_000):
+        hot.went(Affinity(b"k", b"%d" % number), "a")
+    known = [hot.last_of(Affinity(b"k", b"%d" % number)) for number in range(70_000)]
+    assert known.count("a") == 65_536
+    assert known[-1] == "a"
+
+
 def test_a_short_prompt_goes_where_least_is_to_do_unless_its_client_knows_better() -> None:
     scene, key = Scene("abc", least_prefix_tokens=64), KEYS[0]
     home, other, *_ = scene.order(key)

@@ -16,12 +16,13 @@ from contracts.blocks import (
     PromptStored,
 )
 from contracts.prefix import block_hash, root_hash
-from gateway.prompt import Affinity
+from gateway.prompt import Affinity, PromptText
 from gateway.routing.block_index import BlockIndex
 from gateway.routing.candidates import Candidates
 from gateway.routing.decision import Reason
 from gateway.routing.endpoint import Endpoint, RoutingRequest
 from gateway.routing.prefix_index import BlockFollower, PrefixIndex, SequenceGap
+from gateway.routing.prompts_underway import PromptsUnderway
 from gateway.routing.ring import PrefixRing
 from gateway.routing.text_chain import BOUNDARIES_BYTES, prompt_text
 from tests.gateway.fleets import profile_of
@@ -93,8 +94,13 @@ def found(index: PrefixIndex, engine: Engine, text: bytes) -> int:
 
 
 def serve(index: PrefixIndex, engine: Engine, request_id: str, text: bytes) -> None:
-    index.expect(request_id, prompt_text(b"t", text))
+    send(index, engine, request_id, text)
     engine.serve(request_id, text)
+
+
+def send(index: PrefixIndex, engine: Engine, request_id: str, text: bytes) -> None:
+    num_tokens = len(tokens_of(text))
+    index.expect(request_id, prompt_text(b"t", text), num_tokens, engine.follower.bit)
 
 
 def prose(seed: int, num_bytes: int) -> bytes:
@@ -122,6 +128,57 @@ def test_of_two_prompts_that_part_only_what_they_share_counts() -> None:
     truth = engine.cached_tokens(other)
     assert truth - 256 // BYTES_PER_TOKEN <= found(index, engine, other) <= truth
     assert found(index, engine, prose(4, 4_000)) == 0
+
+
+def test_what_is_underway_is_found_where_it_was_sent_and_nowhere_else() -> None:
+    """A burst for one new prompt meets in one place, before any replica has told of it."""
+    index = PrefixIndex(10_000)
+    engine, other = Engine(index), Engine(index)
+    text = prose(1, 4_000)
+    send(index, engine, "r-0", text)
+    next_one = text + prose(2, 500)
+    truth = len(tokens_of(text))
+    assert truth - 1_024 // BYTES_PER_TOKEN <= found(index, engine, next_one) <= truth
+    assert found(index, other, next_one) == 0
+    send(index, other, "r-1", text)
+    assert found(index, other, next_one) == found(index, engine, next_one)
+
+
+def test_what_has_arrived_is_as_the_replica_tells() -> None:
+    index = PrefixIndex(10_000)
+    engine, other = Engine(index), Engine(index)
+    text = prose(1, 4_000)
+    send(index, other, "r-0", text)
+    serve(index, engine, "r-1", text)
+    engine.drop([block.hash for block in reversed(blocks_of(text))])
+    assert found(index, engine, text) == 0
+    assert found(index, other, text) > 0  # there it still is underway
+
+
+def test_what_never_arrives_is_forgotten() -> None:
+    """The request failed, its client left, or the replica was restarted."""
+    index = PrefixIndex(10_000)
+    engine, other = Engine(index), Engine(index)
+    text = prose(1, 4_000)
+    send(index, engine, "r-0", text)
+    send(index, other, "r-1", text)
+    bit = engine.follower.bit
+    engine.tell(BlocksCleared())
+    chain = prompt_text(b"t", text).chain
+    assert not any(bits & bit for bits, _ in index.anchors.find(chain, ~0).holders)
+    assert found(index, other, text) > 0
+    for _ in range(200):  # twenty seconds
+        index.tick()
+    assert found(index, other, text) == 0
+
+
+def test_of_prompts_underway_only_so_many_are_kept() -> None:
+    underway = PromptsUnderway()
+    texts = [PromptText(range(n, n + 1_000), 2_000_000) for n in range(0, 200_000, 1_000)]
+    for text in texts:
+        underway.send(text, 1_000, 1, lambda _: False)
+    assert len(underway.links) == 65_536
+    assert texts[-1].chain[0] in underway.links
 
 
 def test_what_was_evicted_or_cleared_is_not_found_any_more() -> None:
@@ -262,12 +319,24 @@ def test_it_goes_where_its_tokens_are_cached_unless_more_is_to_do_there_than_the
         assert scene.decide(text)[1] is Reason.HOME, "nobody has it: where its prefix lives"
         serve(scene.index, scene.engines[holder], "r-0", text)
         assert scene.decide(text) == (holder, Reason.CACHED)
-        loads = {holder: 3_800, other: 0, "c": 100}
+        loads = {holder: 2_500, other: 0, "c": 100}
         for endpoint in scene.endpoints:
             endpoint.load_tokens = loads[endpoint.name]
         assert scene.decide(text) == (holder, Reason.CACHED), "they save more than that"
-        scene.endpoints["abc".index(holder)].load_tokens = 4_100
+        scene.endpoints["abc".index(holder)].load_tokens = 2_700
         assert scene.decide(text) == (other, Reason.CACHED), "now they do not"
+
+
+def test_the_busier_all_are_the_longer_what_is_cached_is_waited_for() -> None:
+    """What is computed again then keeps more others waiting."""
+    text = prose(1, 8_000)
+    scene = Scene()
+    serve(scene.index, scene.engines["a"], "r-0", text)
+    for usual_tokens, goes_home in ((500, False), (12_000, True)):
+        for endpoint in scene.endpoints:
+            endpoint.load_tokens = usual_tokens
+        scene.endpoints[0].load_tokens += 4_000
+        assert (scene.decide(text)[0] == "a") is goes_home
 
 
 def test_a_slow_replica_needs_more_cached_to_be_worth_it() -> None:

@@ -1,7 +1,8 @@
 """The least to do until the first token, with the tokens that a replica really has cached.
 
-Cost: what is outstanding there, and what of the prompt must be computed, at that replica's speed;
-and what the computed tokens displace there.  All in tokens of an average replica.
+Cost: what is outstanding there, and what of the prompt must be computed, at that replica's speed:
+the time until the first token.  And what that computing costs others: those who come meanwhile wait
+for it, too, and what it displaces is computed again.  All in tokens of an average replica.
 
 Of a text that this gateway has not sent before it knows nothing: another one may have, to where the
 prefix lives.  There the tokens that are usually found again count as cached; and where nobody has
@@ -10,7 +11,6 @@ the first event tells of it.
 """
 
 from dataclasses import dataclass
-from typing import Final
 
 from gateway.routing.candidates import Candidates
 from gateway.routing.decision import Reason, Scores
@@ -19,7 +19,8 @@ from gateway.routing.prompt_anchors import PromptAnchors
 from gateway.routing.ring import ring_point
 from gateway.routing.scorers.prefix_owners import PrefixOwners
 
-_DISPLACED: Final = 1.0  # for each token that is computed where it was not cached
+# Of each token that is computed: what it displaces will be wanted again, if not all of it.
+_LEAST_TO_OTHERS, _MOST_TO_OTHERS = 0.3, 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,9 @@ class ExactPrefix:
             home = group.places.get(group.ring.home(ring_point(request.affinity.key)))
             if home is not None:
                 cached[home] = max(cached.get(home, 0.0), usual)
-        costs = self._costs_uncached(request, group)
+        costs, to_others = self._costs_uncached(request, group), _to_others(request, group)
         for place, tokens in cached.items():
-            costs[place] -= tokens * (endpoints[place].slowness + _DISPLACED)
+            costs[place] -= tokens * (endpoints[place].slowness + to_others)
         return Scores(range(len(costs)), costs, Reason.CACHED, None, cached)
 
     def _costs_uncached(self, request: RoutingRequest, group: Candidates) -> list[float]:
@@ -59,3 +60,14 @@ class ExactPrefix:
             * endpoint.slowness
             for endpoint in group.endpoints
         ]
+
+
+def _to_others(request: RoutingRequest, group: Candidates) -> float:
+    """What a token costs others, of what it costs the one whose it is.
+
+    As many wait behind it as are about at a replica, itself not counted: queues stay as long as
+    they are while this request is there.  On an idle fleet a second copy of a prefix is nearly
+    free; on a busy one it is not worth what all the others wait for it.
+    """
+    num_about = group.load.tokens / (len(group.endpoints) * max(1, request.num_tokens))
+    return min(_MOST_TO_OTHERS, max(_LEAST_TO_OTHERS, num_about - 1.0))

@@ -5,7 +5,8 @@ home is where a key hashes to, up to its share of the whole load.  Beyond it hom
 waiting for as long as computing the prefix elsewhere takes, and what that would displace there; the
 more often a prefix is wanted, the less each of its requests has to wait for it.  What does not go
 home makes the next one on the ring an owner, too, so that a hot prefix lives in as many places as
-it needs; when that one is busy, the request goes to the least busy of all.
+it needs; when that one is busy, the request goes to the least busy of all.  A conversation that
+goes on is where it went before, for most of what it needs is not the prefix that others share.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,6 +47,10 @@ class PrefixOwners:
         if saving < _LEAST_RATIO * request.prompt_tokens:
             return self.least_tokens.score(request, group)
         point = ring_point(affinity.key)
+        last = group.places.get(self.hot.last_of(affinity) or "")
+        if last is not None and self._is_worth_it(last, request, saving, group):
+            first = group.places.get(group.ring.home(point), last)
+            return _at(last, request, group, saving, () if first == last else (first, last))
         uses = self.hot.use(point)
         if affinity.conversation == affinity.key:  # its turns come one after another
             uses = 1.0
@@ -60,6 +65,15 @@ class PrefixOwners:
                 ):
                     return _at(home, request, group, saving)
         return self._among_owners(request, point, saving, worth, group)
+
+    def _is_worth_it(
+        self, place: int, request: RoutingRequest, saving: float, group: Candidates
+    ) -> bool:
+        """To wait for what nobody else has."""
+        load, worth = group.endpoints[place].load_tokens, _TIMES_THE_SAVING * saving
+        if load <= max(worth, self._share(request, group)):
+            return True
+        return load <= worth + min(endpoint.load_tokens for endpoint in group.endpoints)
 
     def _share(self, request: RoutingRequest, group: Candidates) -> float:
         mean = (group.load.tokens + request.num_tokens) / len(group.endpoints)
