@@ -5,14 +5,14 @@ irregular looks weigh by the time they cover.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
+from autoscaler.lengths import Lengths, next_lengths
 from autoscaler.pool import Demand
 
 LEVEL_TIME_S: Final = 35.0
 TREND_TIME_S: Final = 120.0
-LENGTH_TIME_S: Final = 300.0  # lengths change slower than rates
 SURPRISE_SIGMAS: Final = 4.0  # chance alone brings it once in a year of looks
 GROWTH_SIGMAS: Final = 0.3  # of a trend, that are taken for chance
 MAX_GROWTH_RATIO: Final = 3.0  # a trend is not believed beyond this multiple of what is
@@ -24,8 +24,7 @@ class Trend:
 
     level_per_s: float
     growth_per_s2: float = 0.0
-    tokens_per_request: float | None = None  # None: none has finished yet
-    lengths_seen_s: float = 0.0  # how long, the older the less
+    lengths: Lengths = field(default_factory=Lengths)
 
     def ahead_per_s(self, horizon_s: float) -> float:
         """Not below nothing, and not beyond what a trend is trusted for."""
@@ -44,40 +43,31 @@ def next_trend(trend: Trend | None, demand: Demand) -> Trend:
     """A count far outside chance is a new level at once, and no trend that overshoots."""
     rate = demand.num_arrived / demand.interval_s
     if trend is None:
-        told = demand.tokens_per_request
-        seen_s = 0.0 if told is None else demand.interval_s
-        return Trend(rate, tokens_per_request=told, lengths_seen_s=seen_s)
+        return Trend(rate, lengths=next_lengths(Lengths(), demand))
     expected = max(0.0, trend.level_per_s + trend.growth_per_s2 * demand.interval_s)
-    lengths = _next_length(trend, demand)
+    lengths = next_lengths(trend.lengths, demand)
     if _is_surprise(demand, expected):
-        return Trend(rate, 0.0, *lengths)
+        return Trend(rate, 0.0, lengths)
     level = expected + _weight(demand.interval_s, LEVEL_TIME_S) * (rate - expected)
     slope = (level - trend.level_per_s) / demand.interval_s
     growth = trend.growth_per_s2 + _weight(demand.interval_s, TREND_TIME_S) * (
         slope - trend.growth_per_s2
     )
-    return Trend(level, growth, *lengths)
+    return Trend(level, growth, lengths)
 
 
 def chance_per_s(rate_per_s: float, *, window_s: float, num_sigmas: float) -> float:
-    """What a Poisson process may bring above its rate in a window that long."""
-    return num_sigmas * math.sqrt(rate_per_s / window_s) if window_s > 0 else 0.0
+    """What may come above the rate in a window that long, in requests of the mean length.
+
+    A Poisson process of requests whose lengths vary as an exponential's do: twice the variance.
+    """
+    return num_sigmas * math.sqrt(2 * rate_per_s / window_s) if window_s > 0 else 0.0
 
 
 def _is_surprise(demand: Demand, expected_per_s: float) -> bool:
     expected = expected_per_s * demand.interval_s
     sigma = math.sqrt(max(expected, 1.0))
     return abs(demand.num_arrived - expected) > SURPRISE_SIGMAS * sigma
-
-
-def _next_length(trend: Trend, demand: Demand) -> tuple[float | None, float]:
-    """A mean over what was seen, the older the less: no first look counts for more than it is."""
-    told, seen_s = demand.tokens_per_request, trend.lengths_seen_s
-    if told is None:
-        return trend.tokens_per_request, seen_s
-    seen_s = seen_s * math.exp(-demand.interval_s / LENGTH_TIME_S) + demand.interval_s
-    known = told if trend.tokens_per_request is None else trend.tokens_per_request
-    return known + demand.interval_s / seen_s * (told - known), seen_s
 
 
 def _weight(interval_s: float, time_s: float) -> float:

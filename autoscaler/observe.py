@@ -183,13 +183,12 @@ def _demand(
         return None
     if serving.phases and not serving.told:
         return None
-    finished = sum(map(_num_finished, serving.pairs.values()))
-    work = sum(map(_work_tokens, serving.pairs.values()))
     return Demand(
         interval_s=interval_s,
         num_arrived=arrived_per_s * interval_s,
         num_in_flight=_num_at_engines(serving) + asked.num_queued,
-        tokens_per_request=work / finished if finished > 0 else None,
+        work_tokens=sum(map(_work_tokens, serving.pairs.values())),
+        num_done=max(0.0, sum(map(_num_done, serving.pairs.values()))),
     )
 
 
@@ -225,6 +224,11 @@ def _in_flight(sample: EngineSample) -> int:
 
 def _num_finished(pair: Pair[EngineSample]) -> float:
     return pair.after.num_finished - pair.before.num_finished
+
+
+def _num_done(pair: Pair[EngineSample]) -> float:
+    num_more = pair.after.num_running - pair.before.num_running
+    return _num_finished(pair) + num_more / 2
 
 
 def _work_tokens(pair: Pair[EngineSample]) -> float:

@@ -104,7 +104,8 @@ class Demand:
     interval_s: float
     num_arrived: float  # scaled to replicas that did not tell, where engines count
     num_in_flight: int  # waiting at the gateway or running on a replica
-    tokens_per_request: float | None  # mean work of finished ones; None: none has finished
+    work_tokens: float  # done
+    num_done: float  # requests' worth of it: half of one when it begins, half when it ends
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,8 @@ class Scene:
         in_flight = round((rate_per_s or 0.0) * 10) if num_in_flight is None else num_in_flight
         demand = None
         if rate_per_s is not None:
-            demand = Demand(TICK_S, round(rate_per_s * TICK_S), in_flight, TOKENS_PER_REQUEST)
+            arrived = round(rate_per_s * TICK_S)
+            demand = Demand(TICK_S, arrived, in_flight, TOKENS_PER_REQUEST * arrived, arrived)
         variant = VariantState("h200", self.ordered, found, num_written)
         state = PoolState(self.now_s, (variant,), demand, num_queued, self.ttft, self.gateway_ttft)
         self.last = decide(state, self.policy, self.memory)

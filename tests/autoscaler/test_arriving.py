@@ -4,8 +4,7 @@ import pytest
 
 from autoscaler.arriving import longest_wait_s, noted, work_within
 from autoscaler.decision import Memory
-from autoscaler.forecast import Trend, next_trend
-from autoscaler.pool import Demand, PoolState, Replica, VariantState
+from autoscaler.pool import PoolState, Replica, VariantState
 from tests.autoscaler.pools import NUM_SLOTS, POLICY, TICK_S, TOKENS_PER_S, Scene, replicas
 
 RATES = {"h200": TOKENS_PER_S}
@@ -72,18 +71,3 @@ def test_what_was_ordered_goes_when_demand_has_gone() -> None:
     most = max(stepped(scene, 3, rate_per_s=12.0, queued_per_look=8 * TICK_S))
     wanted = stepped(scene, 12, rate_per_s=1.0, queued_per_look=0.0)
     assert wanted[-1] < most / 2
-
-
-def test_a_first_look_at_lengths_counts_no_more_than_a_second() -> None:
-    """At the beginning only short requests have finished, and work was done for all."""
-    trend: Trend | None = None
-    for told in (900.0, 100.0, 100.0, 100.0):
-        trend = next_trend(trend, Demand(10.0, 10, 5, told))
-    assert trend is not None
-    assert trend.tokens_per_request == pytest.approx(300.0, rel=0.05)
-    for _ in range(100):
-        trend = next_trend(trend, Demand(10.0, 10, 5, 100.0))
-    assert trend.tokens_per_request == pytest.approx(100.0, rel=0.05)
-    assert next_trend(trend, Demand(10.0, 10, 5, None)).tokens_per_request == pytest.approx(
-        trend.tokens_per_request
-    )

@@ -301,7 +301,8 @@ demands = st.none() | st.builds(
     st.floats(0.1, 1000),
     st.integers(0, 100_000),
     st.integers(0, 10_000),
-    st.none() | st.floats(1, 1e6),
+    st.floats(0, 1e9),
+    st.floats(0, 1e4),
 )
 rules = st.builds(
     lambda low, high, urgency, headroom: policy(

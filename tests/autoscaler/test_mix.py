@@ -71,7 +71,7 @@ def test_a_pool_of_two_kinds_orders_the_cheap_and_gives_up_the_dear() -> None:
             VariantState(n, c, tuple(Replica(f"{n}{i}", Phase.READY, IDLE) for i in range(c)))
             for n, c in counts.items()
         )
-        state = PoolState(0.0, variants, Demand(15.0, 15 * rate, 0, 100.0))
+        state = PoolState(0.0, variants, Demand(15.0, 15 * rate, 0, 1500.0 * rate, 15 * rate))
         decision = decide(state, rules, memory)
         counts, memory = dict(decision.wanted), decision.memory
         seen.append(dict(counts))

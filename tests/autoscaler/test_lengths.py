@@ -1,0 +1,69 @@
+"""How much work a request is: known from what was done, and soon when it changes."""
+
+import random
+from collections import deque
+
+import pytest
+
+from autoscaler.lengths import Lengths, next_lengths
+from autoscaler.pool import Demand
+
+LOOK_S = 10.0
+UNKNOWN = Lengths()
+
+
+def after(looks: list[tuple[float, float]], known: Lengths = UNKNOWN) -> Lengths:
+    for work_tokens, num_done in looks:
+        known = next_lengths(known, Demand(LOOK_S, 0.0, 0, work_tokens, num_done))
+    return known
+
+
+def test_it_is_a_mean_of_work_over_requests_and_not_of_looks() -> None:
+    assert after([(9_000.0, 10.0), (1_000.0, 90.0)]).mean_tokens == pytest.approx(100.0, rel=0.05)
+
+
+def test_nothing_is_known_before_a_request_has_begun() -> None:
+    assert after([]).mean_tokens is None
+    assert after([(700.0, 0.0)]).mean_tokens is None
+
+
+def test_what_is_known_outlives_a_night_without_requests() -> None:
+    known = after([(4_000.0, 40.0)] * 5)
+    assert after([(0.0, 0.0)] * 100_000, known) == known
+
+
+def test_chance_alone_is_no_change() -> None:
+    rng = random.Random(1)
+    known, means = Lengths(), []
+    for _ in range(1_000):
+        drawn = [rng.expovariate(1 / 100) for _ in range(40)]
+        known = after([(sum(drawn), 40.0)], known)
+        means.append(known.mean_tokens)
+    assert all(mean == pytest.approx(100.0, rel=0.12) for mean in means[50:])
+
+
+def test_a_change_is_known_within_a_minute() -> None:
+    known = after([(4_000.0, 40.0)] * 100)
+    assert after([(10_000.0, 40.0)] * 6, known).mean_tokens == pytest.approx(250.0, rel=0.3)
+    shorter = after([(1_000.0, 40.0)] * 6, known).mean_tokens
+    assert shorter is not None
+    assert shorter < 60.0
+
+
+def test_answers_that_grow_are_seen_as_they_grow() -> None:
+    """Two a second; each runs 20 s at 10 tokens a second, and from look 56 on 50 s."""
+    ends: deque[float] = deque()
+    known, running = Lengths(), 0
+    for look in range(62):
+        begin_s, length_s = look * LOOK_S, 20.0 if look < 56 else 50.0
+        arrived = [begin_s + i / 2 for i in range(20)]
+        ends.extend(at_s + length_s for at_s in arrived)
+        now_s = begin_s + LOOK_S
+        num_ended = sum(end_s <= now_s for end_s in ends)
+        still = deque(end_s for end_s in ends if end_s > now_s)
+        work = 10.0 * LOOK_S * (running + len(still)) / 2
+        known = after([(work, num_ended + (len(still) - running) / 2)], known)
+        ends, running = still, len(still)
+        if look == 55:
+            assert known.mean_tokens == pytest.approx(200.0, rel=0.05)
+    assert known.mean_tokens == pytest.approx(500.0, rel=0.3)
