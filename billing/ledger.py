@@ -61,6 +61,7 @@ class PostResult:
     num_late: int = 0  # for an invoice that has been issued: the next one will have them
     unpriced_models: frozenset[str] = frozenset()
     newest_at: datetime | None = None  # the end of the last of them; None: there are none
+    charged_pico_usd: int = 0
 
 
 class Ledger:
@@ -104,6 +105,7 @@ class Ledger:
             num_late=posted.num_late,
             unpriced_models=frozenset(p.event.model for p in fresh if p.charges is None),
             newest_at=max((p.event.occurred_at for p in batch.postings), default=None),
+            charged_pico_usd=sum(c.pico_usd for p in fresh for c in p.charges or ()),
         )
 
     def acknowledge(self, tenant_id: str, loss: QuotaLoss) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import redis
 from redis.sentinel import Sentinel
@@ -78,8 +78,14 @@ def _client(url: str) -> redis.Redis:
     who = urlsplit(f"//{credentials}@")
     places = [urlsplit(f"//{host}") for host in hosts.split(",")]
     sentinels = [(place.hostname, place.port or _SENTINELS_PORT) for place in places]
+    told = parse_qs(urlsplit(url).query)
+    to_sentinels = {
+        **limits,
+        "username": told.get("sentinel_user", [None])[0],
+        "password": told.get("sentinel_password", [None])[0],
+    }
     asked: Any = Sentinel  # redis has no types for it
-    found: redis.Redis = asked(sentinels, sentinel_kwargs=limits, protocol=2).master_for(
+    found: redis.Redis = asked(sentinels, sentinel_kwargs=to_sentinels, protocol=2).master_for(
         service, db=int(database or 0), username=unquote(who.username or "") or None,
         password=unquote(who.password or "") or None, **limits,
     )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Final
 
 from billing.audit import Finding, Kind
 from billing.ledger import PostResult
+from billing.money import usd_from_pico_usd
 from contracts import metrics as names
 
 _PATIENCE_S: Final = 5.0
@@ -29,6 +30,7 @@ class Told:
         self.lag_s: float | None = None  # of the batch that was posted then
         self.fault: str | None = None  # what is in the way; None: nothing
         self.events: Counter[str] = Counter()  # by what became of them
+        self.charged_pico_usd = 0
         self.differences: Counter[Kind] | None = None  # None: not compared yet
         self.reconciled_at: datetime | None = None
 
@@ -38,6 +40,7 @@ class Told:
         self.events["unpriced"] += result.num_unpriced
         self.events["dead"] += result.num_dead
         self.events["late"] += result.num_late
+        self.charged_pico_usd += result.charged_pico_usd
         self.posted_at = self._now()
         if result.newest_at is not None:
             self.lag_s = (self.posted_at - result.newest_at).total_seconds()
@@ -119,6 +122,8 @@ class Telemetry:
         yield f"# TYPE {names.BILLING_EVENTS} counter"
         for outcome in ("posted", "repeated", "unpriced", "dead", "late"):
             yield f'{names.BILLING_EVENTS}{{outcome="{outcome}"}} {told.events[outcome]}'
+        yield f"# TYPE {names.BILLING_CHARGED_USD} counter"
+        yield f"{names.BILLING_CHARGED_USD} {usd_from_pico_usd(told.charged_pico_usd):f}"
         if told.reconciled_at is not None:
             yield f"# TYPE {names.BILLING_RECONCILED_AT} gauge"
             yield f"{names.BILLING_RECONCILED_AT} {told.reconciled_at.timestamp():.0f}"

@@ -62,6 +62,7 @@ BILLING_EVENTS: Final = "pandal_billing_events_total"  # label outcome: posted, 
 BILLING_READ_AT: Final = "pandal_billing_read_timestamp_seconds"  # a round that met no fault
 BILLING_POSTED_AT: Final = "pandal_billing_posted_timestamp_seconds"  # the last batch
 BILLING_LAG: Final = "pandal_billing_lag_seconds"  # of that batch, from its newest event's end on
+BILLING_CHARGED_USD: Final = "pandal_billing_charged_usd_total"  # of events with a price
 BILLING_DIFFERENCES: Final = "pandal_billing_differences"  # label kind; of the last reconciliation
 BILLING_RECONCILED_AT: Final = "pandal_billing_reconciled_timestamp_seconds"
 

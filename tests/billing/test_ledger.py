@@ -44,6 +44,7 @@ def test_one_event_becomes_one_entry_per_class(either: Ledger, either_url: str) 
         num_unpriced=0,
         num_dead=0,
         newest_at=usage(1).occurred_at,
+        charged_pico_usd=64 * 300_000 + 36 * 3_000_000 + 7 * 15_000_001,
     )
     entries = rows(either_url, "ledger_entries")
     assert [(e[2], e[5], e[6], e[7]) for e in sorted(entries, key=str)] == [

@@ -202,6 +202,7 @@ def test_billing_compares_by_itself_and_tells_what_it_finds(
         differing = f'{metrics.BILLING_DIFFERENCES}{{kind="quota differs"}}'
         assert f"{differing} 1" in page(port, "/metrics")
         assert f"{metrics.BILLING_RECONCILED_AT} " in page(port, "/metrics")
+        assert f"{metrics.BILLING_CHARGED_USD} 0" in page(port, "/metrics")
         eventually(lambda: page(port, "/health").startswith("ok\nread_at 2"), "all to be read")
         assert page(port, "/health").endswith("posted_at never\nnever posted\n")
         tell(quota, 3, sum(each.total_tokens for each in EVENTS))

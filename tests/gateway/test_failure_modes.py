@@ -8,6 +8,7 @@ import asyncio
 import http.client
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ import pytest
 from autoscaler.pool import Phase, PoolState, Replica, VariantState
 from autoscaler.reconciler import Report
 from autoscaler.telemetry import Telemetry, Told
+from billing import telemetry as billing_telemetry
+from billing.ledger import PostResult
 from contracts.metrics import GATEWAY_OUTBOX_BYTES, GATEWAY_TENANT_BUDGET_USED
 from contracts.quota import QuotaRule
 from tests.autoscaler.pools import Scene
@@ -234,14 +237,36 @@ async def test_costs_that_run_away(
     await asyncio.to_thread(found.look)
     await spender.chat(chat())
     await asyncio.to_thread(found.hold, 24 * HOUR_S, 5 * MINUTE_S)
-    assert not fires(rules["PandalSpendSurges"], found.timeline)
+    assert not fires(rules["PandalTokensSurge"], found.timeline)
     assert not fires(rules["PandalBudgetBurns"], found.timeline)
     upstream.behaviour = uses(1_850_000)
     await spender.chat(chat())
     await asyncio.to_thread(eventually, lambda: "} 1.0" in budget_line(watched), "the budget")
     await asyncio.to_thread(found.hold, 20 * MINUTE_S)
-    assert fires(rules["PandalSpendSurges"], found.timeline)
+    assert fires(rules["PandalTokensSurge"], found.timeline)
     assert fires(rules["PandalBudgetBurns"], found.timeline)
+
+
+async def test_money_that_runs_away(rules: Rules) -> None:
+    """Few tokens of a dear model: no surge of tokens says it."""
+    told = billing_telemetry.Told(lambda: datetime.now(UTC))
+    async with billing_telemetry.Telemetry(told).served("127.0.0.1", 0) as port:
+        found = watch(port)
+        await asyncio.to_thread(found.look)
+        told.note_posted(charged(usd=1))
+        await asyncio.to_thread(found.hold, 24 * HOUR_S, 5 * MINUTE_S)
+        assert not fires(rules["PandalSpendSurges"], found.timeline)
+        told.note_posted(charged(usd=20))
+        await asyncio.to_thread(found.hold, 20 * MINUTE_S)
+    assert fires(rules["PandalSpendSurges"], found.timeline)
+    assert not fires(rules["PandalTokensSurge"], found.timeline)
+
+
+def charged(usd: int) -> PostResult:
+    return PostResult(
+        num_events=1, num_posted=1, num_repeated=0, num_unpriced=0, num_dead=0,
+        charged_pico_usd=usd * 10**12,
+    )  # fmt: skip
 
 
 def budget_line(gateway: Gateway) -> str:

@@ -44,11 +44,12 @@ https://sre.google/workbook/alerting-on-slos/
 {{- $hits := printf "sum(rate(vllm:prefix_cache_hits_total%s[WINDOW])) / sum(rate(vllm:prefix_cache_queries_total%s[WINDOW]))" $here $here -}}
 {{- $refused := printf "sum(rate(pandal_gateway_requests_total{namespace=%q, status=\"429\"}[5m]))" .Release.Namespace -}}
 {{- $crowded := printf "sum(pandal_gateway_waiting_requests%s) > 0 or sum(rate(pandal_gateway_refusals_total{namespace=%q, reason=\"server_is_overloaded\"}[5m])) > 0" $here .Release.Namespace -}}
-{{- $spent := printf "sum(increase(pandal_gateway_tokens_total%s[1h]" $here -}}
+{{- $used := printf "sum(increase(pandal_gateway_tokens_total%s[1h]" $here -}}
+{{- $spent := printf "sum(increase(pandal_billing_charged_usd_total%s[1h]" $here -}}
 {{ include "pandal.alert" (list . "PandalKvCacheFull" "warning" "10m" (printf "vllm:kv_cache_usage_perc%s > 0.95" $here) "{{ $labels.pod }} has no room for more context") }}
 {{ include "pandal.alert" (list . "PandalPreemptions" "warning" "10m" (printf "sum by (pod) (rate(vllm:num_preemptions_total%s[5m])) > 0.1" $here) "{{ $labels.pod }} computes again what it had computed") }}
 {{ include "pandal.alert" (list . "PandalPrefixHitsDropped" "warning" "30m" (printf "%s < 0.5 * (%s) and sum(rate(vllm:prefix_cache_queries_total%s[30m])) > 100" ($hits | replace "WINDOW" "30m") ($hits | replace "WINDOW" "1d") $here) "Half of the prefixes that were found yesterday are computed anew") }}
-{{ include "pandal.alert" (list . "PandalSpendSurges" "warning" "15m" (printf "%s)) > 3 * %s offset 1d)) and %s)) > 1e6" $spent $spent $spent) "Three times the tokens of this hour yesterday") }}
+{{ include "pandal.alert" (list . "PandalTokensSurge" "warning" "15m" (printf "%s)) > 3 * %s offset 1d)) and %s)) > 1e6" $used $used $used) "Three times the tokens of this hour yesterday") }}
 {{ include "pandal.alert" (list . "PandalBudgetBurns" "warning" "5m" (printf "max by (tenant, rule, budget) (pandal_gateway_tenant_budget_used_ratio%s) > 0.9" $here) "{{ $labels.tenant }} has spent nine tenths of {{ $labels.budget }} ({{ $labels.rule }})") }}
 {{ include "pandal.alert" (list . "PandalNoisyNeighbour" "warning" "10m" (printf "sum by (tenant) (rate(pandal_gateway_tenant_tokens_total%s[5m])) > 0.5 * scalar(sum(rate(pandal_gateway_tokens_total%s[5m]))) and on() (%s)" $here $here $crowded) "{{ $labels.tenant }} has more than half of all tokens while others wait or are turned away") }}
 {{ include "pandal.alert" (list . "PandalRetryStorm" "warning" "5m" (printf "%s > 0.5 * sum(rate(pandal_gateway_requests_total%s[5m])) and %s > 1" $refused $here $refused) "Most requests are refused, and come again") }}
@@ -61,6 +62,9 @@ https://sre.google/workbook/alerting-on-slos/
 {{- if eq .Values.usage.transport "kafka" }}
 {{ include "pandal.alert" (list . "PandalOutboxGrows" "critical" "10m" (printf "sum(pandal_gateway_outbox_waiting_bytes%s) > %v" $here (divf .Values.gateway.settings.spoolMaxWaitingBytes 10)) "Usage events do not reach Kafka") }}
 {{ include "pandal.alert" (list . "PandalOutboxSheds" "critical" "0m" (printf "sum(increase(pandal_gateway_shed_events_total%s[10m])) > 0" $here) "The outbox was full: usage events were given up") }}
+{{- end }}
+{{- if .Values.billing.enabled }}
+{{ include "pandal.alert" (list . "PandalSpendSurges" "warning" "15m" (printf "%s)) > 3 * %s offset 1d)) and %s)) > 10" $spent $spent $spent) "Three times the money of this hour yesterday") }}
 {{- end }}
 {{- if and .Values.billing.enabled (gt (float64 .Values.billing.settings.reconcileIntervalS) 0.0) }}
 {{ include "pandal.alert" (list . "PandalBooksDiffer" "critical" "0m" (printf "sum by (kind) (pandal_billing_differences%s) > 0" $here) "Engine, quota and ledger differ: {{ $labels.kind }}") }}
