@@ -2,11 +2,12 @@
 
 import re
 from dataclasses import dataclass, field
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 _EXPECTED = (
     "expected unix:///path[?db=1], redis://[user:password@]host[:port][/db] or "
-    "redis+sentinel://[user:password@]host[:port],host[:port]/service[/db], "
+    "redis+sentinel://[user:password@]host[:port],host[:port]/service[/db]"
+    "[?sentinel_user=user&sentinel_password=password], "
     "with '/', '?', '#' and '@' in a password written as %2F, %3F, %23 and %40"
 )
 _DATABASE_IN_PATH = re.compile(r"/?(\d*)", re.ASCII)
@@ -25,6 +26,8 @@ class RespAddress:
     password: str | None = field(repr=False)
     sentinels: tuple[tuple[str, int], ...] = ()  # who know where ``service`` is; none: it is there
     service: str = ""
+    sentinel_username: str | None = None
+    sentinel_password: str | None = field(default=None, repr=False)
 
     @property
     def words(self) -> str:
@@ -70,7 +73,10 @@ def _tcp(parts: SplitResult) -> RespAddress | None:
 def _behind_sentinels(parts: SplitResult) -> RespAddress | None:
     path = _SERVICE_IN_PATH.fullmatch(parts.path)
     credentials, _, hosts = parts.netloc.rpartition("@")
-    if parts.query or parts.fragment or path is None:
+    if parts.fragment or path is None:
+        return None
+    to_sentinels = parse_qs(parts.query, strict_parsing=bool(parts.query))
+    if not to_sentinels.keys() <= {"sentinel_user", "sentinel_password"}:
         return None
     each = [urlsplit(f"//{host}") for host in hosts.split(",")]
     sentinels = tuple((e.hostname or "", e.port or _SENTINELS_PORT) for e in each)
@@ -86,6 +92,8 @@ def _behind_sentinels(parts: SplitResult) -> RespAddress | None:
         password=None if who.password is None else unquote(who.password),
         sentinels=sentinels,
         service=path[1],
+        sentinel_username=to_sentinels.get("sentinel_user", [None])[0],
+        sentinel_password=to_sentinels.get("sentinel_password", [None])[0],
     )
 
 

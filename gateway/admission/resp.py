@@ -282,12 +282,15 @@ class RespClient:
 
         https://redis.io/docs/latest/develop/reference/sentinel-clients/
         """
-        question = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._address.service)
+        address = self._address
+        question = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", address.service)
         for _ in range(len(self._sentinels)):
             with suppress(OSError, QuotaUnavailable):  # a deadline's, too: the next one is asked
                 async with asyncio.timeout(self._call_deadline_s * 4):
                     sentinel = await self._open(*self._sentinels[0])
                     try:
+                        for command in _auth(address.sentinel_username, address.sentinel_password):
+                            _check_greeting(await sentinel.call(command))
                         found = await sentinel.call(question)
                     finally:
                         sentinel.abort()
@@ -305,10 +308,14 @@ class RespClient:
         address = self._address
         if address.database:
             commands.insert(0, pack("SELECT", address.database))
-        if address.password is not None:
-            user = () if address.username is None else (address.username,)
-            commands.insert(0, pack("AUTH", *user, address.password))
-        return commands
+        return [*_auth(address.username, address.password), *commands]
+
+
+def _auth(username: str | None, password: str | None) -> list[bytes]:
+    """Nothing to say without a password."""
+    if password is None:
+        return []
+    return [pack("AUTH", *(() if username is None else (username,)), password)]
 
 
 def _check_role(reply: object) -> None:

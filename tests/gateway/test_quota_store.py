@@ -38,7 +38,9 @@ def test_addresses_are_read(url: str, expected: tuple[object, ...]) -> None:
 
 
 def test_sentinels_are_read_with_the_service_they_are_asked_for() -> None:
-    address = RespAddress.parse("redis+sentinel://:secret@a:1,[::1],b/quota")
+    own = "sentinel_user=watch&sentinel_password=their%26secret"
+    address = RespAddress.parse(f"redis+sentinel://:secret@a:1,[::1],b/quota?{own}")
+    assert (address.sentinel_username, address.sentinel_password) == ("watch", "their&secret")
     assert address.sentinels == (("a", 1), ("::1", 26379), ("b", 26379))
     assert (address.service, address.words, address.username) == ("quota", "quota", None)
     assert address.password == "secret"
@@ -68,6 +70,8 @@ def test_sentinels_are_read_with_the_service_they_are_asked_for() -> None:
         "redis+sentinel://user:hunter2@host,/quota",
         "redis+sentinel://user:hunter2@host:port/quota",
         "redis+sentinel://user:hunter2/x@host/quota",
+        "redis+sentinel://host/quota?password=hunter2",
+        "redis+sentinel://host/quota?hunter2",
     ],
 )
 def test_a_bad_address_is_refused_without_a_word_of_it(url: str) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import redis
@@ -18,6 +19,7 @@ from tests.support.waiting import eventually
 
 SERVICE = "quota"
 TENANT = TenantId("acme")
+SENTINELS_PASSWORD = "theirs alone"
 
 
 class Servers:
@@ -35,6 +37,7 @@ class Servers:
         told.write_text(
             f"sentinel monitor {SERVICE} 127.0.0.1 {self.primary} 1\n"
             f"sentinel down-after-milliseconds {SERVICE} 300\n"
+            f'requirepass "{SENTINELS_PASSWORD}"\n'
         )
         self._run(self.sentinel, str(told), "--sentinel")
         eventually(self._knows_the_replica, "the Sentinel to know the replica")
@@ -61,7 +64,8 @@ class Servers:
         eventually(lambda: is_listening(port), "the server to listen")
 
     def _knows_the_replica(self) -> bool:
-        with redis.Redis(port=self.sentinel, protocol=2) as sentinel:
+        secret = SENTINELS_PASSWORD
+        with redis.Redis(port=self.sentinel, password=secret, protocol=2) as sentinel:
             found = sentinel.sentinel_slaves(SERVICE)
         return [replica["master-link-status"] for replica in found] == ["ok"]
 
@@ -77,7 +81,10 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
 
 
 async def test_after_a_failover_both_find_the_promoted_one(servers: Servers) -> None:
-    url = f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{servers.sentinel}/{SERVICE}"
+    url = (
+        f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{servers.sentinel}/{SERVICE}"
+        f"?sentinel_password={quote(SENTINELS_PASSWORD)}"
+    )
     client = RespClient(RespAddress.parse(url), 2.0)
     running = asyncio.create_task(client.run())
     try:
