@@ -95,12 +95,13 @@ async def test_duplicates_on_several_partitions_are_posted_once(
     assert [ledger.next_offset(f"kafka/{topic}/{n}") for n in range(4)] == [250] * 4
 
 
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 async def test_a_broker_that_asks_who_we_are_is_read_over_tls(
-    apache: Broker, secured: SecuredListener, ledger: Ledger
+    apache: Broker, secured: SecuredListener, ledger: Ledger, mechanism: str
 ) -> None:
     topic = await new_topic(apache.bootstrap, num_partitions=1)
     await send_events(apache.bootstrap, topic, [usage(n) for n in range(3)], num_partitions=1)
-    told: dict[str, Any] = {k.lower(): v for k, v in secured.variables("").items()}
+    told: dict[str, Any] = {k.lower(): v for k, v in secured.variables("", mechanism).items()}
     settings = Settings(ledger_url=SecretStr("sqlite://"), **told)
     brokers = {"bootstrap_servers": secured.bootstrap, **client_arguments(settings)}
     async with reading(apache, topic, from_the_beginning, brokers=brokers) as source:
@@ -112,6 +113,19 @@ async def test_a_broker_that_asks_who_we_are_is_read_over_tls(
         with pytest.raises(SourceUnavailable, match="Unable to bootstrap") as refused:
             await source.poll()
     assert "hunter2" not in str(refused.value)
+
+
+async def test_a_broker_that_asks_for_our_certificate_gets_it_or_is_out_of_reach(
+    apache: Broker, secured: SecuredListener
+) -> None:
+    told: dict[str, Any] = {k.lower(): v for k, v in secured.variables("").items()}
+    for name in ("kafka_certificate_file", "kafka_certificate_key_file"):
+        del told[name]
+    settings = Settings(ledger_url=SecretStr("sqlite://"), **told)
+    brokers = {"bootstrap_servers": secured.bootstrap, **client_arguments(settings)}
+    async with reading(apache, "any", from_the_beginning, brokers=brokers) as source:
+        with pytest.raises(SourceUnavailable, match="Unable to bootstrap"):
+            await source.poll()
 
 
 async def test_reading_goes_on_where_the_ledger_stands_not_where_kafka_says(

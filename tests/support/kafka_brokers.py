@@ -22,7 +22,10 @@ from tests.support.waiting import eventually
 
 @dataclass(frozen=True)
 class SecuredListener:
-    """TLS, and a name and a password: what a broker of somebody else's asks for."""
+    """TLS both ways, and a name and a password: what a broker of somebody else's asks for.
+
+    One certificate is everybody's: the broker's, the client's, and whom both trust.
+    """
 
     port: int
     certificate: Path
@@ -39,21 +42,39 @@ class SecuredListener:
         both.write_text(self.key.read_text() + self.certificate.read_text())
         return "\n".join(
             [
-                "sasl.enabled.mechanisms=PLAIN",
+                "sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
+                *(
+                    f"listener.name.sasl_ssl.{mechanism}.sasl.jaas.config="
+                    "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+                    for mechanism in ("scram-sha-256", "scram-sha-512")
+                ),
                 "listener.name.sasl_ssl.plain.sasl.jaas.config="
                 "org.apache.kafka.common.security.plain.PlainLoginModule required "
                 f'user_{self.username}="{self.password}";',
                 "listener.name.sasl_ssl.ssl.keystore.type=PEM",
                 f"listener.name.sasl_ssl.ssl.keystore.location={both}",
+                "listener.name.sasl_ssl.ssl.truststore.type=PEM",
+                f"listener.name.sasl_ssl.ssl.truststore.location={self.certificate}",
+                "listener.name.sasl_ssl.ssl.client.auth=required",
             ]
         )
 
-    def variables(self, prefix: str) -> dict[str, str]:
+    def scram_users(self) -> list[str]:
+        """Arguments of the format command: SCRAM's secrets are kept by the brokers themselves."""
+        user = f"[name={self.username},password={self.password}]"
+        return [
+            argument
+            for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512")
+            for argument in ("--add-scram", f"{mechanism}={user}")
+        ]
+
+    def variables(self, prefix: str, mechanism: str = "SCRAM-SHA-512") -> dict[str, str]:
         """Of a service that is told of it."""
         told = {
-            "BOOTSTRAP": self.bootstrap, "SECURITY": "sasl_ssl", "SASL_MECHANISM": "PLAIN",
+            "BOOTSTRAP": self.bootstrap, "SECURITY": "sasl_ssl", "SASL_MECHANISM": mechanism,
             "CA_FILE": str(self.certificate), "USERNAME": self.username,
-            "PASSWORD": self.password,
+            "PASSWORD": self.password, "CERTIFICATE_FILE": str(self.certificate),
+            "CERTIFICATE_KEY_FILE": str(self.key),
         }  # fmt: skip
         return {f"{prefix}KAFKA_{name}": value for name, value in told.items()}
 
@@ -163,8 +184,9 @@ def apache_kafka(
     properties.write_text("\n".join([*lines, f"log.dirs={folder / 'logs'}", settings]) + "\n")
     environment = {"LOG_DIR": str(folder), "KAFKA_HEAP_OPTS": "-Xmx512m"}
     storage = [str(home / "bin" / "kafka-storage.sh"), "format", "-t", uuid.uuid4().hex[:22]]
+    users = [] if secured is None else secured.scram_users()
     subprocess.run(
-        [*storage, "-c", str(properties)],
+        [*storage, "-c", str(properties), *users],
         check=True,
         capture_output=True,
         env={**os.environ, **environment},
