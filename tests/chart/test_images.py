@@ -7,11 +7,18 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import distributions
+from importlib.metadata import (
+    PackageNotFoundError,
+    distribution,
+    distributions,
+    packages_distributions,
+)
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from pandal.chart.packages import Package, bill_of_materials, main
 
@@ -133,3 +140,79 @@ def test_what_is_sent_is_enough_to_run(context: Path, service: str) -> None:
     )
     assert done.returncode == 2, done.stderr
     assert misspelt in done.stderr
+
+
+WITHOUT = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"no package of this image has {{name}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+ELSEWHERE = (
+    "billing.migrations.env",  # which Alembic runs, and nobody imports
+    "replica.gpu",  # a torch that is built for GPUs brings Triton
+)
+EVERY_MODULE = """
+import importlib, pkgutil, sys
+package = importlib.import_module(sys.argv[1])
+for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+    if not found.name.startswith(tuple(sys.argv[2:])):
+        importlib.import_module(found.name)
+"""
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_no_module_of_a_service_needs_a_package_that_its_image_lacks(
+    context: Path, tmp_path: Path, service: str
+) -> None:
+    held = {"pandal", *held_by(service)}
+    absent = {
+        module
+        for module, found in packages_distributions().items()
+        if not held & {canonicalize_name(name) for name in found}
+    }
+    assert len(absent) > 20, "the tests' own packages, at least"
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT.format(absent=absent))
+    installed = [path for path in sys.path if path.endswith("site-packages")]
+    done = subprocess.run(
+        [sys.executable, "-c", EVERY_MODULE, service, f"{service}.__main__", *ELSEWHERE],
+        cwd=context,
+        env={"PYTHONPATH": os.pathsep.join([str(tmp_path), str(context), *installed])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def held_by(service: str) -> set[str]:
+    """Names of the packages that its stage installs, as far as they are installed here."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = re.search(r"'\.\[([a-z,]+)\]'", stage(f"build-{service}"))
+    assert wanted is not None
+    waiting = [Requirement(text) for text in project["dependencies"]]
+    for extra in wanted[1].split(","):
+        waiting += map(Requirement, project["optional-dependencies"][extra])
+    held: set[str] = set()
+    done: set[tuple[str, frozenset[str]]] = set()
+    while waiting:
+        requirement = waiting.pop()
+        name, extras = canonicalize_name(requirement.name), frozenset(requirement.extras)
+        if (name, extras) in done:
+            continue
+        done.add((name, extras))
+        try:
+            needs = distribution(name).requires or ()
+        except PackageNotFoundError:
+            continue
+        held.add(name)
+        waiting += [
+            need
+            for need in map(Requirement, needs)
+            if need.marker is None
+            or any(need.marker.evaluate({"extra": extra}) for extra in ("", *extras))
+        ]
+    return held
