@@ -2,9 +2,10 @@
 
     VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model PATH --port 8000 \
         --enable-prompt-tokens-details --kv-events-config '{"enable_kv_cache_events": true, \
-        "endpoint": "tcp://127.0.0.1:5557", "replay_endpoint": "tcp://127.0.0.1:5558"}'
+        "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'
     python -m benchmarks.peers.engine_events http://127.0.0.1:8000 5557 5558
 
+To an endpoint without a star vLLM's publisher connects, and nobody can subscribe.
 Prints what the gateway believes to be cached beside what the engine then reports, for a prompt and
 one that begins alike; the same after a new subscriber has asked for all again; and after a reset.
 The exit status tells whether it never believed more than there was, nor less by a boundary.
