@@ -15,7 +15,7 @@ from pandal.errors import BadOption
 from pandal.key_access import KeyNews, NewSecret, RemoteKeys
 from pandal.options import DataDirOption, JsonOption, directory
 from pandal.policy_options import AdminOption, admin_client, key_access
-from pandal.screen import say
+from pandal.screen import one_line, say
 
 keys_app = typer.Typer(no_args_is_help=True, help="API keys of tenants.")
 
@@ -141,7 +141,7 @@ def _told(key: KeyNews) -> Iterator[str]:
     yield f"{key.key_id}  {key.key_prefix}..."
     yield _state(key)
     if key.name:
-        yield "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in key.name)
+        yield one_line(key.name)
     if key.models is not None:
         yield f"models {','.join(key.models)}"
     if key.endpoints is not None:

@@ -27,7 +27,7 @@ from pandal.policy_access import CurrentPolicy, Edit, PolicyAccess, edited
 from pandal.policy_assignment import assigned
 from pandal.policy_options import AdminOption, WhyOption, policy_access, quota_address
 from pandal.policy_yaml import from_yaml, read_yaml, to_yaml
-from pandal.screen import say
+from pandal.screen import one_line, say
 from pandal.served_models import behind_alias, models_named, warn_of_unserved
 from pandal.settings import CommandSettings
 
@@ -132,7 +132,8 @@ def history(
         return
     for entry in entries:
         at = f"{entry.at:%Y-%m-%d %H:%M:%S}Z"
-        say(f"version {entry.version}  {at}  {entry.who}  {entry.action}  {entry.why}".rstrip())
+        told = one_line(f"{entry.who}  {entry.action}  {entry.why}")
+        say(f"version {entry.version}  {at}  {told}".rstrip())
         _show(entry.changes, indent="  ")
         if entry.num_changes > len(entry.changes):
             say(f"  and {entry.num_changes - len(entry.changes)} more")

@@ -5,6 +5,7 @@ that a log file stays readable.
 """
 
 import os
+import re
 import sys
 import time
 import unicodedata
@@ -29,6 +30,7 @@ from rich.text import Text
 
 from contracts.replica_api import Phase
 
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but the tab and the end of a line
 _PLAIN_STEP_RATIO = 0.25  # a plain log gets a line per quarter
 _BAR_WIDTH = 16  # of 80 columns more than a third are left for the message
 
@@ -44,11 +46,19 @@ class SteadyConsole(Console):
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """On standard output if no ``stream`` is named.  A reader that has gone has what it wanted."""
+    """On standard output if no ``stream`` is named.  A reader that has gone has what it wanted.
+
+    Names that somebody else wrote do not move a terminal's cursor.
+    """
     try:
-        typer.echo(text, stream)
+        typer.echo(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text), stream)
     except BrokenPipeError:
         silence(sys.stdout if stream is None else stream)
+
+
+def one_line(text: str) -> str:
+    """As somebody else wrote it, in a line of ours: it begins none of its own."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def silence(stream: IO[str]) -> None:

@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 
 from contracts.load import ReplicaLoad
 from gateway.admission.levels import Levels
+from pandal.screen import one_line
 from pandal.top.sample import Counters, Sample
 
 T = TypeVar("T")
@@ -27,7 +28,7 @@ def frame(now: Sample, before: Sample | None) -> list[str]:
     ]
     below = list(_scaling(now.scaling))
     refusals = _refusals(now, before, room=HEIGHT - len(above) - len(below))
-    return [line[:WIDTH] for line in (*above, *refusals, *below)]
+    return [one_line(line)[:WIDTH] for line in (*above, *refusals, *below)]
 
 
 def _head(now: Sample, before: Sample | None) -> Iterator[str]:

@@ -5,7 +5,7 @@ from rich.console import Console
 from rich.text import Text
 
 from contracts.replica_api import Phase
-from pandal.screen import Screen, SteadyConsole
+from pandal.screen import Screen, SteadyConsole, one_line, say
 
 
 class Streams:
@@ -117,3 +117,9 @@ def test_what_is_ready_leaves_one_line() -> None:
         view.show("replica-0", Phase.READY, 1.0, "compiled kernels, 2 threads: avx2")
     assert "replica-0  ready  8 s\n" in shown(streams.out)
     assert "avx2" not in shown(streams.out)
+
+
+def test_a_name_moves_no_cursor_and_begins_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    say("a\x1b[2K\rb\tc\nd")
+    assert capsys.readouterr().out == "a\ufffd[2K\ufffdb\tc\nd\n"
+    assert one_line("noisy\nversion 9") == "noisy\ufffdversion 9"
