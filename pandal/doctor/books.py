@@ -99,7 +99,8 @@ def _billing(
     num_waiting = 0 if report is None else report.num_waiting
     if report is not None and report.num_unpriced:
         fact = f"{report.num_unpriced} events have no price"
-        yield warning(about, fact, "give their models one: pandal billing prices")
+        advice = "add their models to the price book, which is read again as it changes"
+        yield warning(about, fact, advice)
     if fleet is None:
         if num_waiting:
             yield warning(about, f"{num_waiting} events wait for it", "pandal up books them")
