@@ -172,9 +172,8 @@ def test_on_a_gpu_codes_stay_codes(checkpoint: tuple[LlamaForCausalLM, Path], pl
 
 def test_biases_are_added_either_way() -> None:
     codes = torch.randint(0, 16, (64, 16), generator=torch.Generator().manual_seed(1))
-    weight = formats.Int4Weight(
-        formats.pack_rows(codes), numbers(2, 16).to(torch.int8), numbers(2, 16)
-    )
+    zeros, scales = numbers(2, 16).cpu().to(torch.int8), numbers(2, 16).cpu()
+    weight = formats.Int4Weight(formats.pack_rows(codes), zeros, scales)
     x, bias = numbers(3, 64).cpu(), numbers(16).cpu()
     expected = x @ reference.dequantize_reference(weight).T + bias
     for way in (linear.Int4Linear(weight, bias), linear.DequantizedLinear(weight, bias)):
