@@ -81,6 +81,11 @@ class AuditReport:
     num_not_by_gateways: int  # a replica's records of requests that no gateway sent
 
     @property
+    def awaits_more(self) -> bool:
+        """What is missing here may be among what is seen to be on its way."""
+        return bool(self.missing) and (self.num_waiting > 0 or bool(self.num_unread))
+
+    @property
     def has_read_all(self) -> bool:
         """What is missing here is on no way that can be seen."""
         return self.num_waiting == self.num_unread == len(self.unreadable_segments) == 0

@@ -77,7 +77,11 @@ def reconcile(
         if not report.findings or is_stopping():
             return report
         _mend(sources, rules, report)
-    return _patiently(look, rules.patience_s, is_stopping)
+    report = _patiently(look, rules.patience_s, is_stopping)
+    if rules.recovers and report.missing and report.has_read_all and not is_stopping():
+        _mend(sources, rules, report)  # what was on its way has come: only now it is certain
+        report = _patiently(look, rules.patience_s, is_stopping)
+    return report
 
 
 def _look(sources: Sources, rules: AuditRules) -> AuditReport:
@@ -122,7 +126,7 @@ def _patiently(
     give_up_s = time.monotonic() + patience_s
     earlier = look()
     report = replace(earlier, lost={})  # one look proves no loss
-    while any(finding.kind in _MOVING for finding in report.findings):
+    while report.awaits_more or any(finding.kind in _MOVING for finding in report.findings):
         if time.monotonic() >= give_up_s or is_stopping():
             break
         time.sleep(_LOOK_AGAIN_S)  # for other processes to write: they tell nobody when they have

@@ -4,6 +4,7 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,18 @@ def test_nothing_is_posted_from_a_journal_before_all_events_are_read(
     assert len(rows(sources.ledger_url, "usage_events")) == 3
     report = reconcile(sources, RULES)
     assert [finding.kind for finding in report.findings] == [Kind.QUOTA_DIFFERS], "nobody told it"
+    assert len(rows(sources.ledger_url, "usage_events")) == 4
+
+
+@pytest.mark.parametrize("patience_s", [0.0, 30.0], ids=["after its patience", "within it"])
+def test_what_was_not_certain_at_first_is_posted_once_all_events_are_read(
+    sources: Sources, tmp_path: Path, patience_s: float
+) -> None:
+    """Of a gateway that was killed while billing was behind."""
+    serve(tmp_path, *EVENTS, event(4))
+    lags = chain((1,), repeat(0))
+    behind = replace(sources, num_unread=lambda: next(lags), quota_url=None)
+    assert reconcile(behind, replace(RULES, patience_s=patience_s)).findings == []
     assert len(rows(sources.ledger_url, "usage_events")) == 4
 
 

@@ -19,9 +19,12 @@ PANDAL = (sys.executable, "-m", "pandal")
 MARK = "XDG_STATE_HOME"  # read by none of a fleet's processes, and passed on to all of them
 
 
-def run_pandal(*arguments: str, data_dir: Path) -> subprocess.CompletedProcess[str]:
+def run_pandal(
+    *arguments: str, data_dir: Path, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     command = (*PANDAL, *arguments, "--data-dir", str(data_dir))
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    whole = {**os.environ, **(environment or {})}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=whole)
 
 
 def create_key(data_dir: Path, tenant: str, *options: str) -> str:
