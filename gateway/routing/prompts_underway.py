@@ -41,7 +41,10 @@ class PromptsUnderway:
             self._forget_first()
 
     def arrived(self, text: PromptText, bit: Bit) -> None:
-        """There the replica's own events are to be believed from now on."""
+        """There the replica's own events are to be believed from now on.
+
+        ``bit``: 0 where the replica told nothing yet when the prompt was sent.
+        """
         for link in text.chain:
             self._remove(link, bit)
 
@@ -62,7 +65,9 @@ class PromptsUnderway:
 
     def _remove(self, link: int, bit: Bit) -> None:
         bits, tokens = self.links.get(link, _NOWHERE)
+        if not bits & bit:
+            return
         if bits == bit:
             del self.links[link]
-        elif bits & bit:
+        else:
             self.links[link] = (bits & ~bit, tokens)

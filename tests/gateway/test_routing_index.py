@@ -155,6 +155,15 @@ def test_what_has_arrived_is_as_the_replica_tells() -> None:
     assert found(index, other, text) > 0  # there it still is underway
 
 
+def test_what_was_sent_before_the_replica_told_anything_arrives_like_all() -> None:
+    index = PrefixIndex(10_000)
+    engine = Engine(index)
+    text = prose(1, 4_000)
+    index.expect("r-0", prompt_text(b"t", text), len(tokens_of(text)), 0)
+    engine.serve("r-0", text)
+    assert found(index, engine, text) > 0
+
+
 def test_what_never_arrives_is_forgotten() -> None:
     """The request failed, its client left, or the replica was restarted."""
     index = PrefixIndex(10_000)
