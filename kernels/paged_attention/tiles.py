@@ -68,7 +68,7 @@ def _emit_scores(e: Emitter, spec: AttentionSpecialization, at: Layout, chunk: _
                 offset = e.times(dimension, block_size * element_bytes)
                 place = e.at(keys, offset)
                 if first == 0:
-                    e.prefetch(values, offset)  # of this chunk: the last of the three passes
+                    e.prefetch_far(values, offset)  # of this chunk: the last of the three passes
                 vectors = [_load(e, spec, place, v) for v in range(num_vectors)]
                 query = e.at(chunk.state, e.times(dimension, 4 * at.num_rows))
                 scalars = {row: e.broadcast(query, 4 * row) for row in rows}
@@ -188,7 +188,7 @@ def _emit_weighted_part(
             if is_first:
                 soon = e.at(chunk.keys, _base_in_next_chunk(e, spec, chunk, index))
                 for line in range(0, row_bytes, _LINE_BYTES):
-                    e.prefetch(e.at(soon, e.times(key, row_bytes)), line)
+                    e.prefetch_far(e.at(soon, e.times(key, row_bytes)), line)
             weights = e.at(chunk.scores, e.times(e.builder.add(first_key, key), 4))
             scalars = {row: e.broadcast(weights, 4 * CHUNK_KEYS * row) for row in rows}
             if spec.kv_format is KvFormat.INT8:

@@ -27,6 +27,8 @@ _PAGE_BYTES: Final = 4096
 _FLOAT16_REBIAS: Final = (127 - 15) << 23  # between the exponents of float32 and float16
 _SMALLEST_NORMAL_FLOAT16: Final = 2.0**-14
 _LAST_NIBBLE: Final = 7  # of an int32
+_INTO_ALL_CACHES: Final = 3  # LLVM's "locality"
+_INTO_OUTER_CACHES: Final = 2
 
 
 class Emitter:
@@ -115,8 +117,15 @@ class Emitter:
 
     def prefetch(self, address: Value, offset: Offset = 0) -> None:
         """For reading, into all cache levels."""
-        arguments = [self._pointer(address, offset, I8), *(ir.Constant(I32, n) for n in (0, 3, 1))]
-        self.call("llvm.prefetch.p0", ir.VoidType(), arguments)
+        self._prefetch(address, offset, _INTO_ALL_CACHES)
+
+    def prefetch_far(self, address: Value, offset: Offset = 0) -> None:
+        """For reading, into all cache levels but the first: where much is fetched long ahead.
+
+        A core awaits only a dozen lines for its first cache at a time; further ones, and all reads
+        behind them, wait for one to come.
+        """
+        self._prefetch(address, offset, _INTO_OUTER_CACHES)
 
     def prefetch_ahead(self, address: Value, size_bytes: int) -> None:
         """As many bytes as are read from ``address`` on, a page later.
@@ -344,6 +353,13 @@ class Emitter:
         return self.builder.call(module.globals[name], arguments)
 
     # -- private
+
+    def _prefetch(self, address: Value, offset: Offset, locality: int) -> None:
+        arguments = [
+            self._pointer(address, offset, I8),
+            *(ir.Constant(I32, number) for number in (0, locality, 1)),
+        ]
+        self.call("llvm.prefetch.p0", ir.VoidType(), arguments)
 
     def _load(self, address: Value, offset: Offset, kind: Value) -> Value:
         pointer = self._pointer(address, offset, ir.VectorType(kind, self.lanes))
