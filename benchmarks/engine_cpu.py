@@ -32,7 +32,7 @@ from typing import Final
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from benchmarks.replica_process import REPLICA, Server, started
+from benchmarks.replica_process import REPLICA, Server, family, started
 from benchmarks.sse_client import Timed, stream_completion
 from replica.model.tokenizer_loader import load_tokenizer
 
@@ -62,7 +62,7 @@ class Contestant:
 
     def peak_bytes(self) -> int:
         """Of all its processes; pages they share count in each."""
-        return sum(_peak_bytes(pid) for pid in _family(self.server.process.pid))
+        return sum(_peak_bytes(pid) for pid in family(self.server.process.pid))
 
 
 def make_workload(model: Path) -> Workload:
@@ -136,16 +136,6 @@ async def one_round(url: str, workload: Workload, salt: int) -> dict[str, float]
         results[f"{count}x tok/s"] = sum(t.completion_tokens for t in timings) / wall_s
         results[f"{count}x TTFT p50 s"] = statistics.median(t.ttft_s for t in timings)
     return results
-
-
-def _family(pid: int) -> Iterator[int]:
-    yield pid
-    try:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                yield from _family(int(child))
-    except OSError:
-        return
 
 
 def _peak_bytes(pid: int) -> int:

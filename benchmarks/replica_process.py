@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 from benchmarks.waiting import wait_until
@@ -62,6 +63,17 @@ def started(
     finally:
         process.terminate()
         process.wait(STOP_PATIENCE_S)
+
+
+def family(pid: int) -> Iterator[int]:
+    """The process and all that descend from it."""
+    yield pid
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                yield from family(int(child))
+    except OSError:
+        return
 
 
 def free_port() -> int:
