@@ -6,7 +6,6 @@ several hundred, needs no OpenMP library, and compiles several times faster, bec
 parallel code to generate.
 """
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
@@ -18,10 +17,12 @@ _Work = tuple[SharedFunction, tuple[Any, ...]]
 
 
 class ThreadTeam:
-    """The caller of ``run`` is thread 0; the others wait for it without using their cores."""
+    """The caller of ``run`` is thread 0; the others wait for it without using their cores.
 
-    def __init__(self, num_threads: int, cpus: Sequence[int] = ()) -> None:
-        """cpus: pin thread i to cpus[i]; none: leave them to the operating system."""
+    Which cores they are is left to the operating system: docs/decisions/0041.
+    """
+
+    def __init__(self, num_threads: int) -> None:
         if num_threads < 1:
             raise ValueError(f"expected at least one thread, got {num_threads}")
         self.num_threads: Final = num_threads
@@ -30,9 +31,8 @@ class ThreadTeam:
         self._threads: list[threading.Thread] = []
         for index in range(1, num_threads):
             inbox: SimpleQueue[_Work | None] = SimpleQueue()
-            cpu = cpus[index] if index < len(cpus) else None
             thread = threading.Thread(
-                target=self._serve, args=(index, inbox, cpu), name=f"kernels-{index}", daemon=True
+                target=self._serve, args=(index, inbox), name=f"kernels-{index}", daemon=True
             )
             self._inboxes.append(inbox)
             self._threads.append(thread)
@@ -74,9 +74,7 @@ class ThreadTeam:
     ) -> None:
         self.close()
 
-    def _serve(self, index: int, inbox: "SimpleQueue[_Work | None]", cpu: int | None) -> None:
-        if cpu is not None:
-            os.sched_setaffinity(0, {cpu})  # of this thread only
+    def _serve(self, index: int, inbox: "SimpleQueue[_Work | None]") -> None:
         while (work := inbox.get()) is not None:
             function, arguments = work
             error: BaseException | None = None
