@@ -125,3 +125,18 @@ def test_no_more_than_a_minutes_refill_is_promised(store: Store) -> None:
     waits = [store.wait_ms(began_s, ASK, turn) for turn in range(1, 500)]
     assert max(wait or 0 for wait in waits) < 66_000
     assert store.wait_ms(began_s + 66, ASK, turn=1_000) is None
+
+
+def test_behind_another_in_line_is_a_minute_at_most_and_both_are_let_in(store: Store) -> None:
+    """However few come anew, and though somebody does all the while."""
+    began_s = 1_700_000_000.0
+    assert store.wait_ms(began_s, TOKENS_PER_MINUTE, next(_numbers)) is None
+    first, second = next(_numbers), next(_numbers)
+    waits = {5_000: (first, store.wait_ms(began_s, 5_000, first))}
+    waits[6_000] = second, store.wait_ms(began_s, 6_000, second)
+    told = {began_s + (wait_ms or 0) / 1e3: (cost, turn) for cost, (turn, wait_ms) in waits.items()}
+    assert 55 <= max(told) - began_s <= 60, "5,000 and 6,000 at 200 a second"
+    others = {began_s + half_s / 2: (100, next(_numbers)) for half_s in range(1, 119)}
+    for now_s, (cost, turn) in sorted((others | told).items()):
+        wait_ms = store.wait_ms(now_s, cost, turn)
+        assert wait_ms is None or now_s not in told

@@ -78,7 +78,8 @@ local function place(mine, name, limit, level, cost, rate, unit)
   local needs_ms = (wanted + cost - level) / rate
   if wanted > 0 then
     local ratio = last_ms < SHORT_LINE_MS and 1 or LINE_RATIO
-    needs_ms = math.max(needs_ms, last_ms + cost / (rate * ratio))
+    local behind_ms = last_ms + cost / (rate * ratio)
+    needs_ms = math.max(needs_ms, math.min(behind_ms, MAX_TURN_MS)) -- beyond it nothing is promised
   end
   return level - math.max(0, wanted - last_ms * rate * LINE_RATIO), needs_ms
 end
