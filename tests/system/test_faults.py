@@ -38,6 +38,7 @@ from tests.system.sdk_client import client
 
 TENANTS = ("faulty-a", "faulty-b", "faulty-c")
 PARALLEL = 12
+_AHEAD = 8 * PARALLEL  # requests that run into a fault: no more, some faults take longer than all
 WHOLE = 1_000  # from this size on with Kafka, which takes seconds to start
 
 Fault = tuple[float, Callable[[], None]]  # after which part of the requests
@@ -61,17 +62,24 @@ class Load:
         seeded = random.Random(seed)
         plans = [(seeded.choice(TENANTS), seeded.random()) for _ in range(num_requests)]
         with ThreadPoolExecutor(PARALLEL) as pool:
-            waiting = [pool.submit(self._ask, tenant, luck) for tenant, luck in plans]
+            asked: list[Future[None]] = []
             for part, fault in sorted(faults, key=lambda pair: pair[0]):
+                due = int(part * num_requests)
+                asked += self._ask_all(pool, plans[len(asked) : due + _AHEAD])
                 eventually(
-                    lambda part=part: self.num_ended >= part * num_requests,  # type: ignore[misc]
-                    f"{part:.0%} of the requests to have ended",
+                    lambda due=due: self.num_ended >= due,  # type: ignore[misc]
+                    f"{due} requests to have ended",
                     patience_s=1_200,
                 )
-                assert self.num_ended < num_requests, "nothing was running any more"
+                assert self.num_ended < len(asked), "nothing was running any more"
                 fault()
-            for each in waiting:
+            for each in [*asked, *self._ask_all(pool, plans[len(asked) :])]:
                 each.result()
+
+    def _ask_all(
+        self, pool: ThreadPoolExecutor, plans: Sequence[tuple[str, float]]
+    ) -> list[Future[None]]:
+        return [pool.submit(self._ask, tenant, luck) for tenant, luck in plans]
 
     @property
     def num_ended(self) -> int:
