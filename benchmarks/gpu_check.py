@@ -40,7 +40,8 @@ TESTS = (
     "tests/replica/test_gpu_backend.py", "tests/replica/test_gpu_linear.py",
     "tests/replica/test_gpu_memory.py", "tests/replica/test_gpu_runner.py",
     "tests/replica/test_gpu_warm_up.py", "tests/replica/test_gpu_adapters.py",
-    "tests/replica/test_gpu_experts.py", "tests/replica/test_int4_checkpoints.py",
+    "tests/replica/test_gpu_experts.py", "tests/replica/test_gpu_rope.py",
+    "tests/replica/test_int4_checkpoints.py",
 )  # fmt: skip
 TESTS_DEADLINE_S = 240.0  # half of what the whole script may take
 HAS_GPU = Path("/dev/nvidiactl").exists()

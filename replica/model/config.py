@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from replica.errors import ModelInvalid, ModelUnsupported
+from replica.model.rope_scaling import LinearScaling, Llama3Scaling, RopeScaling
 
 # Values come from files: any JSON or GGUF type can stand anywhere, so each is checked on reading.
 Metadata = Mapping[str, Any]
@@ -56,6 +57,7 @@ class LlamaConfig:
     is_tied: bool | None = None  # the output matrix is the embedding; None: if it has no own
     windows: tuple[int | None, ...] = ()  # see ``window``; (): none has one
     experts: ExpertsConfig | None = None  # in all layers; intermediate_size is theirs then
+    rope_scaling: RopeScaling | None = None
 
     def window(self, layer: int) -> int | None:
         """How many positions a row of that layer sees, its own the last; None: all before it."""
@@ -125,6 +127,7 @@ def config_from_hf(config: Metadata) -> LlamaConfig:
     num_layers = _positive(config, "num_hidden_layers")
     num_heads = _positive(config, "num_attention_heads")
     hidden_size = _positive(config, "hidden_size")
+    rope_theta, rope_scaling = _hf_rope(config)
     return LlamaConfig(
         vocab_size=_positive(config, "vocab_size"),
         hidden_size=hidden_size,
@@ -138,13 +141,14 @@ def config_from_hf(config: Metadata) -> LlamaConfig:
             config, "head_dim", _QWEN3_HEAD_DIM if family == "qwen3" else hidden_size // num_heads
         ),
         max_positions=max_positions,
-        rope_theta=_hf_rope_theta(config),
+        rope_theta=rope_theta,
         rms_norm_eps=_number(config, "rms_norm_eps", _HF_RMS_NORM_EPS),
         has_qkv_bias=family == "qwen2",
         has_qk_norm=family.startswith("qwen3"),
         is_tied=config.get("tie_word_embeddings") is True,
         windows=_hf_windows(config, family, num_layers, max_positions),
         experts=experts,
+        rope_scaling=rope_scaling,
     )
 
 
@@ -274,21 +278,40 @@ def _hf_default_kinds(
     return [_SLIDING if layer >= first else _FULL for layer in range(num_layers)]
 
 
-def _hf_rope_theta(config: Metadata) -> float:
-    """transformers 4 writes rope_theta and rope_scaling, 5 writes rope_parameters."""
-    for key in ("rope_scaling", "rope_parameters"):
+def _hf_rope(config: Metadata) -> tuple[float, RopeScaling | None]:
+    """transformers 4 writes rope_theta and rope_scaling, 5 writes rope_parameters with both."""
+    theta, scaling = _number(config, "rope_theta", 10_000.0), None
+    for key in ("rope_parameters", "rope_scaling"):  # the later one counts, as in transformers
         rope = config.get(key)
-        if rope is None:
+        if rope is None or rope == {}:
             continue
         if not isinstance(rope, Mapping):
             raise ModelInvalid(f"model metadata: {key}={rope!r} is wrong")
         _refuse_unless(rope, "partial_rotary_factor", (None, 1))
-        rope_type = rope.get("rope_type", rope.get("type", "default"))
-        if rope_type != "default":
+        scaling = _hf_rope_scaling(rope, key)
+        theta = _number(rope, "rope_theta", theta)
+    return theta, scaling
+
+
+def _hf_rope_scaling(rope: Metadata, key: str) -> RopeScaling | None:
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    match rope_type:
+        case "default":
+            return None
+        case "linear":
+            return LinearScaling(_number(rope, "factor"))
+        case "llama3":
+            scaling = Llama3Scaling(
+                factor=_number(rope, "factor"),
+                low_freq_factor=_number(rope, "low_freq_factor"),
+                high_freq_factor=_number(rope, "high_freq_factor"),
+                original_max_positions=_positive(rope, "original_max_position_embeddings"),
+            )
+            if scaling.low_freq_factor >= scaling.high_freq_factor:
+                raise ModelInvalid(f"{key}: low_freq_factor is not below high_freq_factor")
+            return scaling
+        case _:
             raise ModelUnsupported(f"{key}: rope type {rope_type!r} is not supported")
-        if "rope_theta" in rope:
-            return _number(rope, "rope_theta")
-    return _number(config, "rope_theta", 10_000.0)
 
 
 def _refuse_unless(metadata: Metadata, key: str, accepted: tuple[object, ...]) -> None:

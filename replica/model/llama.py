@@ -105,6 +105,8 @@ def rotary_tables(config: LlamaConfig) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin, each [max_positions, head_dim]."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
     frequencies = 1.0 / (config.rope_theta**exponents)
+    if config.rope_scaling is not None:
+        frequencies = torch.from_numpy(config.rope_scaling.scaled(frequencies.numpy()))
     angles = torch.arange(config.max_positions).float()[:, None] * frequencies[None, :]
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos(), angles.sin()

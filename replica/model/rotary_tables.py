@@ -17,6 +17,8 @@ def rotary_tables(config: LlamaConfig) -> tuple[Table, Table]:
     exponents = np.arange(0, config.head_dim, 2).astype(np.float32) / np.float32(config.head_dim)
     powers = np.power(config.rope_theta, exponents.astype(np.float64)).astype(np.float32)
     frequencies = np.float32(1.0) / powers
+    if config.rope_scaling is not None:
+        frequencies = config.rope_scaling.scaled(frequencies)
     angles = np.arange(config.max_positions).astype(np.float32)[:, None] * frequencies[None, :]
     exact = angles.astype(np.float64)
     return np.cos(exact).astype(np.float32), np.sin(exact).astype(np.float32)

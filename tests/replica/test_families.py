@@ -49,9 +49,20 @@ EXPERTS = {"num_experts_per_tok": 2}
 QWEN3_EXPERTS = EXPERTS | {
     "num_experts": 6, "moe_intermediate_size": 24, "norm_topk_prob": True, "head_dim": 16,
 }  # fmt: skip
+# Of short contexts first, so that of eight frequencies some are kept, some scaled, one is between.
+LLAMA3_ROPE = {
+    "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0,
+    "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+}  # fmt: skip
+ROPES: dict[str, dict[str, Any]] = {
+    "llama3": LLAMA3_ROPE,
+    "linear": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0},
+}
 FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "llama tied": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": True}),
+    "llama 3.1": (LlamaConfig, LlamaForCausalLM, {"head_dim": 16, "rope_parameters": LLAMA3_ROPE}),
+    "llama linear": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": ROPES["linear"]}),
     "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None, "head_dim": 16}),
     "mistral wide window": (MistralConfig, MistralForCausalLM, {"sliding_window": 4096}),
     "mistral narrow window": (MistralConfig, MistralForCausalLM, {"sliding_window": 9}),
@@ -119,20 +130,40 @@ def test_greedy_tokens_equal_those_of_transformers(
 @pytest.mark.parametrize("window", [9, 70])
 def test_the_compiled_step_sees_the_same_window(window: int, tmp_path: Path) -> None:
     """Decodes and chunks, within and across the 64 keys that kernels take at once."""
-    changes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 64, "sliding_window": window}
+    changes = COMPILED_SHAPE | {"sliding_window": window}
     torch.manual_seed(7)
     reference = MistralForCausalLM(MistralConfig(**(SHAPE | changes))).eval()
     reference.save_pretrained(tmp_path)
-    settings = Settings(cpu_backend=CpuBackend.COMPILED, num_threads=2, max_num_batched_tokens=64)
-    backend = choose_backend(settings.engine_config(), open_model(tmp_path), [])
-    runner = backend.load(64, lambda ratio, detail: None)
     prompts = [*PROMPTS, [(7 * i) % VOCAB_SIZE for i in range(100)]]
+    assert compiled_greedy(tmp_path, prompts) == [greedy(reference, prompt) for prompt in prompts]
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_the_compiled_step_turns_as_far(rope: str, tmp_path: Path) -> None:
+    expected: list[list[list[int]]] = []
+    for parameters in ({"rope_type": "default", "rope_theta": 10_000.0}, ROPES[rope]):
+        torch.manual_seed(7)
+        changes = COMPILED_SHAPE | {"rope_parameters": parameters}
+        reference = LlamaForCausalLM(LlamaConfig(**(SHAPE | changes))).eval()
+        expected.append([greedy(reference, prompt) for prompt in PROMPTS])
+    assert expected[0] != expected[1], "the scaling changes nothing"
+    reference.save_pretrained(tmp_path)
+    assert compiled_greedy(tmp_path, PROMPTS) == expected[1]
+
+
+COMPILED_SHAPE = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 64}
+
+
+def compiled_greedy(path: Path, prompts: list[list[int]]) -> list[list[int]]:
+    settings = Settings(cpu_backend=CpuBackend.COMPILED, num_threads=2, max_num_batched_tokens=64)
+    backend = choose_backend(settings.engine_config(), open_model(path), [])
+    runner = backend.load(64, lambda ratio, detail: None)
     names = [b"%d " % i for i in range(VOCAB_SIZE)]
     engine = EngineHarness(runner, names, [], SchedulerLimits(16, 8, 64), num_blocks=64)
-    ids = engine.submit_together(prompts, SamplingParams(max_tokens=12, temperature=0.0))
+    params = SamplingParams(max_tokens=NUM_NEW_TOKENS, temperature=0.0)
+    ids = engine.submit_together(prompts, params)
     engine.run()
-    tokens = [[int(t) for t in engine.outcomes[i].text.split()] for i in ids]
-    assert tokens == [greedy(reference, prompt) for prompt in prompts]
+    return [[int(t) for t in engine.outcomes[i].text.split()] for i in ids]
 
 
 def test_weights_take_what_was_announced(reference: Any, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig as HfLlamaConfig
 from transformers import LlamaForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from replica.engine.batch import FlatBatch, Segment
 from replica.engine.paged_attention import KvCache, PagedAttention
@@ -41,6 +42,11 @@ TINY = {
     "max_position_embeddings": 64,
     "rope_theta": 50_000.0,
 }
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -102,6 +108,32 @@ def test_tied_embeddings_are_shared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"type": "linear", "factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        (LLAMA3_ROPE, LLAMA3_ROPE),
+        (LLAMA3_ROPE | {"factor": 32.0}, LLAMA3_ROPE | {"factor": 32.0}),
+    ],
+    ids=["linear", "llama 3.1", "llama 3.2"],
+)
+def test_frequencies_are_bit_for_bit_those_of_transformers(
+    old: dict[str, Any], new: dict[str, Any]
+) -> None:
+    """As transformers 4 spells them and as 5 does."""
+    metadata = TINY | {"model_type": "llama", "head_dim": 128, "rope_theta": 500_000.0}
+    theirs = HfLlamaConfig(**metadata | {"rope_parameters": new | {"rope_theta": 500_000.0}})
+    expected, factor = ROPE_INIT_FUNCTIONS[new["rope_type"]](theirs)
+    assert factor == 1
+    plain = 1.0 / (500_000.0 ** (torch.arange(0, 128, 2, dtype=torch.int64).float() / 128))
+    for spelling in ({"rope_scaling": old}, theirs.to_dict()):
+        ours = config_from_hf(metadata | spelling)
+        assert ours.rope_theta == 500_000.0
+        assert ours.rope_scaling is not None
+        scaled = ours.rope_scaling.scaled(plain.numpy())
+        assert torch.equal(torch.from_numpy(scaled), expected)
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"model_type": "gemma2"}, "model_type one of .* got 'gemma2'"),
@@ -120,8 +152,11 @@ def test_tied_embeddings_are_shared(tmp_path: Path) -> None:
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"attention_bias": True}, "attention_bias=True"),
         ({"mlp_bias": True}, "mlp_bias=True"),
-        ({"rope_scaling": {"rope_type": "llama3"}}, "rope type 'llama3'"),
-        ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope type 'linear'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "low_freq_factor=None"),
+        ({"rope_scaling": LLAMA3_ROPE | {"low_freq_factor": 4}}, "low_freq_factor is not below"),
+        ({"rope_scaling": {"type": "linear"}}, "factor=None"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope type 'dynamic'"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope'"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope type 'yarn'"),
         ({"num_hidden_layers": "two"}, "num_hidden_layers='two'"),
         ({"hidden_size": 0}, "hidden_size=0"),
