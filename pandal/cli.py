@@ -100,6 +100,10 @@ def up(
         str, typer.Option(help="Name, .gguf file or Hugging Face folder.")
     ] = DEFAULT_MODEL,
     replicas: Annotated[int, typer.Option(help="Model servers to start.")] = 1,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=FOLDER of a LoRA adapter of the model; may be repeated."),
+    ] = None,
     autoscale: Annotated[
         int | None, typer.Option(help="Up to this many, as demand asks.", show_default="off")
     ] = None,
@@ -114,7 +118,7 @@ def up(
     ] = None,
 ) -> None:
     """Start the whole system on this machine, show one request, and serve until Ctrl-C."""
-    from pandal.installation import check_installation, check_options
+    from pandal.installation import adapter_folders, check_installation, check_options
     from pandal.plan import UpOptions
 
     settings = CommandSettings()
@@ -130,6 +134,7 @@ def up(
         kafka_bootstrap=settings.kafka_bootstrap,
         kafka_access=settings,
         model_cache=settings.model_cache,
+        adapters=adapter_folders(adapter or ()),
         autoscale_to=autoscale,
     )
     check_options(options)

@@ -70,8 +70,15 @@ def replica_child(plan: FleetPlan, replica: OwnReplica, inherited: Mapping[str, 
             "REPLICA_DRAIN_TIMEOUT_S": str(_replica_drain_s(plan)),
             "REPLICA_USAGE_JOURNAL_DIR": str(plan.data_dir.usage_journal(replica.name)),
             **_optional("REPLICA_MODEL_CACHE_DIR", plan.model_cache),
+            **_optional("REPLICA_ADAPTERS", _adapters(plan)),
         },
     )
+
+
+def _adapters(plan: FleetPlan) -> str | None:
+    """As JSON; None: there are none."""
+    folders = {name: str(folder) for name, folder in plan.adapters.items()}
+    return msgspec.json.encode(folders).decode() if folders else None
 
 
 def _replica_drain_s(plan: FleetPlan) -> float:

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution, requires
+from pathlib import Path
 from typing import Final
 
 from pandal.errors import BadOption, PreflightFailed
@@ -17,6 +18,7 @@ from pandal.settings import KAFKA_BOOTSTRAP
 # Of a requirement in our own metadata: hiredis>=3.3; extra == "gateway"
 _DISTRIBUTION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _EXTRA: Final = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
+_ADAPTER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")  # as replicas take names
 _BROKER: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 
 
@@ -27,6 +29,8 @@ def check_options(options: UpOptions) -> None:
     _check_autoscale(options)
     if not 1 <= options.port <= 65_535:
         raise BadOption(f"--port: expected 1 to 65535, got {options.port}")
+    if options.adapters and options.dev_replica_urls:
+        raise BadOption("--adapter: is loaded by own replicas, and cannot be by --dev-replica's")
     for url in options.dev_replica_urls:
         parse_url(url, option="--dev-replica")
     if options.kafka_bootstrap is not None:
@@ -43,6 +47,19 @@ def _check_autoscale(options: UpOptions) -> None:
             f"--autoscale: expected at least --replicas ({options.num_replicas}), "
             f"got {options.autoscale_to}"
         )
+
+
+def adapter_folders(options: Iterable[str]) -> dict[str, Path]:
+    """Of NAME=FOLDER each.  Raises BadOption."""
+    folders: dict[str, Path] = {}
+    for option in options:
+        name, is_there, folder = option.partition("=")
+        if not is_there or not folder or _ADAPTER.fullmatch(name) is None:
+            raise BadOption(f"--adapter: expected NAME=FOLDER, got {option!r}")
+        if name in folders:
+            raise BadOption(f"--adapter: {name!r} stands twice")
+        folders[name] = Path(folder)
+    return folders
 
 
 def check_bootstrap(bootstrap: str) -> None:

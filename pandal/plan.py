@@ -1,7 +1,7 @@
 """What ``pandal up`` was asked for, and what the checks made of it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from billing.kafka_wiring import KafkaAccess
@@ -27,6 +27,7 @@ class UpOptions:
     kafka_bootstrap: str | None
     model_cache: Path | None  # None: where replicas look by themselves
     kafka_access: KafkaAccess | None = None  # how those brokers are spoken to
+    adapters: Mapping[str, Path] = field(default_factory=dict)  # folders by name, for own replicas
     autoscale_to: int | None = None  # most replicas; None: as many as at the beginning, always
 
 
@@ -68,6 +69,7 @@ class FleetPlan:
     kv_cache_dtype: KvCacheDtype
     kafka_bootstrap: str | None
     is_once: bool
+    adapters: Mapping[str, Path] = field(default_factory=dict)  # absolute folders by name
     autoscale_from: int | None = None  # of the own ones, at the beginning; None: all, always
 
     @property

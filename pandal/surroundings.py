@@ -9,6 +9,7 @@ import errno
 import os
 import shutil
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,7 +18,7 @@ import msgspec
 
 from contracts.names import USAGE_TOPIC
 from pandal.datadir import DataDir
-from pandal.errors import PreflightFailed, Unreachable
+from pandal.errors import BadOption, PreflightFailed, Unreachable
 from pandal.http_client import Address, get, parse_url
 from pandal.kafka import brokers_at, check_brokers
 from pandal.plan import HOST, DevReplica, FleetPlan, OwnReplica, UpOptions
@@ -69,8 +70,19 @@ def check_surroundings(options: UpOptions) -> FleetPlan:
         kv_cache_dtype=options.kv_cache_dtype,
         kafka_bootstrap=options.kafka_bootstrap,
         is_once=options.is_once,
+        adapters=_adapters(options, choice),
         autoscale_from=None if options.autoscale_to is None else options.num_replicas,
     )
+
+
+def _adapters(options: UpOptions, choice: ModelChoice) -> Mapping[str, Path]:
+    """What replicas would find out after they were started."""
+    for name, folder in options.adapters.items():
+        if name == choice.served_name:
+            raise BadOption(f"--adapter: {name!r} is the model's own name")
+        if not folder.is_dir():
+            raise PreflightFailed(f"--adapter {name}: {folder} is no folder")
+    return {name: folder.absolute() for name, folder in options.adapters.items()}
 
 
 def check_port(port: int) -> None:

@@ -1,5 +1,6 @@
 """What the processes of a fleet are given, and what not."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,7 @@ def children(data_dir: DataDir) -> dict[str, ChildSpec]:
         kv_cache_dtype=KvCacheDtype.FLOAT32,
         kafka_bootstrap=None,
         is_once=False,
+        adapters={"law": Path("/adapters/law")},
     )
     specs = (
         *valkey_children(plan, USERS),
@@ -94,6 +96,11 @@ def test_what_the_launcher_decides_wins_over_the_users_environment(
     children: dict[str, ChildSpec],
 ) -> None:
     assert children["gateway"].environment["GATEWAY_PORT"] == "8080"
+
+
+def test_replicas_read_the_adapters_that_were_asked_for(children: dict[str, ChildSpec]) -> None:
+    told = children["replica-0"].environment["REPLICA_ADAPTERS"]
+    assert json.loads(told) == {"law": "/adapters/law"}
 
 
 @pytest.mark.parametrize("module", ["gateway", "billing", "replica"])

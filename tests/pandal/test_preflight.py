@@ -33,6 +33,10 @@ SILENT_PORT = "1"  # privileged, and nobody serves tcpmux
         (("--dev-replica", "http://x:99999"), "--dev-replica"),
         (("--dev-replica", "localhost:8000"), "--dev-replica"),
         (("--dev-replica", "http://u:p@x:1"), "--dev-replica"),
+        (("--adapter", "law"), "--adapter: expected NAME=FOLDER"),
+        (("--adapter", "a:b=/tmp"), "--adapter: expected NAME=FOLDER"),
+        (("--adapter", "law=a", "--adapter", "law=b"), "--adapter: 'law' stands twice"),
+        (("--adapter", "law=a", "--dev-replica", "http://x:1"), "--adapter: is loaded by own"),
     ],
     ids=str,
 )
@@ -70,6 +74,23 @@ def test_a_data_dir_that_is_a_file_is_refused(tmp_path: Path) -> None:
     file.write_text("")
     result = pandal("up", "--data-dir", str(file / "below"))
     assert_refused(result, 1, "Not a directory", DataDir(file / "below"))
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "complaint"),
+    [
+        ("law", 1, "nowhere is no folder"),
+        ("SmolLM2-135M-Instruct", 2, "is the model's own name"),
+    ],
+)
+def test_an_adapter_that_cannot_be_is_refused(
+    name: str, code: int, complaint: str, data_dir: DataDir, free_port: int
+) -> None:
+    result = pandal(
+        *("up", "--data-dir", str(data_dir.root), "--port", str(free_port)),
+        *("--adapter", f"{name}=nowhere"),
+    )
+    assert_refused(result, code, complaint, data_dir)
 
 
 def test_an_unknown_model_is_named(data_dir: DataDir, free_port: int) -> None:
