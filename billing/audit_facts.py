@@ -26,6 +26,7 @@ from billing.ledger_schema import (
     usage_events,
 )
 from billing.pricing import PriceBook
+from billing.rating import price_for
 from billing.recorded_prices import recorded_rates
 from billing.records import EventKey, Record
 from billing.segment_file import records_of, segment_names
@@ -221,7 +222,7 @@ def _event_pages(connection: Connection, since: datetime | None) -> Iterator[lis
 def _expected(
     event: UsageEvent, price_book: PriceBook, rates: Mapping[str, Mapping[str, int]]
 ) -> Mapping[str, tuple[int, int, str]] | None:
-    price = price_book.at(event.model, event.occurred_at, tier=event.tier)
+    price = price_for(event, price_book)
     if price is None or price.price_id not in rates:
         return None
     return expected_entries(event, rates[price.price_id], price.price_id)

@@ -135,7 +135,7 @@ class Ledger:
             with translated_errors(), self._engine.begin() as connection:
                 alone(connection)
                 books_shared(connection)
-                events = _unpriced_after(connection, after, price_book)
+                events = _unpriced_after(connection, after)
                 at_us = microseconds(self._now())
                 num_posted += _rate_unpriced(connection, events, price_book, at_us)
             if not events:
@@ -220,10 +220,8 @@ def _post_dead_letters(
     return len(fresh)
 
 
-def _unpriced_after(
-    connection: Connection, after: EventKey, price_book: PriceBook
-) -> list[UsageEvent]:
-    """The next waiting events of models the book knows, by key.
+def _unpriced_after(connection: Connection, after: EventKey) -> list[UsageEvent]:
+    """The next waiting events, by key: their rows do not say whose adapters' they are.
 
     Until this transaction ends no late report of them comes in between.
     """
@@ -236,7 +234,7 @@ def _unpriced_after(
             (usage_events.c.tenant_id == unpriced_events.c.tenant_id)
             & (usage_events.c.event_id == unpriced_events.c.event_id),
         )
-        .where(key > after, unpriced_events.c.model.in_(sorted(price_book.models)))
+        .where(key > after)
         .order_by(unpriced_events.c.tenant_id, unpriced_events.c.event_id)
         .limit(_EVENTS_PER_TRANSACTION)
         .with_for_update(of=unpriced_events)
@@ -258,7 +256,7 @@ def _rate_unpriced(
         told = reported.get(_key(event), event)  # its gateway may know another tier
         charges, worth = charges_for(event, price_book), charges_for(told, price_book)
         if charges is None or worth is None:
-            continue  # the model is known, but not at that instant
+            continue  # neither it nor what it adapts is known, or not at that instant
         connection.execute(
             delete(unpriced_events)
             .where(unpriced_events.c.tenant_id == event.tenant_id)

@@ -10,7 +10,7 @@ import msgspec
 from billing.dead_letter import DeadLetter, DeadReason
 from billing.money import MAX_TOKENS_PER_CLASS
 from billing.pricing import PriceBook
-from billing.rating import Charge, charged_counts, rate, token_counts
+from billing.rating import Charge, charged_counts, price_for, rate, token_counts
 from billing.records import Batch, Record
 from contracts.errors import ContractError
 from contracts.names import tenant_id
@@ -55,7 +55,7 @@ def rate_batch(batch: Batch, price_book: PriceBook) -> RatedBatch:
 
 def charges_for(event: UsageEvent, price_book: PriceBook) -> tuple[Charge, ...] | None:
     """None: unpriced.  An event without tokens owes nothing under any price."""
-    price = price_book.at(event.model, event.occurred_at, tier=event.tier)
+    price = price_for(event, price_book)
     if price is None:
         return None if any(charged_counts(event)) else ()
     return rate(event, price)

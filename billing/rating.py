@@ -6,7 +6,7 @@ from decimal import Decimal
 import msgspec
 
 from billing.money import usd_from_pico_usd
-from billing.pricing import TOKEN_CLASSES, Price, TokenClass
+from billing.pricing import TOKEN_CLASSES, Price, PriceBook, TokenClass
 from contracts.usage import OutputCharge, UsageEvent
 
 Counts = tuple[int, int, int, int, int]  # by TOKEN_CLASSES
@@ -62,6 +62,14 @@ def charged_counts(event: UsageEvent) -> Counts:
         text,
         reasoning,
     )
+
+
+def price_for(event: UsageEvent, price_book: PriceBook) -> Price | None:
+    """Its model's; of an adapter that has none, that of the model it adapts.  None: unpriced."""
+    price = price_book.at(event.model, event.occurred_at, tier=event.tier)
+    if price is None and event.adapter_of is not None:
+        return price_book.at(event.adapter_of, event.occurred_at, tier=event.tier)
+    return price
 
 
 def rate(event: UsageEvent, price: Price) -> tuple[Charge, ...]:

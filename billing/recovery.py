@@ -84,6 +84,7 @@ def recovered_event(records: Sequence[ReplicaUsage], tiers: Mapping[str, str]) -
         is_recovered=True,
         is_locally_admitted=any(record.is_locally_admitted for record in records),
         adapter=last.adapter,
+        adapter_of=last.adapter_of,
     )
 
 

@@ -46,6 +46,7 @@ class ReplicaUsage(
     replica_seq: Annotated[int, msgspec.Meta(ge=1)]  # gapless within one boot, but for losses
     is_locally_admitted: bool = False  # as its gateway said: the quota's store was away
     adapter: str | None = None  # ``model``, where it is an adapter of the one that was loaded
+    adapter_of: str | None = None  # that one's name
 
 
 _decoder = msgspec.json.Decoder(ReplicaUsage)

@@ -108,6 +108,7 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
     is_locally_admitted: bool = False  # by its gateway while the quota store was away
     adapter: str | None = None  # ``model``, where that is an adapter of another one
     parent_event_id: str | None = None  # whose answer this one repeats; None: its own was generated
+    adapter_of: str | None = None  # whose: that model's price holds where the adapter has none
 
     @property
     def input_tokens(self) -> int:

@@ -53,7 +53,7 @@ class EventEncoder:
         kind = (
             id(context.grant), request.model_requested, request.model, request.operation,
             request.is_stream, meter.replica, meter.provider, meter.attempt, usage.source,
-            meter.is_locally_admitted, meter.is_adapter,
+            meter.is_locally_admitted, meter.adapter_of,
         )  # fmt: skip
         known = self._kinds.get(kind)
         if known is None or outcome is not Outcome.COMPLETED or meter.parent_event_id is not None:

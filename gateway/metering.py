@@ -52,7 +52,7 @@ class Meter:
     is_locally_admitted = False  # the quota store was away
 
     replica: str | None = None
-    is_adapter = False  # what it serves is one, as it says
+    adapter_of: str | None = None  # whose adapter it serves, as it says
     provider: str | None = None  # None: a replica of ours
     attempt: int = 1  # which one this is
     route: str | None = None  # why it is there, as of its last attempt
@@ -83,7 +83,7 @@ class Meter:
         """Somebody else gets the request, as if nobody had had it; the client has nothing of it."""
         self.provider = self.route = self.home = self.engine_usage = None
         self.explanation, self.route_costs = b"", None
-        self.is_adapter = False
+        self.adapter_of = None
 
     def take_over(self, other: "Meter") -> None:
         """What has been told to it."""
@@ -217,8 +217,9 @@ class EventSource:
             provider=meter.provider,
             attempt=meter.attempt,
             is_locally_admitted=meter.is_locally_admitted,
-            adapter=request.model if meter.is_adapter else None,
+            adapter=None if meter.adapter_of is None else request.model,
             parent_event_id=meter.parent_event_id,
+            adapter_of=meter.adapter_of,
         )
 
     def tpot_ms(self, meter: Meter, usage: Usage) -> float | None:

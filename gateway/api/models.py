@@ -25,7 +25,7 @@ def models_router(authenticator: Authenticator, pool: ReplicaPool) -> APIRouter:
         return [model for model in pool.served_models() if _may_use(grant, pool.resolve(model))]
 
     def body_of(model: str) -> ModelBody:
-        return ModelBody(id=model, created=pool.created_unix_s(model))
+        return ModelBody(id=model, created=pool.created_unix_s(model), parent=pool.parent(model))
 
     @router.get("/v1/models/{model:path}")
     async def retrieve_model(request: Request, model: str) -> ModelBody:

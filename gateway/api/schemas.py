@@ -66,6 +66,7 @@ class ModelBody(BaseModel):
     object: str = "model"
     created: int  # Unix time, seconds; 0: no replica tells
     owned_by: str = "pandal"
+    parent: str | None = None  # whose adapter it is, as replicas tell
 
 
 class ModelListBody(BaseModel):

@@ -158,7 +158,7 @@ class Attempts:
         if replica.prompt_tokens is not None and request.text is not None:
             replica.prompt_tokens.ask(request.text, self._exchange.body)
         meter.replica, meter.attempt = replica.name, self._num_begun
-        meter.is_adapter = self._context.request.model in replica.adapters
+        meter.adapter_of = replica.adapters.get(request.model)
         meter.sent_monotonic_s = began_s
         meter.route, meter.home = decision.reason, decision.home
         if fleet.limits.explains_routes and self._exchange.header(_EXPLAIN) is not None:

@@ -81,6 +81,12 @@ class ReplicaPool:
         """The earliest that was told: some servers tell the time of the question.  0: none told."""
         return self._created_unix_s.get(self._aliases.models(model)[0], 0)
 
+    def parent(self, model: str) -> str | None:
+        """Whose adapter it is, as a replica tells; None: nobody's."""
+        name = self._aliases.models(model)[0]
+        told = (replica.adapters.get(name) for replica in self._replicas.values())
+        return next((parent for parent in told if parent is not None), None)
+
     def resolve(self, model: str, share: Callable[[], float] = lambda: 0.0) -> str:
         """The name replicas use; of a name for several models by the conversation's ``share``, of
         an adapter behind its model's name its own.
@@ -240,7 +246,7 @@ class ReplicaPool:
             return
         replica.models = frozenset(model.id for model in listed)
         adapters = {model.id: model.base for model in listed if model.base is not None}
-        replica.adapters = frozenset(adapters)
+        replica.adapters = adapters
         self._qualified.update({f"{base}:{name}": name for name, base in adapters.items()})
         for model in listed:
             told = model.created

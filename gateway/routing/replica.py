@@ -1,5 +1,6 @@
 """One replica: its client and what is known of it."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from contracts.load import ReplicaLoad
@@ -21,7 +22,7 @@ class Replica:
         self.client = client
         self.name = client.name
         self.models: frozenset[str] | None = None  # None: it has never told
-        self.adapters = frozenset[str]()  # those of the models that are another one's adapters
+        self.adapters: Mapping[str, str] = {}  # whose each is, by those of the models that are one
         self.endpoint = Endpoint(client.name, is_ready=False, models=frozenset())
         self.forecast = TtftForecast()
         self.others = OthersLoad()

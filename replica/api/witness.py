@@ -95,6 +95,7 @@ class Witness:
                 replica_seq=seq,
                 is_locally_admitted=asked.is_locally_admitted,
                 adapter=None if adapter is None else self.names.of(adapter),
+                adapter_of=None if adapter is None else self.names.model,
             )
         )
 

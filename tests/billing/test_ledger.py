@@ -31,8 +31,10 @@ from tests.support.waiting import eventually
 TENANTS = ("acme", "globex")
 
 
-def post(ledger: Ledger, events: list[UsageEvent], *, first: int | None = None) -> PostResult:
-    return ledger.post(rate_batch(batch_of(events, first=first), BOOK))
+def post(
+    ledger: Ledger, events: list[UsageEvent], *, first: int | None = None, book: PriceBook = BOOK
+) -> PostResult:
+    return ledger.post(rate_batch(batch_of(events, first=first), book))
 
 
 def test_one_event_becomes_one_entry_per_class(either: Ledger, either_url: str) -> None:
@@ -180,6 +182,30 @@ def test_an_unpriced_event_waits_and_is_rated_once(either: Ledger, either_url: s
     assert known is not None
     assert rated.usd == known.usd
     assert totals(either_url, "acme").num_unpriced_requests == 0
+
+
+def test_an_adapter_without_a_price_costs_what_its_model_does(
+    either: Ledger, either_url: str
+) -> None:
+    """It is never free: it waits where neither has a price, and its own goes before."""
+    of_known = {"model": "law", "adapter": "law", "adapter_of": MODEL}
+    of_new = {"model": "poetry", "adapter": "poetry", "adapter_of": "new"}
+    result = post(either, [usage(1, **of_known), usage(2), usage(3, **of_new)])
+    assert (result.num_unpriced, result.unpriced_models) == (1, {"poetry"})
+    found = [find_event(either_url, request_id=f"request-{n}") for n in (1, 2, 3)]
+    adapted, known, waiting = (None if each is None else each.usd for each in found)
+    assert adapted == known is not None
+    assert waiting is None
+
+    own = price_of("law", "law.1", factor=2)
+    wider = PriceBook([PRICE, own, price_of("new", "new.1")])
+    either.record_prices(wider)
+    assert [either.post_unpriced(wider) for _ in range(2)] == [1, 0]
+    post(either, [usage(4, **of_known)], first=3, book=wider)
+    prices = {(row[1], row[7]) for row in rows(either_url, "ledger_entries")}
+    assert prices == {
+        ("event-1", "smol.1"), ("event-2", "smol.1"), ("event-3", "new.1"), ("event-4", "law.1"),
+    }  # fmt: skip
 
 
 def test_an_event_of_a_known_model_before_its_first_price_waits(

@@ -47,7 +47,9 @@ def recover_all(books: Books) -> int:
 
 def test_what_a_killed_gateway_never_wrote_is_posted_once_and_marked(books: Books) -> None:
     """The quota is told of it then, and of no other."""
-    lost = record(event(4), output_text_tokens=9, finish_reasons=("abort",), adapter="m")
+    lost = record(
+        event(4), output_text_tokens=9, finish_reasons=("abort",), adapter="m", adapter_of="b"
+    )
     books.post(*EVENTS)
     books.records.append(lost)
     assert books.found() == [(Kind.NO_EVENT, "event-4")]
@@ -62,7 +64,7 @@ def test_what_a_killed_gateway_never_wrote_is_posted_once_and_marked(books: Book
     event_ = decode_usage_event(posted.payload)
     assert event_.request_id == "request-4"
     assert (event_.outcome, event_.usage_source) == (Outcome.GATEWAY_LOST, UsageSource.ENGINE)
-    assert (event_.tier, event_.adapter) == ("standard", "m")
+    assert (event_.tier, event_.adapter, event_.adapter_of) == ("standard", "m", "b")
     assert totals(books.ledger_url, "acme").num_unpriced_requests == 0
 
 

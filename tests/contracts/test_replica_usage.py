@@ -31,7 +31,7 @@ GOLDEN = (
     b'"is_final":false,"input_uncached_tokens":2,"input_cache_read_tokens":16,'
     b'"output_text_tokens":5,"resumed_tokens":0,"arrived_at":"2026-11-29T00:00:00Z",'
     b'"finished_at":"2026-11-29T00:00:01Z","replica_boot_id":"0a","replica_seq":7,'
-    b'"is_locally_admitted":false,"adapter":null}'
+    b'"is_locally_admitted":false,"adapter":null,"adapter_of":null}'
 )
 
 

@@ -49,6 +49,7 @@ EVENT = UsageEvent(
     attempt=2,
     adapter="law",
     parent_event_id="e0",
+    adapter_of="base",
 )
 GOLDEN = (
     b'{"type":"usage.recorded.v1","event_id":"e1","request_id":"r1","tenant_id":"acme",'
@@ -61,7 +62,7 @@ GOLDEN = (
     b'"input_cache_write_tokens":3,"output_reasoning_tokens":4,"settled_tokens":30,'
     b'"delivered_tokens":8,"output_charge":"delivered","tpot_ms":2.5,"provider":null,'
     b'"priority":-1,"attempt":2,"is_recovered":false,"is_locally_admitted":false,'
-    b'"adapter":"law","parent_event_id":"e0"}'
+    b'"adapter":"law","parent_event_id":"e0","adapter_of":"base"}'
 )
 FIRST_SHAPE = GOLDEN[: GOLDEN.index(b',"input_cache_write_tokens"')] + b"}"
 """As the first gateways wrote it: spools and topics still hold such."""
@@ -83,6 +84,7 @@ def test_an_event_of_the_first_shape_is_read_as_what_it_meant() -> None:
     assert not event.is_recovered
     assert event.adapter is None
     assert event.parent_event_id is None
+    assert event.adapter_of is None
 
 
 @pytest.mark.parametrize(

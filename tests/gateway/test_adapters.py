@@ -35,6 +35,8 @@ async def test_events_tell_adapters_from_models(tenant: Tenant, upstream: Upstre
     listed = await get(tenant.gateway.port, "/v1/models", tenant.key)
     names = [model["id"] for model in listed.document["data"]]
     assert names == ["default", "law", "model-a", "org/poetry"]
+    parents = [model["parent"] for model in listed.document["data"]]
+    assert parents == [None, "model-a", None, "model-a"]
     for asked, model, adapter in (
         ("model-a", "model-a", None),
         ("law", "law", "law"),
@@ -45,6 +47,7 @@ async def test_events_tell_adapters_from_models(tenant: Tenant, upstream: Upstre
         sent, event = await served(tenant, upstream, asked)
         assert sent == model
         assert (event.model_requested, event.model, event.adapter) == (asked, model, adapter)
+        assert event.adapter_of == (None if adapter is None else "model-a")
 
 
 @pytest.mark.parametrize("model", ["law:model-a", "model-a:", "model-a:prose", "default:law"])

@@ -91,11 +91,12 @@ def test_another_grant_or_replica_is_another_kind() -> None:
 def test_what_has_become_an_adapter_is_another_kind() -> None:
     encoder, usage = EventEncoder(SOURCE), Usage(1, 0, 1, UsageSource.ENGINE)
     asked = context("law", is_stream=False, started_s=0.0, reserved=1)
-    for is_adapter in (False, True, True, False):
+    for adapter_of in (None, "m", "m", None, "n"):
         served = meter("a", None, False)
-        served.is_adapter = is_adapter
+        served.adapter_of = adapter_of
         encoded = encoder.encode(asked, served, usage, Outcome.COMPLETED, 1)
-        assert decode_usage_event(encoded).adapter == ("law" if is_adapter else None)
+        event = decode_usage_event(encoded)
+        assert (event.adapter, event.adapter_of) == (adapter_of and "law", adapter_of)
 
 
 @pytest.mark.parametrize("mark", ["\x01event", "\x01request"])

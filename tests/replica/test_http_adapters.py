@@ -72,8 +72,8 @@ def test_the_journal_tells_whose_count_it_was(adapted: ReplicaProcess) -> None:
     token_ids(adapted, "tiny:law", "of-law")
     token_ids(adapted, "tiny", "of-none")
     of_law, of_none = (witnessed(adapted, name) for name in ("of-law", "of-none"))
-    assert (of_law.model, of_law.adapter) == ("law", "law")
-    assert (of_none.model, of_none.adapter) == ("tiny", None)
+    assert (of_law.model, of_law.adapter, of_law.adapter_of) == ("law", "law", "tiny")
+    assert (of_none.model, of_none.adapter, of_none.adapter_of) == ("tiny", None, None)
     assert of_law.output_text_tokens == 8
 
 
