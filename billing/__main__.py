@@ -25,6 +25,7 @@ from billing.kafka_source import KafkaSource, num_unread
 from billing.kafka_wiring import client_arguments
 from billing.ledger import Ledger, utc_now
 from billing.lookup import next_offset
+from billing.quota_store import trusting
 from billing.reconciliation import AuditRules, Sources, policy_tenants, reconcile
 from billing.settings import PREFIX, Settings, unread_variables
 from billing.spool_source import SpoolSource
@@ -131,9 +132,14 @@ def _steps(
             (Channel.TOPIC, lambda: to_topic),
         ):
             yield ChannelWatch(book, channel, receiver, done.is_set).step
-    if settings.quota_url is not None and settings.policy_file is not None:
-        quota_url = settings.quota_url.get_secret_value()
+    quota_url = _quota_url(settings)
+    if quota_url is not None and settings.policy_file is not None:
         yield CounterWatch(ledger_url, quota_url, settings.policy_file, utc_now).step
+
+
+def _quota_url(settings: Settings) -> str | None:
+    url = settings.quota_url
+    return None if url is None else trusting(url.get_secret_value(), settings.redis_ca_file)
 
 
 def _to_topic(settings: Settings) -> Send:
@@ -147,13 +153,12 @@ def _reconciliation(
     settings: Settings, is_stopping: Callable[[], bool]
 ) -> Callable[[], AuditReport]:
     ledger_url = settings.ledger_url.get_secret_value()
-    quota_url = settings.quota_url
     sources = Sources(
         ledger_url=ledger_url,
         price_book=settings.price_book,
         spool_dir=settings.spool_dir,
         journals_dir=settings.usage_journals,
-        quota_url=None if quota_url is None else quota_url.get_secret_value(),
+        quota_url=_quota_url(settings),
         policy_tenants=lambda: policy_tenants(settings.policy_file),
         num_unread=lambda: (
             0

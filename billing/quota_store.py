@@ -7,8 +7,9 @@ followed.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import redis
 from redis.sentinel import Sentinel
@@ -20,7 +21,15 @@ from contracts.names import TenantId, quota_holds_key, quota_owed, quota_settled
 
 _TIMEOUT_S = 2.0
 _MOST_OWED = 10_000  # two megabytes of the store's memory
-_SENTINELS_SCHEME, _SENTINELS_PORT = "redis+sentinel://", 26379
+_SENTINELS_SCHEMES, _SENTINELS_PORT = ("redis+sentinel", "rediss+sentinel"), 26379
+_CA_FILE = "ssl_ca_certs"  # redis' own word for it in a URL
+
+
+def trusting(url: str, ca_file: Path | None) -> str:
+    """The store's URL with whom it is known by over TLS; ``None``: whom this machine trusts."""
+    if ca_file is None or not url.lower().startswith("rediss"):
+        return url
+    return f"{url}{'&' if '?' in url else '?'}{_CA_FILE}={quote(str(ca_file))}"
 
 
 def settled_totals(url: str, tenant_ids: Iterable[TenantId]) -> Mapping[str, QuotaTotals]:
@@ -58,7 +67,7 @@ def quota_store(url: str) -> Iterator[Any]:  # Any: redis types its replies as w
         client = _client(url)
     except ValueError as exc:
         raise QuotaStoreUnavailable(
-            "expected redis://HOST:PORT, redis+sentinel://HOST:PORT/SERVICE or unix:///PATH"
+            "expected redis[s]://HOST:PORT, redis[s]+sentinel://HOST:PORT/SERVICE or unix:///PATH"
         ) from exc
     try:
         yield client
@@ -70,8 +79,8 @@ def quota_store(url: str) -> Iterator[Any]:  # Any: redis types its replies as w
 
 def _client(url: str) -> redis.Redis:
     """Raises ValueError."""
-    limits = {"socket_timeout": _TIMEOUT_S, "socket_connect_timeout": _TIMEOUT_S}
-    if not url.startswith(_SENTINELS_SCHEME):
+    limits: dict[str, Any] = {"socket_timeout": _TIMEOUT_S, "socket_connect_timeout": _TIMEOUT_S}
+    if urlsplit(url).scheme not in _SENTINELS_SCHEMES:
         return redis.Redis.from_url(url, protocol=2, **limits)
     credentials, _, hosts = urlsplit(url).netloc.rpartition("@")
     service, _, database = urlsplit(url).path.removeprefix("/").partition("/")
@@ -79,6 +88,8 @@ def _client(url: str) -> redis.Redis:
     places = [urlsplit(f"//{host}") for host in hosts.split(",")]
     sentinels = [(place.hostname, place.port or _SENTINELS_PORT) for place in places]
     told = parse_qs(urlsplit(url).query)
+    if urlsplit(url).scheme.startswith("rediss"):
+        limits |= {"ssl": True, _CA_FILE: told.get(_CA_FILE, [None])[0]}
     to_sentinels = {
         **limits,
         "username": told.get("sentinel_user", [None])[0],

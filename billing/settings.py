@@ -51,6 +51,7 @@ class Settings(BaseSettings):
     alerts_topic: str | None = None
     # The gateways' quota store, whose totals are compared with the ledger.  None: nobody does that.
     quota_url: SecretStr | None = None
+    redis_ca_file: Path | None = None  # PEM, of a rediss:// one; None: whom this machine trusts
     # The gateways' policy document: with it spend counters are kept from standing below the ledger
     # after the store was lost.  None: nobody does that.
     policy_file: Path | None = None

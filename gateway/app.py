@@ -135,7 +135,7 @@ async def _end(pipeline: Pipeline, limiter: RedisLimiter, access_log: AccessLog)
 
 
 def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
-    address = RespAddress.parse(settings.quota_url.get_secret_value())
+    address = RespAddress.parse(settings.quota_url.get_secret_value(), settings.redis_ca_file)
     name = f"{settings.gateway_id}/{boot_id}"
     quota = QuotaStore(address, settings.quota_call_deadline_s, greeting(name))
     metrics, replicas = Metrics(settings.metrics_tenants), wire_replicas(settings, clock)

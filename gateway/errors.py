@@ -225,11 +225,15 @@ class QuotaUnavailable(Unavailable):
 
 
 class QuotaRefused(QuotaUnavailable):
-    """The store is there, but refuses the commands; ``reason`` is its word for why."""
+    """The store is there, but refuses the commands; ``reason`` is its word for why.
 
-    def __init__(self, reason: str) -> None:
+    Or we refuse it.  ``detail``: for whoever reads the log; no secret.
+    """
+
+    def __init__(self, reason: str, detail: str | None = None) -> None:
         super().__init__("The quota store cannot decide.")
         self.reason = reason
+        self.detail = detail
 
 
 class QuotaUnanswered(QuotaUnavailable):

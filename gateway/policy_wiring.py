@@ -46,6 +46,7 @@ def wire_policies(settings: Settings, clock: Clock) -> PolicyParts:
 
 def _store(settings: Settings) -> FileDocuments | ValkeyDocuments:
     if settings.policy_url is not None:
-        return ValkeyDocuments(RespAddress.parse(settings.policy_url.get_secret_value()))
+        url = settings.policy_url.get_secret_value()
+        return ValkeyDocuments(RespAddress.parse(url, settings.redis_ca_file))
     assert settings.policy_file is not None, "settings want one of the two"
     return FileDocuments(settings.policy_file)

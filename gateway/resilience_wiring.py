@@ -110,7 +110,7 @@ async def _store(
     if settings.cache_url is None:
         yield None
         return
-    address = RespAddress.parse(settings.cache_url.get_secret_value())
+    address = RespAddress.parse(settings.cache_url.get_secret_value(), settings.redis_ca_file)
     client = RespClient(address, deadline_s, name=name)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(client.run())

@@ -1,13 +1,14 @@
 """Where the quota store is, and who we are to it."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 _EXPECTED = (
-    "expected unix:///path[?db=1], redis://[user:password@]host[:port][/db] or "
-    "redis+sentinel://[user:password@]host[:port],host[:port]/service[/db]"
-    "[?sentinel_user=user&sentinel_password=password], "
+    "expected unix:///path[?db=1], redis://[user:password@]host[:port][/db], "
+    "or redis+sentinel://[user:password@]host[:port],host[:port]/service[/db]"
+    "[?sentinel_user=user&sentinel_password=password], rediss:// or rediss+sentinel:// over TLS, "
     "with '/', '?', '#' and '@' in a password written as %2F, %3F, %23 and %40"
 )
 _DATABASE_IN_PATH = re.compile(r"/?(\d*)", re.ASCII)
@@ -28,6 +29,8 @@ class RespAddress:
     service: str = ""
     sentinel_username: str | None = None
     sentinel_password: str | None = field(default=None, repr=False)
+    is_tls: bool = False  # of the store and its Sentinels
+    ca_file: Path | None = None  # PEM; None: whom this machine trusts
 
     @property
     def words(self) -> str:
@@ -35,8 +38,11 @@ class RespAddress:
         return self.path or self.service or f"{self.host}:{self.port}"
 
     @classmethod
-    def parse(cls, url: str) -> "RespAddress":
-        """Raises ValueError, which quotes nothing: any part of a bad URL may be the password's."""
+    def parse(cls, url: str, ca_file: Path | None = None) -> "RespAddress":
+        """``ca_file``: whom a store over TLS is known by.
+
+        Raises ValueError, which quotes nothing: any part of a bad URL may be the password's.
+        """
         try:
             parts = urlsplit(url)
             address = _READERS.get(parts.scheme, _tcp)(parts)
@@ -44,7 +50,7 @@ class RespAddress:
             address = None
         if address is None:
             raise ValueError(_EXPECTED)
-        return address
+        return replace(address, ca_file=ca_file) if address.is_tls else address
 
 
 def _unix(parts: SplitResult) -> RespAddress | None:
@@ -56,7 +62,7 @@ def _unix(parts: SplitResult) -> RespAddress | None:
 
 def _tcp(parts: SplitResult) -> RespAddress | None:
     database = _DATABASE_IN_PATH.fullmatch(parts.path)
-    if parts.scheme != "redis" or parts.query or parts.fragment or database is None:
+    if parts.scheme not in ("redis", "rediss") or parts.query or parts.fragment or database is None:
         return None
     host = parts.hostname or "127.0.0.1"
     host.encode("idna")  # as the resolver will; raises ValueError
@@ -67,6 +73,7 @@ def _tcp(parts: SplitResult) -> RespAddress | None:
         database=int(database[1] or 0),
         username=None if parts.username is None else unquote(parts.username),
         password=None if parts.password is None else unquote(parts.password),
+        is_tls=parts.scheme == "rediss",
     )
 
 
@@ -94,7 +101,12 @@ def _behind_sentinels(parts: SplitResult) -> RespAddress | None:
         service=path[1],
         sentinel_username=to_sentinels.get("sentinel_user", [None])[0],
         sentinel_password=to_sentinels.get("sentinel_password", [None])[0],
+        is_tls=parts.scheme.startswith("rediss"),
     )
 
 
-_READERS = {"unix": _unix, "redis+sentinel": _behind_sentinels}
+_READERS = {
+    "unix": _unix,
+    "redis+sentinel": _behind_sentinels,
+    "rediss+sentinel": _behind_sentinels,
+}

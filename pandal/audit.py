@@ -16,6 +16,7 @@ from billing.errors import SourceUnavailable
 from billing.kafka_source import num_unread
 from billing.kafka_wiring import client_arguments
 from billing.lookup import next_offset, reads_kafka
+from billing.quota_store import trusting
 from billing.reconciliation import AuditRules, Sources, policy_tenants, reconcile
 from contracts.names import USAGE_TOPIC
 from pandal.errors import NotAudited
@@ -34,7 +35,9 @@ def run_audit(books: FleetBooks, sources: Sources, rules: AuditRules) -> AuditRe
 
 def sources_of(books: FleetBooks, price_book: Path | None, settings: CommandSettings) -> Sources:
     """Those of the local fleet, but for what is named: of another ledger only what is named."""
-    quota_url = None if settings.quota_url is None else settings.quota_url.get_secret_value()
+    quota_url = None
+    if settings.quota_url is not None:
+        quota_url = trusting(settings.quota_url.get_secret_value(), settings.redis_ca_file)
     data_dir = books.data_dir
     is_local = books.other_ledger_url is None
     if quota_url is None and is_local:

@@ -28,9 +28,14 @@ async def running_store(address: RespAddress, call_deadline_s: float) -> AsyncIt
 async def connected_store(
     address: RespAddress, *, call_deadline_s: float, connect_s: float
 ) -> AsyncIterator[QuotaStore]:
-    """Raises TimeoutError where it does not answer by then."""
+    """Raises TimeoutError where it does not answer by then; QuotaRefused where it told us why."""
     async with running_store(address, call_deadline_s) as store:
-        async with asyncio.timeout(connect_s):
-            while not store.is_reachable:  # noqa: ASYNC110  # it tells by no event
-                await asyncio.sleep(_LOOK_S)
+        try:
+            async with asyncio.timeout(connect_s):
+                while not store.is_reachable:  # noqa: ASYNC110  # it tells by no event
+                    await asyncio.sleep(_LOOK_S)
+        except TimeoutError:
+            if store.refusal is not None:
+                raise store.refusal from None
+            raise
         yield store

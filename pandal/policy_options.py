@@ -43,11 +43,12 @@ def key_access(data_dir: Path | None, admin: str | None) -> KeyAccess:
 
 def quota_address(data_dir: Path | None) -> RespAddress:
     """Of the store that keeps the record.  Raises BadOption."""
-    url = CommandSettings().quota_url
+    settings = CommandSettings()
+    url = settings.quota_url
     if url is None or data_dir is not None:
         return local_quota(directory(data_dir))
     try:
-        return RespAddress.parse(url.get_secret_value())
+        return RespAddress.parse(url.get_secret_value(), settings.redis_ca_file)
     except ValueError as exc:
         raise BadOption(f"PANDAL_QUOTA_URL: {exc}") from exc
 

@@ -79,7 +79,8 @@ def _tell_metrics(app: FastAPI, metrics: AdminMetrics) -> None:
 
 def _documents(settings: Settings) -> FileDocuments | ValkeyDocuments:
     if settings.policy_url is not None:
-        return ValkeyDocuments(RespAddress.parse(settings.policy_url.get_secret_value()))
+        url = settings.policy_url.get_secret_value()
+        return ValkeyDocuments(RespAddress.parse(url, settings.redis_ca_file))
     assert settings.policy_file is not None, "settings want one of the two"
     return FileDocuments(settings.policy_file)
 

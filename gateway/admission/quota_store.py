@@ -14,7 +14,7 @@ from typing import Final
 
 from gateway.admission.resp import RespClient, error_text, pack
 from gateway.completion import Completion
-from gateway.errors import QuotaUnavailable
+from gateway.errors import QuotaRefused, QuotaUnavailable
 from gateway.resp_address import RespAddress
 
 _NUM_SLOTS: Final = 16_384
@@ -59,6 +59,11 @@ class QuotaStore:
     @property
     def is_reachable(self) -> bool:
         return self._is_mapped and any(n.connected.is_set() for n in self._nodes.values())
+
+    @property
+    def refusal(self) -> QuotaRefused | None:
+        """What met whoever tried to connect, if it was not silence."""
+        return self._seed.refusal
 
     @property
     def homes(self) -> frozenset[RespClient]:

@@ -6,12 +6,13 @@ takes the connection with it: on a pipelined connection nothing behind it can be
 
 import asyncio
 import logging
+import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 import hiredis
 
+from gateway.admission.resp_tls import client_context, told_refusals
 from gateway.backoff import backoff_s
 from gateway.completion import Completion
 from gateway.errors import QuotaRefused, QuotaUnanswered, QuotaUnavailable
@@ -189,7 +190,9 @@ class RespClient:
         self._call_deadline_s = call_deadline_s
         self._connection: _Connection | None = None
         self._sentinels = deque(address.sentinels)  # whoever answered last is asked first
+        self._tls: ssl.SSLContext | None = None
         self._fault: str | None = None
+        self.refusal: QuotaRefused | None = None  # what the last attempt met, if not silence
         self._was_connected = False
         self.connected = asyncio.Event()
         self.call: Callable[[bytes], Completion[object]] = _call_nobody
@@ -215,25 +218,26 @@ class RespClient:
                 connection = await self._connect()
             except (OSError, QuotaUnavailable) as exc:
                 num_failures += 1
-                if isinstance(exc, QuotaRefused):
-                    self._tell(exc.reason)
+                self.refusal = exc if isinstance(exc, QuotaRefused) else None
+                if self.refusal is not None:
+                    self._tell(self.refusal.reason, self.refusal.detail)
                 elif self._was_connected or num_failures >= _TOLD_FROM:
                     self._tell("unreachable")
                 await asyncio.sleep(backoff_s(_BACKOFF_S, num_failures))
                 continue
             logger.info(self._says_connected, extra={"path": self._address.words})
-            self._fault, self._was_connected = None, True
+            self._fault, self.refusal, self._was_connected = None, None, True
             if await self._use(connection) >= _PROVEN_S:
                 num_failures = 0
             else:  # a store that is only too slow must not be called over and over
                 num_failures += 1
                 await asyncio.sleep(backoff_s(_BACKOFF_S, num_failures))
 
-    def _tell(self, fault: str) -> None:
+    def _tell(self, fault: str, detail: str | None = None) -> None:
         is_told = fault == self._fault or (fault, self._fault) == ("unreachable", "lost")
         if not is_told:  # once per outage and reason, not once per attempt
             advice = _WHILE_LOST.get(self._name) if fault == "lost" else _ADVICE.get(fault)
-            fields = {"reason": fault, "error": advice, "path": self._address.words}
+            fields = {"reason": fault, "error": detail or advice, "path": self._address.words}
             logger.error(self._says_unusable, extra=fields)
         self._fault = fault
 
@@ -254,6 +258,8 @@ class RespClient:
 
     async def _connect(self) -> _Connection:
         """Raises OSError, QuotaUnavailable; QuotaRefused if the store answers, but not to us."""
+        if self._address.is_tls:
+            self._tls = await asyncio.to_thread(client_context, self._address.ca_file)
         place = (self._address.host, self._address.port)
         if self._sentinels:
             place = await self._primary()
@@ -274,18 +280,22 @@ class RespClient:
         if self._address.path is not None:
             _, connection = await loop.create_unix_connection(self._make, self._address.path)
         else:
-            _, connection = await loop.create_connection(self._make, host, port)
+            with told_refusals():
+                _, connection = await loop.create_connection(self._make, host, port, ssl=self._tls)
         return connection
 
     async def _primary(self) -> tuple[str, int]:
-        """By the first Sentinel that knows it.  Raises QuotaUnavailable.
+        """By the first Sentinel that knows it.
+
+        Raises QuotaUnavailable; QuotaRefused if none knows it and one was refused or refuses.
 
         https://redis.io/docs/latest/develop/reference/sentinel-clients/
         """
         address = self._address
         question = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", address.service)
+        fault = QuotaUnavailable("No Sentinel knows where the quota store is.")
         for _ in range(len(self._sentinels)):
-            with suppress(OSError, QuotaUnavailable):  # a deadline's, too: the next one is asked
+            try:
                 async with asyncio.timeout(self._call_deadline_s * 4):
                     sentinel = await self._open(*self._sentinels[0])
                     try:
@@ -297,8 +307,12 @@ class RespClient:
                 if isinstance(found, list):
                     host, port = found
                     return host.decode(), int(port)
+            except QuotaRefused as exc:
+                fault = exc
+            except (OSError, QuotaUnavailable):
+                pass  # a deadline's, too: the next one is asked
             self._sentinels.rotate(-1)
-        raise QuotaUnavailable("No Sentinel knows where the quota store is.")
+        raise fault
 
     def _make(self) -> _Connection:
         return _Connection(self._call_deadline_s)

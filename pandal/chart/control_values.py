@@ -49,6 +49,7 @@ BILLING_MANAGED: Final = {
     "price_book": "billing.prices",
     "terms": "billing.terms",
     "quota_url": "gateway.quotaUrl",
+    "redis_ca_file": "gateway.redisCa",
     "policy_file": "gateway.policies, if billing.keepsCounters",
     "usage_journals": "nothing: each replica keeps its journal on a volume of its own",
     "port": "billing.port",

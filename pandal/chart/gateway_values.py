@@ -36,6 +36,7 @@ MANAGED: Final = {
     "key_pepper": "gateway.keyPepper",
     "quota_url": "gateway.quotaUrl",
     "cache_url": "gateway.cacheUrl",
+    "redis_ca_file": "gateway.redisCa",
     "spool_dir": "usage.spool",
     "gateway_id": "the pod's name",
     "kafka_bootstrap": "usage.kafka.bootstrap",
@@ -60,6 +61,7 @@ ADMIN_MANAGED: Final = {
     "host": "every address of the pod",
     "port": "admin.port",
     "policy_url": "gateway.policies.url",
+    "redis_ca_file": "gateway.redisCa",
     "policy_file": "never: gateway.policies.url",
     "key_pepper": "gateway.keyPepper",
     "static_tokens": "admin.staticTokens",
@@ -106,7 +108,9 @@ class Policies(Group):
     )
 
     document: Object = Field(
-        {"version": 0, "tenants": []}, description="The policy document; edits are followed live"
+        {"version": 0, "tenants": []},
+        description="The policy document; edits are followed live",
+        json_schema_extra={"properties": {"tenants": {"type": "array"}}},
     )
     existing_config_map: OptionalName = Field(
         "", description="One that another process keeps, with the key policies.json, in its place"
@@ -165,11 +169,16 @@ class Gateway(Placement):
     quota_url: SecretKey = Field(
         SecretKey(existing_secret="pandal", key="quota-url"),
         description="redis://user:password@host:port of a Redis, a Valkey or a cluster's node, "
-        "or redis+sentinel://user:password@host:port,host:port/service",
+        "or redis+sentinel://user:password@host:port,host:port/service; "
+        "over TLS rediss:// and rediss+sentinel://",
     )
     cache_url: SecretKey = Field(
         SecretKey(key="cache-url"),
         description="As quotaUrl, of another store: answers that are repeated; empty: none are",
+    )
+    redis_ca: SecretKey = Field(
+        SecretKey(key="ca.crt"),
+        description="Whom stores over TLS are known by; empty: public authorities",
     )
     policies: Policies = Policies()
     upstreams: list[Upstream] = Field([], description="Servers beside the pools")

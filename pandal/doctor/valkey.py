@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from gateway.admission.resp import RespClient, first_word, pack
-from gateway.errors import QuotaUnavailable
+from gateway.errors import QuotaRefused, QuotaUnavailable
 from gateway.resp_address import RespAddress
 from pandal.connected_store import connected_store
 from pandal.doctor.finding import Finding, failure, fine, warning
@@ -37,6 +37,9 @@ async def valkey_findings(address: RespAddress) -> Sequence[Finding]:
                 told = await _of_node(node)
                 found += told if len(nodes) == 1 else [_of(node.where, each) for each in told]
             return found
+    except QuotaRefused as exc:
+        fact = f"{address.words} cannot be used: {exc.reason}"
+        return [failure(_ABOUT, fact, exc.detail or "look into PANDAL_QUOTA_URL")]
     except (QuotaUnavailable, TimeoutError):
         return [_silent(address.words)]
 

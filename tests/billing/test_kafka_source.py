@@ -20,6 +20,9 @@ from billing.posting import rate_batch
 from billing.records import Batch
 from billing.settings import Settings
 from contracts.usage import encode_usage_event
+from pandal.doctor.finding import Level
+from pandal.doctor.kafka import kafka_findings
+from pandal.settings import CommandSettings
 from tests.billing.kafka_topic import (
     administration,
     create_topic,
@@ -113,6 +116,23 @@ async def test_a_broker_that_asks_who_we_are_is_read_over_tls(
         with pytest.raises(SourceUnavailable, match="Unable to bootstrap") as refused:
             await source.poll()
     assert "hunter2" not in str(refused.value)
+
+
+async def test_the_doctor_looks_into_such_a_broker(
+    apache: Broker, secured: SecuredListener
+) -> None:
+    topic = await new_topic(apache.bootstrap, num_partitions=2)
+    told: dict[str, Any] = secured.variables("BILLING_")
+    del told["BILLING_KAFKA_BOOTSTRAP"]  # a command's is another
+    found = await asyncio.to_thread(
+        kafka_findings, secured.bootstrap, CommandSettings(**told), topic
+    )
+    assert found[0].fact.startswith(f"{topic} has 2 partitions")
+    told["BILLING_KAFKA_CA_FILE"] = None  # a stranger, then
+    (refused,) = await asyncio.to_thread(
+        kafka_findings, secured.bootstrap, CommandSettings(**told), topic
+    )
+    assert (refused.level, "cannot be reached" in refused.fact) == (Level.FAILURE, True)
 
 
 async def test_a_broker_that_asks_for_our_certificate_gets_it_or_is_out_of_reach(

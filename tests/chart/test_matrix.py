@@ -53,6 +53,7 @@ OPTIONS: dict[str, list[Any]] = {
     "gateway.httpRoute": [{}, {"enabled": True, "parentRefs": [{"name": "g"}]}],
     "gateway.service": [{}, {"type": "NodePort", "annotations": {"a": "b"}}],
     "gateway.policies": [{}, {"existingConfigMap": "tenants"}, {"url": {"existingSecret": "p"}}],
+    "gateway.redisCa": [{}, {"existingSecret": "ca"}],
     "gateway.drain": [{}, {"preStopS": 0, "timeoutS": 0}],
     "gateway.affinity": [{}, {"nodeAffinity": {}}],
     "gateway.topologySpread": [True, False],

@@ -45,7 +45,11 @@ def golden_of(objects: list[dict[str, Any]]) -> str:
 
 UNKNOWN = {
     "gatway": {},
-    "gateway": {"replica": 2, "settings": {"maxWating": 2, "maxWaiting": 0}},
+    "gateway": {
+        "replica": 2,
+        "settings": {"maxWating": 2, "maxWaiting": 0},
+        "policies": {"document": {"tenants": "acme"}},
+    },
     "pools": [{"name": "a", "model": "m", "gpus": 1}, {"name": "b"}, {"name": "A b", "model": "m"}],
     "usage": {"transport": "pigeon"},
     "fullnameOverride": "a.b",
@@ -56,6 +60,7 @@ REFUSED = [
     ("gateway", "replica"),
     ("gateway.settings", "maxWating"),
     ("gateway.settings.maxWaiting", ""),
+    ("gateway.policies.document.tenants", "array"),
     ("pools.0", "gpus"),
     ("pools.1", "model"),
     ("pools.2.name", "pattern"),

