@@ -69,10 +69,10 @@ def test_a_data_dir_in_use_names_the_process(data_dir: DataDir) -> None:
     assert_refused(result, 1, f"(pid {os.getpid()})", data_dir)
 
 
-def test_a_data_dir_that_is_a_file_is_refused(tmp_path: Path) -> None:
+def test_a_data_dir_that_is_a_file_is_refused(tmp_path: Path, free_port: int) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    result = pandal("up", "--data-dir", str(file / "below"))
+    result = pandal("up", "--data-dir", str(file / "below"), "--port", str(free_port))
     assert_refused(result, 1, "Not a directory", DataDir(file / "below"))
 
 
