@@ -2,12 +2,15 @@
 
     VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model PATH --port 8000 \
         --enable-prompt-tokens-details --kv-events-config '{"enable_kv_cache_events": true, \
-        "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'
-    python -m benchmarks.peers.engine_events http://127.0.0.1:8000 5557 5558
+        "endpoint": "tcp://127.0.0.1:*", "replay_endpoint": "tcp://127.0.0.1:*"}' \
+        --num-gpu-blocks-override 40
+    python -m benchmarks.peers.engine_events http://127.0.0.1:8000 PORT REPLAY_PORT
 
-To an endpoint without a star vLLM's publisher connects, and nobody can subscribe.
+To an endpoint without a star vLLM's publisher connects, and nobody can subscribe; with one for the
+port it listens where any is free, and ``ss -ltnp`` tells which two its EngineCore has.
 Prints what the gateway believes to be cached beside what the engine then reports, for a prompt and
-one that begins alike; the same after a new subscriber has asked for all again; and after a reset.
+one that begins alike; after others have displaced them (few blocks: soon); after a new subscriber
+has asked for all again; and after a reset.
 The exit status tells whether it never believed more than there was, nor less by a boundary.
 """
 
@@ -24,10 +27,12 @@ from gateway.routing.engine_streams import EngineStreams, Publisher
 from gateway.routing.pool import PoolTimings, ReplicaPool
 from gateway.routing.prefix_index import PrefixIndex
 from gateway.routing.text_chain import prompt_text
-from gateway.upstream.replica_client import ReplicaClient, Timeouts, read_body
+from gateway.upstream.replica_client import ReplicaClient, Timeouts
 
 NAME = "vllm"
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
+MAX_ANSWER_BYTES = 1_000_000
+MAX_OTHERS = 40  # prompts, until those before them are displaced
 BOUNDARY_TOKENS = 256  # of a text of some thousand tokens, and a block
 TIMEOUTS = Timeouts(connect_s=5.0, head_s=60.0, idle_s=60.0, keep_alive_s=5.0)
 
@@ -55,15 +60,14 @@ class Follower:
         body = json.dumps(fields).encode()
         if self._replica.prompt_tokens is not None:
             self._replica.prompt_tokens.ask(prompt_text(b"", written(prompt)), body)
-        response = self._replica.client.post(b"/v1/chat/completions", b"", body)
-        await response.head
-        usage = json.loads(await read_body(response, 1_000_000))["usage"]
+        answer = await self._replica.client.ask(
+            b"/v1/chat/completions", body, PATIENCE_S, MAX_ANSWER_BYTES
+        )
+        usage = json.loads(answer.body)["usage"]
         return int((usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0)
 
     async def reset(self) -> None:
-        response = self._replica.client.post(b"/reset_prefix_cache", b"", b"")
-        await response.head
-        await read_body(response, 1_000)
+        await self._replica.client.ask(b"/reset_prefix_cache", b"", PATIENCE_S, MAX_ANSWER_BYTES)
 
 
 def written(prompt: str) -> bytes:
@@ -98,6 +102,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 async def measure(url: str, publisher: Publisher) -> int:
     prompt = " ".join(f"word {number}" for number in range(400))
+    longer = prompt + " and on"
     status = 0
 
     def compare(what: str, believed: int, cached: int) -> None:
@@ -108,10 +113,20 @@ async def measure(url: str, publisher: Publisher) -> int:
 
     async with following(url, publisher) as follower:
         await follower.reset()
+        await follower.ask("The first block tells how many tokens blocks have. " * 40)
+        await until(lambda: len(follower.index.blocks) > 0)
         compare("nothing yet", follower.believed(written(prompt)), await follower.ask(prompt))
         await until(lambda: follower.believed(written(prompt)) > 0)
-        longer = prompt + " and on"
         compare("told by events", follower.believed(written(longer)), await follower.ask(longer))
+        num_others = 0
+        while follower.believed(written(prompt)) > 0 and num_others < MAX_OTHERS:
+            num_others += 1
+            await follower.ask(f"{num_others}: {prompt}")
+        compare(
+            f"displaced by {num_others} others",
+            follower.believed(written(prompt)),
+            await follower.ask(prompt),
+        )
         num_blocks = len(follower.index.blocks)
     async with following(url, publisher) as follower:
         await until(lambda: len(follower.index.blocks) >= num_blocks)
@@ -119,6 +134,7 @@ async def measure(url: str, publisher: Publisher) -> int:
         await until(lambda: follower.believed(written(prompt)) > 0)
         compare("told by a replay", follower.believed(written(prompt)), await follower.ask(prompt))
         await follower.reset()
+        await follower.ask("vLLM tells of a reset with its next step.")
         await until(lambda: follower.believed(written(prompt)) == 0)
         compare("after a reset", 0, await follower.ask(prompt))
     return status
