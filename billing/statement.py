@@ -3,25 +3,21 @@
 Amounts are exact; a statement rounds once, its total, half-even to cents.
 """
 
-import operator
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from functools import reduce
 
 import msgspec
 from sqlalchemy import Connection, func, select
 
 from billing.ledger_database import LedgerRef, reading
 from billing.ledger_schema import (
-    TOKEN_COLUMNS,
     adjustments,
     joined_pico_usd,
     ledger_entries,
     microseconds,
     prices,
     sum_pico_usd,
-    unpriced_events,
     usage_events,
 )
 from billing.money import (
@@ -33,6 +29,7 @@ from billing.money import (
 )
 from billing.periods import month_period
 from billing.pricing import TokenClass
+from billing.unpriced import HAS_USAGE, num_unpriced_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +71,7 @@ class Statement:
     num_requests: int  # that used tokens, whether or not the answer was finished
     num_requests_without_usage: int  # refused, or failed before any token: nothing to charge
     num_unpriced_requests: int  # of num_requests: not in any line yet
+    unpriced_models: tuple[str, ...]  # theirs: without a price for that time
     lines: tuple[StatementLine, ...]
     adjustments: tuple[StatementAdjustment, ...]
     total_usd: Decimal  # exact
@@ -91,6 +89,7 @@ class Statement:
             "num_requests": self.num_requests,
             "num_requests_without_usage": self.num_requests_without_usage,
             "num_unpriced_requests": self.num_unpriced_requests,
+            "unpriced_models": self.unpriced_models,
             "lines": [
                 {
                     "model": line.model,
@@ -122,9 +121,7 @@ def statement(ledger: LedgerRef, tenant_id: str, month: str, time_zone: str = "U
     with reading(ledger) as connection:
         lines = _lines(connection, tenant_id, period_from, period_to)
         adjusted = _adjustments(connection, tenant_id, period_from, period_to)
-        num_used, num_idle, num_unpriced = _num_requests(
-            connection, tenant_id, period_from, period_to
-        )
+        num_used, num_idle, unpriced = _num_requests(connection, tenant_id, period_from, period_to)
     total_usd = sum_usd([*(line.usd for line in lines), *(each.usd for each in adjusted)])
     return Statement(
         tenant_id=tenant_id,
@@ -134,7 +131,8 @@ def statement(ledger: LedgerRef, tenant_id: str, month: str, time_zone: str = "U
         period_to=period_to,
         num_requests=num_used,
         num_requests_without_usage=num_idle,
-        num_unpriced_requests=num_unpriced,
+        num_unpriced_requests=sum(unpriced.values()),
+        unpriced_models=tuple(sorted(unpriced)),
         lines=lines,
         adjustments=adjusted,
         total_usd=total_usd,
@@ -193,21 +191,14 @@ def _adjustments(
 
 def _num_requests(
     connection: Connection, tenant_id: str, period_from: datetime, period_to: datetime
-) -> tuple[int, int, int]:
-    """(with usage, without, unpriced)."""
+) -> tuple[int, int, dict[str, int]]:
+    """(with usage, without, unpriced by model)."""
     columns = usage_events.c
     within = (
         columns.tenant_id == tenant_id,
         columns.occurred_at_us >= microseconds(period_from),
         columns.occurred_at_us < microseconds(period_to),
     )
-    has_usage = reduce(operator.add, TOKEN_COLUMNS) > 0
-    is_same_event = (unpriced_events.c.tenant_id == columns.tenant_id) & (
-        unpriced_events.c.event_id == columns.event_id
-    )
-    counts = select(func.count().filter(has_usage), func.count().filter(~has_usage)).where(*within)
-    unpriced = (
-        select(func.count()).select_from(unpriced_events).join(usage_events, is_same_event)
-    ).where(*within, has_usage)
+    counts = select(func.count().filter(HAS_USAGE), func.count().filter(~HAS_USAGE)).where(*within)
     num_used, num_idle = connection.execute(counts).one()
-    return num_used, num_idle, connection.execute(unpriced).scalar_one()
+    return num_used, num_idle, num_unpriced_by(connection, columns.model, *within)

@@ -1,4 +1,7 @@
-"""What was used and charged, by day, model or key: sums of ``daily_usage``.  Read-only."""
+"""What was used and charged, by day, model or key: sums of ``daily_usage``.  Read-only.
+
+What waits for a price is counted from the events: ``daily_usage`` does not know it.
+"""
 
 import csv
 import io
@@ -10,12 +13,18 @@ from enum import StrEnum
 from typing import Final
 
 import msgspec
-from sqlalchemy import func, select
+from sqlalchemy import BigInteger, func, literal_column, select
 
 from billing.ledger_database import LedgerRef, reading
-from billing.ledger_schema import daily_usage, joined_pico_usd
+from billing.ledger_schema import (
+    US_PER_DAY,
+    daily_usage,
+    joined_pico_usd,
+    usage_events,
+)
 from billing.money import plain, usd_from_pico_usd
 from billing.pricing import TokenClass
+from billing.unpriced import num_unpriced_by
 
 _EPOCH: Final = date(1970, 1, 1)
 
@@ -27,6 +36,14 @@ class Grouping(StrEnum):
     TENANT = "tenant"
 
 
+# Written out: PostgreSQL takes no two parameters for the same expression.
+_DAY: Final = usage_events.c.occurred_at_us // literal_column(str(US_PER_DAY), BigInteger)
+_EVENT_COLUMNS: Final = {
+    Grouping.DAY: _DAY,
+    Grouping.MODEL: usage_events.c.model,
+    Grouping.KEY: usage_events.c.key_id,
+    Grouping.TENANT: usage_events.c.tenant_id,
+}
 _COLUMNS: Final = {
     Grouping.DAY: daily_usage.c.day,
     Grouping.MODEL: daily_usage.c.model,
@@ -39,8 +56,9 @@ _COLUMNS: Final = {
 class UsageRow:
     group: str
     num_requests: int
+    num_unpriced_requests: int  # of them: they used tokens, which are not in ``usd`` yet
     tokens: Mapping[TokenClass, int]
-    usd: Decimal  # exact; what has no price yet is not in it
+    usd: Decimal  # exact
 
     @property
     def total_tokens(self) -> int:
@@ -60,19 +78,26 @@ class UsageQuery:
 def usage_rows(ledger: LedgerRef, query: UsageQuery) -> list[UsageRow]:
     """By group, in its order.  Raises LedgerMissing, LedgerUnavailable."""
     columns, group = daily_usage.c, _COLUMNS[query.by]
+    first, end = ((day - _EPOCH).days for day in (query.first, query.last + timedelta(days=1)))
+    of_events = usage_events.c
+    within = [
+        of_events.occurred_at_us >= first * US_PER_DAY,
+        of_events.occurred_at_us < end * US_PER_DAY,
+    ]
     tokens = [func.sum(columns[f"{c.value}_tokens"]) for c in TokenClass]
     money = (func.sum(columns.micro_usd), func.sum(columns.rest_pico_usd))
     statement = (
         select(group, func.sum(columns.num_requests), *tokens, *money)
-        .where(columns.day >= (query.first - _EPOCH).days)
-        .where(columns.day <= (query.last - _EPOCH).days)
+        .where(columns.day >= first, columns.day < end)
         .group_by(group)
         .order_by(group)
     )
     if query.tenant_id is not None:
         statement = statement.where(columns.tenant_id == query.tenant_id)
+        within.append(of_events.tenant_id == query.tenant_id)
     with reading(ledger) as connection:
-        return [_row(query.by, *row) for row in connection.execute(statement)]
+        unpriced = num_unpriced_by(connection, _EVENT_COLUMNS[query.by], *within)
+        return [_row(unpriced, *row) for row in connection.execute(statement)]
 
 
 def usage_json(query: UsageQuery, rows: Sequence[UsageRow]) -> bytes:
@@ -96,20 +121,25 @@ def usage_csv(query: UsageQuery, rows: Sequence[UsageRow]) -> str:
     return text.getvalue()
 
 
-def _row(by: Grouping, group: str | int, num_requests: int, *sums: int) -> UsageRow:
+def _row(
+    unpriced: Mapping[str | int, int], group: str | int, num_requests: int, *sums: int
+) -> UsageRow:
     *tokens, micro_usd, rest = map(int, sums)
     name = str(_EPOCH + timedelta(days=group)) if isinstance(group, int) else group
     return UsageRow(
         group=name,
         num_requests=int(num_requests),
+        num_unpriced_requests=unpriced.get(group, 0),
         tokens=dict(zip(TokenClass, tokens, strict=True)),
         usd=usd_from_pico_usd(joined_pico_usd(micro_usd, rest)),
     )
 
 
 def _header(by: Grouping) -> list[str]:
-    return [by.value, "num_requests", *(f"{c.value}_tokens" for c in TokenClass), "usd"]
+    counts = ("num_requests", "num_unpriced_requests")
+    return [by.value, *counts, *(f"{c.value}_tokens" for c in TokenClass), "usd"]
 
 
 def _cells(row: UsageRow) -> list[str | int]:
-    return [row.group, row.num_requests, *row.tokens.values(), plain(row.usd)]
+    counts = (row.num_requests, row.num_unpriced_requests)
+    return [row.group, *counts, *row.tokens.values(), plain(row.usd)]

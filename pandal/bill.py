@@ -1,6 +1,7 @@
 """``pandal bill``: a tenant's month, out of the ledger; the fleet may run or not."""
 
 from datetime import datetime
+from typing import Final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -13,6 +14,11 @@ from billing.statement import Statement, statement
 from contracts.names import tenant_id
 from pandal.books import check_is_known, time_zone_of
 from pandal.fleet_books import FleetBooks, translated
+
+HOW_TO_PRICE: Final = (
+    "add the model to the price book (BILLING_PRICE_BOOK=FILE; 'pandal prices export' prints one "
+    "to begin with): what waits is priced then"
+)
 
 
 def read_statement(books: FleetBooks, tenant: str, month: str | None, now: datetime) -> Statement:
@@ -44,7 +50,9 @@ def show_statement(console: Console, found: Statement) -> None:
     if num_idle:
         console.print(Text(f"refused or failed before any token, not charged: {num_idle}"))
     if found.num_unpriced_requests:
-        console.print(Text(f"requests not priced yet: {found.num_unpriced_requests}", "yellow"))
+        fact = f"requests not priced yet: {found.num_unpriced_requests}"
+        console.print(Text(f"{fact} ({', '.join(found.unpriced_models)})", "yellow"))
+        console.print(Text(HOW_TO_PRICE))
 
 
 def _table(found: Statement) -> Table:

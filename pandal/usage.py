@@ -1,6 +1,7 @@
 """``pandal usage``: what was used and charged, by day, model or key, with a bar for each."""
 
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Final
 
 from rich.box import SIMPLE_HEAD
@@ -42,12 +43,25 @@ def show_usage(console: Console, query: UsageQuery, rows: Sequence[UsageRow]) ->
     table.add_column("tokens", no_wrap=True)
     most = max(row.total_tokens for row in rows)
     for row in rows:
-        counts = (f"{row.num_requests:,}", f"{row.total_tokens:,}", plain(row.usd))
-        table.add_row(row.group, *counts, bar(row.total_tokens, most))
+        counts = (f"{row.num_requests:,}", f"{row.total_tokens:,}")
+        usd = _usd(row.usd, row.num_unpriced_requests)
+        table.add_row(row.group, *counts, usd, bar(row.total_tokens, most))
     console.print(table)
     requests, tokens = sum(r.num_requests for r in rows), sum(r.total_tokens for r in rows)
-    total_usd = plain(sum_usd(row.usd for row in rows))
-    console.print(Text(f"{requests:,} requests, {tokens:,} tokens, {total_usd} USD"))
+    total_usd = sum_usd(row.usd for row in rows)
+    console.print(Text(f"{requests:,} requests, {tokens:,} tokens, {plain(total_usd)} USD"))
+    num_unpriced = sum(row.num_unpriced_requests for row in rows)
+    if num_unpriced:
+        what = "1 request is" if num_unpriced == 1 else f"{num_unpriced:,} requests are"
+        console.print(Text(f"{what} not priced yet ('pandal doctor' says why)", "yellow"))
+
+
+def _usd(usd: Decimal, num_unpriced: int) -> Text:
+    """A bare zero would say that it was free."""
+    if not num_unpriced:
+        return Text(plain(usd))
+    told = f"{num_unpriced:,} not priced"
+    return Text(f"{plain(usd)} + {told}" if usd else told, "yellow")
 
 
 def bar(value: int, most: int) -> str:

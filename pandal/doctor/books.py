@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -13,11 +13,13 @@ from billing.ledger_database import open_for_reading, translated_errors
 from billing.ledger_upgrade import REVISION, stored_revision
 from billing.reconciliation import AuditRules
 from billing.segment_file import segment_names
+from billing.unpriced import unpriced_models
 from pandal.audit import run_audit, sources_of
+from pandal.bill import HOW_TO_PRICE
 from pandal.doctor.finding import Finding, failure, fine, warning
 from pandal.errors import PandalError
 from pandal.fleet import BILLING
-from pandal.fleet_books import FleetBooks
+from pandal.fleet_books import FleetBooks, translated
 from pandal.fleet_record import FleetState
 from pandal.processes import is_alive
 from pandal.settings import CommandSettings
@@ -45,10 +47,12 @@ def books_findings(books: FleetBooks, fleet: FleetState | None) -> Iterator[Find
     try:
         settings = CommandSettings()
         report = run_audit(books, sources_of(books, settings.price_book, settings), _RULES)
+        with translated(books):
+            models = unpriced_models(books.ledger_url)
     except PandalError as exc:
         yield failure("ledger", str(exc), "pandal audit reads all of it")
         return
-    yield from _billing(books, fleet, report)
+    yield from _billing(books, fleet, report, models)
     yield from ledger_findings(report, revision)
 
 
@@ -93,14 +97,17 @@ def ledger_findings(report: AuditReport, revision: str) -> Iterator[Finding]:
 
 
 def _billing(
-    books: FleetBooks, fleet: FleetState | None, report: AuditReport | None
+    books: FleetBooks,
+    fleet: FleetState | None,
+    report: AuditReport | None,
+    models: Sequence[str] = (),
 ) -> Iterator[Finding]:
+    """``models``: those without a price."""
     about = "billing"
     num_waiting = 0 if report is None else report.num_waiting
     if report is not None and report.num_unpriced:
-        fact = f"{report.num_unpriced} events have no price"
-        advice = "add their models to the price book, which is read again as it changes"
-        yield warning(about, fact, advice)
+        fact = f"{report.num_unpriced} events have no price ({', '.join(models)})"
+        yield warning(about, fact, HOW_TO_PRICE)
     if fleet is None:
         if num_waiting:
             yield warning(about, f"{num_waiting} events wait for it", "pandal up books them")

@@ -18,12 +18,14 @@ from billing.posting import RatedBatch, rate_batch
 from billing.pricing import Price, PriceBook
 from billing.records import Batch, Record
 from billing.replay import replay
+from billing.unpriced import unpriced_models
 from billing.usage_report import Grouping, UsageQuery, usage_csv, usage_json, usage_rows
 from contracts.usage import UsageEvent, encode_usage_event
 from tests.billing.databases import rows
 from tests.billing.usage_events import BOOK, MODEL, PRICE, batch_of, usage
 
 NOVEMBER = (date(2026, 11, 1), date(2026, 11, 30))
+FREE_OF = {Grouping.MODEL: {MODEL}, Grouping.KEY: {"key-1"}}
 OWED = 232_200_007  # pico-dollars, of one event
 NEW = PriceBook(
     [PRICE, Price("new.1", "new", PRICE.effective_from, None, PRICE.usd_per_million_tokens)]
@@ -43,8 +45,15 @@ def test_sums_by_day_are_those_of_events_and_entries(either: Ledger, either_url:
     ]
     post(either, events)
     post(either, events[:12], first=24)
+    for by in Grouping:
+        waiting = usage_rows(either_url, UsageQuery(by, *NOVEMBER, "acme"))
+        assert sum(row.num_unpriced_requests for row in waiting) == 6
+        free = {row.group for row in waiting if not row.num_unpriced_requests}
+        assert free == FREE_OF.get(by, set())
+    assert unpriced_models(either_url) == ("new",)
     either.record_prices(NEW)
     either.post_unpriced(NEW)
+    assert unpriced_models(either_url) == ()
     for by, groups in (
         (Grouping.DAY, ["2026-11-01", "2026-11-02", "2026-11-30"]),
         (Grouping.KEY, ["key-0", "key-1"]),
@@ -54,6 +63,7 @@ def test_sums_by_day_are_those_of_events_and_entries(either: Ledger, either_url:
         found = usage_rows(either_url, UsageQuery(by, *NOVEMBER))
         assert sorted(row.group for row in found) == groups
         assert sum(row.num_requests for row in found) == 24
+        assert sum(row.num_unpriced_requests for row in found) == 0
         assert sum(row.total_tokens for row in found) == 24 * 107
         assert sum(row.usd for row in found) == Decimal(24 * OWED).scaleb(-12)
     only = usage_rows(either_url, UsageQuery(Grouping.DAY, days[1].date(), days[1].date(), "acme"))
@@ -62,13 +72,15 @@ def test_sums_by_day_are_those_of_events_and_entries(either: Ledger, either_url:
 
 
 def test_usage_is_told_as_json_and_as_csv(ledger: Ledger, ledger_url: str) -> None:
-    post(ledger, [usage(1), usage(2, key_id="a,key")])
+    post(ledger, [usage(1), usage(2, key_id="a,key"), usage(3, model="new")])
     query = UsageQuery(Grouping.KEY, *NOVEMBER, "acme")
     found = usage_rows(ledger_url, query)
     document = msgspec.json.decode(usage_json(query, found))
     read = list(csv.DictReader(io.StringIO(usage_csv(query, found))))
     assert [row["key"] for row in document["rows"]] == ["a,key", "key-1"]
     assert [row["key"] for row in read] == ["a,key", "key-1"]
+    assert [row["num_unpriced_requests"] for row in document["rows"]] == [0, 1]
+    assert [row["num_unpriced_requests"] for row in read] == ["0", "1"]
     assert document["rows"][0]["usd"] == read[0]["usd"] == "0.000232200007"
 
 

@@ -7,10 +7,12 @@ from rich.console import Console
 
 from billing.ledger import Ledger
 from billing.posting import rate_batch
+from billing.usage_report import Grouping, UsageQuery
 from contracts.usage import Outcome
 from pandal.bill import read_statement, show_statement
 from pandal.datadir import DataDir
 from pandal.fleet_books import FleetBooks
+from pandal.usage import read_usage, show_usage
 from tests.billing.usage_events import BOOK, batch_of, usage
 
 NOW = datetime(2026, 11, 30, 20, tzinfo=UTC)
@@ -33,6 +35,25 @@ def test_refused_requests_are_shown_apart_from_those_that_are_charged(data_dir: 
     show_statement(Console(file=shown, width=80), found)
     assert "acme, 2026-11 (UTC): 1 requests" in shown.getvalue()
     assert "refused or failed before any token, not charged: 1" in shown.getvalue()
+
+
+def test_models_without_a_price_are_named_and_what_they_used_is_not_shown_as_free(
+    data_dir: DataDir,
+) -> None:
+    ledger = Ledger(data_dir.ledger_url)
+    ledger.record_prices(BOOK)
+    ledger.post(rate_batch(batch_of([usage(1), usage(2, model="new")]), BOOK))
+    ledger.close()
+    books, shown = FleetBooks(data_dir), io.StringIO()
+    console = Console(file=shown, width=100)
+    show_statement(console, read_statement(books, "acme", "2026-11", NOW))
+    assert "requests not priced yet: 1 (new)" in shown.getvalue()
+    assert "BILLING_PRICE_BOOK=FILE" in shown.getvalue()
+    query = UsageQuery(Grouping.MODEL, NOW.date().replace(day=1), NOW.date())
+    show_usage(console, query, read_usage(books, query))
+    assert "1 not priced" in shown.getvalue()
+    assert "1 request is not priced yet" in shown.getvalue()
+    assert "0.000000000000" not in shown.getvalue()
 
 
 def test_the_current_month_is_the_tenants_own(data_dir: DataDir) -> None:
