@@ -67,8 +67,6 @@ class Experience:
         if outcome is not Outcome.COMPLETED or usage.source is not UsageSource.ENGINE:
             return
         request, tenant = context.request, context.grant.tenant.tenant_id
-        if replica is not None and self._fleet.is_forecasting:
-            self._fleet.processed(request, replica, usage)
         if not self._is_lesson(tenant, request):
             return
         if replica is not None:

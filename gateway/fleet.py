@@ -12,7 +12,7 @@ from gateway.prompt import Prompt
 from gateway.routing.decision import Decision, Reason
 from gateway.routing.endpoint import Endpoint, RoutingRequest
 from gateway.routing.pool import ReplicaPool
-from gateway.routing.prefix_memory import PrefixMemory
+from gateway.routing.prefix_memory import PrefixMemory, Promise
 from gateway.routing.replica import Replica
 from gateway.routing.router import Router
 from gateway.routing.stay import Stay
@@ -142,18 +142,21 @@ class Fleet:
             self._router.expect(
                 request_id, request.text, request.estimated_prompt_tokens, replica.endpoint
             )
-        visit = None
+        visit = promise = None
         if self.is_forecasting:
-            num_tokens = self._num_tokens(replica, request)
-            self._prefixes.sent(
+            uncached_tokens = self._num_tokens(replica, request)
+            promise = self._prefixes.send(
                 request.affinity,
                 replica.name,
                 num_bytes=request.prompt.size,
                 prompt=self._likely_tokens(request),
             )
-            visit = replica.forecast.send(num_tokens, now_s, tells_first_token=request.is_stream)
+            visit = replica.forecast.send(
+                uncached_tokens, now_s, tells_first_token=request.is_stream
+            )
         uncached = max(0, request.estimated_prompt_tokens - int(cached_tokens))
-        return Stay(replica, uncached, uncached + request.reserved_completion_tokens, visit)
+        num_tokens = uncached + request.reserved_completion_tokens
+        return Stay(replica, uncached, num_tokens, visit, promise)
 
     def first_token(self, stay: Stay, now_s: float) -> None:
         stay.first_token()
@@ -167,27 +170,30 @@ class Fleet:
     def end(self, stay: Stay, usage: Usage | None = None) -> None:
         """``usage``: as the replica counted, if it did."""
         stay.end()
+        if stay.promise is not None:
+            self._keep(stay.promise, usage, has_begun=stay.has_begun)
         if stay.visit is None:
             return
         uncached = None if usage is None else usage.prompt_tokens - usage.cached_prompt_tokens
         stay.replica.forecast.end(stay.visit, self.clock.monotonic_s(), uncached)
         self._forecasting.on_progress()
 
+    def _keep(self, promise: Promise, usage: Usage | None, *, has_begun: bool) -> None:
+        """What the replica has probably cached from now on."""
+        if usage is not None:
+            self._prefixes.processed(
+                promise,
+                prompt=usage.prompt_tokens,
+                cached=usage.cached_prompt_tokens,
+                answer=usage.completion_tokens,
+            )
+        elif not has_begun:
+            self._prefixes.withdraw(promise)
+
     def ended(self, replica: str, outcome: Outcome) -> None:
         """Whether it did its part is remembered against it, or for it."""
         if outcome is Outcome.COMPLETED or outcome is Outcome.UPSTREAM_FAILED:
             self.pool.note(replica, is_failure=outcome is Outcome.UPSTREAM_FAILED)
-
-    def processed(self, request: InferenceRequest, replica: str, usage: Usage) -> None:
-        """What the replica has probably cached from now on; of use where somebody forecasts."""
-        self._prefixes.processed(
-            request.affinity,
-            replica,
-            num_bytes=request.prompt.size,
-            prompt=usage.prompt_tokens,
-            cached=usage.cached_prompt_tokens,
-            answer=usage.completion_tokens,
-        )
 
     def found_cached(self, request: InferenceRequest, replica: str, usage: Usage) -> None:
         """How much of the prompt the replica had."""

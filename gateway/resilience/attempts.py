@@ -181,6 +181,7 @@ class Attempts:
         if attempt is not None:
             if self._retries.breakers.failing:
                 self._note_end(attempt, is_complete=is_complete)
+            attempt.stay.has_begun |= is_complete  # a document begins with its end
             self._fleet.end(attempt.stay, self._meter.engine_usage)
             if not is_complete:
                 attempt.response.cancel()

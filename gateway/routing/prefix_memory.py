@@ -2,10 +2,12 @@
 
 A conversation keeps its affinity key as it grows, so the tokens of its last turn are the beginning
 of its next.  And one that is new shares what its key says that many begin with.  How often that
-came true is learned from what replicas report as cached.
+came true is learned from what replicas report as cached of what was expected there: what a request
+is the first to begin with nobody has promised it.
 """
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Final
 
 from gateway.prompt import SCOPE_BYTES, Affinity
@@ -13,6 +15,17 @@ from gateway.prompt import SCOPE_BYTES, Affinity
 _MAX_KEYS: Final = 16_384  # of conversations and of beginnings, by replica; the longest unheard of
 _SHARE: Final = 0.02  # of the newest observation in what is learned
 _FIRST_RATIO: Final = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What one request may find cached where it is sent."""
+
+    affinity: Affinity
+    replica: str
+    num_bytes: int  # of its prompt
+    known_tokens: float  # of others, or of its own last turn, as of when it was sent
+    num_noted: int | None  # tokens noted with it, that others will find; None: nothing new
 
 
 class PrefixMemory:
@@ -23,32 +36,30 @@ class PrefixMemory:
     def cached_tokens(self, affinity: Affinity, replica: str, num_prompt_tokens: float) -> float:
         return self._kept_ratio * self._known(affinity, replica, num_prompt_tokens)
 
-    def processed(
-        self,
-        affinity: Affinity,
-        replica: str,
-        *,
-        num_bytes: int,
-        prompt: int,
-        cached: int,
-        answer: int,
-    ) -> None:
-        """A request has ended there; all in tokens, but for the prompt's ``num_bytes``.
+    def send(self, affinity: Affinity, replica: str, *, num_bytes: int, prompt: float) -> Promise:
+        """What others begin with, too, is prefilled before theirs.  ``prompt``: in tokens."""
+        known, num_noted = self._known(affinity, replica, prompt), None
+        is_shared = affinity.key != affinity.conversation
+        if is_shared and (hash(affinity.key), replica) not in self._tokens:
+            num_noted = _num_shared(affinity, num_bytes, prompt)
+            self._remember(affinity.key, replica, num_noted)
+        return Promise(affinity, replica, num_bytes, known, num_noted)
 
-        ``cached``: of the prompt's.
-        """
-        known = self._known(affinity, replica, prompt)
+    def processed(self, promise: Promise, *, prompt: int, cached: int, answer: int) -> None:
+        """It has ended there; all in tokens, ``cached`` of the prompt's."""
+        affinity, known = promise.affinity, min(promise.known_tokens, prompt)
         if known:
             self._kept_ratio += _SHARE * (min(1.0, cached / known) - self._kept_ratio)
         if affinity.key != affinity.conversation:
-            self._remember(affinity.key, replica, _num_shared(affinity, num_bytes, prompt))
-        self._remember(affinity.conversation, replica, prompt + answer)
+            num_shared = _num_shared(affinity, promise.num_bytes, prompt)
+            self._remember(affinity.key, promise.replica, num_shared)
+        self._remember(affinity.conversation, promise.replica, prompt + answer)
 
-    def sent(self, affinity: Affinity, replica: str, *, num_bytes: int, prompt: float) -> None:
-        """What others begin with, too, is prefilled before theirs."""
-        is_shared = affinity.key != affinity.conversation
-        if is_shared and (hash(affinity.key), replica) not in self._tokens:
-            self._remember(affinity.key, replica, _num_shared(affinity, num_bytes, prompt))
+    def withdraw(self, promise: Promise) -> None:
+        """It came to nothing there.  What another has noted since stays."""
+        place = hash(promise.affinity.key), promise.replica
+        if promise.num_noted is not None and self._tokens.get(place) == promise.num_noted:
+            del self._tokens[place]
 
     def _remember(self, key: bytes, replica: str, num_tokens: int) -> None:
         place = hash(key), replica

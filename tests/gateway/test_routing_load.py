@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from contracts.usage import Outcome
 from gateway.clock import SYSTEM_CLOCK, Clock
+from gateway.prompt import Affinity
 from gateway.routing.ejection import Record, eject
 from gateway.routing.foreign_metrics import Engine, ForeignLoad, foreign_load
 from gateway.routing.inspection import Inspector
@@ -113,6 +114,26 @@ async def test_a_prompt_counts_until_the_first_token_and_the_answer_until_its_en
     assert endpoint.load_tokens == 0
     fleet.end(fleet.begin(fleet.pool["a"], request, 0.0))
     assert endpoint.load_tokens == 0, "also where no token came"
+
+
+async def test_a_beginning_is_expected_where_it_was_sent_and_came_to_something() -> None:
+    moment = Moment()
+    fleet = fleet_of("a", clock=moment.clock)
+    replica, now_s = fleet.pool["a"], moment.now_s
+    replica.forecast.report(LOAD, now_s)  # a thousand tokens a second
+    shared = b"k" * 33 + b"s" * 500
+    first, next_one = (
+        replace(inference_request("m", prompt_tokens=1_000), affinity=Affinity(shared, each))
+        for each in (b"first", b"next")
+    )
+    replica.forecast.send(400, now_s, tells_first_token=True)
+    assert not fleet.has_room(next_one, target_s=1.0)
+    fleet.end(fleet.begin(replica, first, now_s))
+    assert not fleet.has_room(next_one, target_s=1.0), "no token came"
+    stay = fleet.begin(replica, first, now_s)
+    stay.has_begun = True
+    fleet.end(stay)
+    assert fleet.has_room(next_one, target_s=1.0)
 
 
 async def test_own_and_others_requests_add_up_and_reports_fade() -> None:

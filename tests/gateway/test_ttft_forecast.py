@@ -7,7 +7,7 @@ import pytest
 
 from contracts.load import ReplicaLoad
 from gateway.prompt import Affinity
-from gateway.routing.prefix_memory import PrefixMemory
+from gateway.routing.prefix_memory import PrefixMemory, Promise
 from gateway.routing.regression import Regression
 from gateway.routing.ttft_forecast import TtftForecast, Visit
 
@@ -287,10 +287,13 @@ def newcomer(number: int) -> Affinity:
     return Affinity(SYSTEM, b"m" * 33 + b"%d" % number)
 
 
+def send(memory: PrefixMemory, affinity: Affinity, prompt: int = 400) -> Promise:
+    return memory.send(affinity, "r0", num_bytes=2_500, prompt=prompt)
+
+
 def process(memory: PrefixMemory, affinity: Affinity, prompt: int = 400, cached: int = 0) -> None:
-    memory.processed(
-        affinity, "r0", num_bytes=2_500, prompt=prompt, cached=cached, answer=prompt // 8
-    )
+    promise = send(memory, affinity, prompt)
+    memory.processed(promise, prompt=prompt, cached=cached, answer=prompt // 8)
 
 
 def test_a_conversation_finds_its_last_turn_where_it_was() -> None:
@@ -312,10 +315,32 @@ def test_a_new_conversation_finds_what_it_shares_with_another() -> None:
 
 def test_what_is_shared_counts_from_when_the_first_is_on_its_way() -> None:
     memory = PrefixMemory()
-    memory.sent(newcomer(1), "r0", num_bytes=2_500, prompt=400)
-    memory.sent(ALONE, "r0", num_bytes=2_500, prompt=400)
+    send(memory, newcomer(1))
+    send(memory, ALONE)
     assert memory.cached_tokens(newcomer(2), "r0", 500) == pytest.approx(0.9 * 400 * 2_000 / 2_500)
     assert memory.cached_tokens(ALONE, "r0", 500) == 0.0
+
+
+def test_what_a_request_is_the_first_to_begin_with_was_not_promised_to_it() -> None:
+    """As where each has a user's profile, or what was found for it, before all else."""
+    memory = PrefixMemory()
+    process(memory, ALONE)
+    expected = memory.cached_tokens(ALONE, "r0", 500)
+    for number in range(150):
+        beginning = b"%03d" % number + SYSTEM
+        process(memory, Affinity(beginning, b"m" * 33 + b"%d" % number))
+    assert memory.cached_tokens(ALONE, "r0", 500) == expected
+
+
+def test_what_came_to_nothing_is_expected_no_longer_unless_another_has_it_there() -> None:
+    memory = PrefixMemory()
+    failed = send(memory, newcomer(1))
+    memory.withdraw(failed)
+    assert memory.cached_tokens(newcomer(2), "r0", 500) == 0.0
+    failed = send(memory, newcomer(1))
+    process(memory, newcomer(2), prompt=300)
+    memory.withdraw(failed)
+    assert memory.cached_tokens(newcomer(3), "r0", 500) > 0.0
 
 
 def test_a_replica_that_caches_nothing_is_believed_after_a_while() -> None:
