@@ -16,6 +16,7 @@ from gateway.grants import Grant
 
 _MAX_KNOWN: Final = 1_000  # keys and models, refused within a moment
 _MODEL = re.compile(rb'"model": ?"([^"\\]*)"')  # never within a text, whose quotes are escaped
+_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _END_BYTES: Final = 1_024  # of a body: most clients name the model first, or last
 
 
@@ -46,8 +47,8 @@ class RecentRefusals:
         """Of what would be refused if it were looked at.  ``body``: of a request, as it came."""
         if not self._known:
             return None
-        model = _MODEL.search(body, 0, _END_BYTES) or _MODEL.search(body, len(body) - _END_BYTES)
-        return None if model is None else self.known(grant, model[1], now_s)
+        model = _model_of(body)
+        return None if model is None else self.known(grant, model, now_s)
 
     def known(self, grant: Grant, asked_model: bytes, now_s: float) -> RecentRefusal | None:
         """As ``find``, of a request that has been read."""
@@ -55,6 +56,23 @@ class RecentRefusals:
         if found is None or found.until_s <= now_s or found.grant.tenant is not grant.tenant:
             return None
         return found
+
+
+def _model_of(body: bytes) -> bytes | None:
+    """The request's own, where that is sure: other members have models, too, such as metadata."""
+    found = _MODEL.search(body, 0, _END_BYTES)
+    if found is not None and _num_opened(body[: found.start()]) == 1:
+        return found[1]
+    found = _MODEL.search(body, max(0, len(body) - _END_BYTES))
+    if found is not None and _num_opened(body[found.end() :]) == -1:
+        return found[1]
+    return None
+
+
+def _num_opened(part: bytes) -> int:
+    """Objects, without those that are closed.  ``part``: begins in no text."""
+    part = _TEXT.sub(b"", part)
+    return part.count(b"{") - part.count(b"}")
 
 
 def _asked(grant: Grant, model: bytes) -> tuple[TenantId, str, bytes]:

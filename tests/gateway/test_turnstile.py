@@ -212,6 +212,39 @@ async def test_who_asks_as_was_refused_a_moment_ago_is_refused_unread() -> None:
     assert not is_refused_unread(gate, "flood", 3)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"metadata": {"model": "m"}, "model": "idle", "prompt": "x"}',
+        b'{"model": "idle", "prompt": "x", "metadata": {"model": "m"}}',
+        b'{"prompt": "%b", "model": "idle", "metadata": {"model": "m"}}' % (b"x" * 2_000),
+        b'{"metadata": {"of": {}, "model": "m"}, "prompt": "%b", "model": "idle"}' % (b"x" * 2_000),
+        b'{"prompt": "%b", "metadata": {"model": "m"}, "model": "idle"}' % (b"x" * 2_000),
+        b'{"messages": [{"content": "}"}], "model": "idle", "metadata": {"model": "m"}}',
+    ],
+)
+async def test_a_model_that_is_not_the_requests_own_refuses_nobody(body: bytes) -> None:
+    gate = Gate()
+    gate.is_busy_with(2_000)
+    refused_once(gate, in_time("flood"))
+    assert is_refused_unread(gate, "flood", 2)
+    assert not is_refused_unread(gate, "flood", 2, body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"messages": [{"content": "}"}], "model": "m", "stream_options": {"a": true}}',
+        b'{"metadata": {}, "model": "m", "prompt": "%b"}' % (b"{" * 2_000),
+    ],
+)
+async def test_its_own_is_found_beside_other_objects(body: bytes) -> None:
+    gate = Gate()
+    gate.is_busy_with(2_000)
+    refused_once(gate, in_time("flood"))
+    assert is_refused_unread(gate, "flood", 2, body)
+
+
 async def test_who_is_refused_unread_gets_a_turn_of_its_own() -> None:
     gate = Gate()
     gate.is_busy_with(2_000)
