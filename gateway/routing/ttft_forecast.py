@@ -2,11 +2,13 @@
 
 Prompt tokens ahead and the prompt's own, divided by the rate at which they are prefilled, plus what
 a step takes anyway; running answers slow both down.  The rate begins as the replica's own report
-and is learned from every first token seen here.  What others have sent there is known from the
+and is learned from first tokens seen here: from each at once until enough were, and from then on
+when its answer has ended, since what was cached is known by then.  What others have sent there is known from the
 replica's report only, which fades as the replica works it off, and is forgotten when it is old.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Final
@@ -82,7 +84,7 @@ class Visit:
     lesson: _Lesson | None  # most of very many requests teach nothing
     tells_first_token: bool
     is_answering: bool = False
-    ttft_s: float | None = None  # None: not seen yet, or it teaches nothing
+    ttft_s: float | None = None  # None: not seen yet, or it teaches nothing more
 
 
 class Observation(msgspec.Struct, frozen=True):
@@ -135,7 +137,11 @@ class TtftForecast:
         lesson = visit.lesson
         if lesson is None:
             return None
-        visit.ttft_s = actual_s = max(1e-6, now_s - visit.sent_s)
+        actual_s = max(1e-6, now_s - visit.sent_s)
+        if self._regression is None or self._regression.num_seen < _ENOUGH:
+            self._learn(lesson.features(0.0), actual_s)  # a flood's answers end too late
+        else:
+            visit.ttft_s = actual_s
         if lesson.predicted_s is None:
             return None
         self._note_ratio(actual_s / max(1e-6, lesson.predicted_s))
@@ -144,8 +150,8 @@ class TtftForecast:
     def end(self, visit: Visit, now_s: float, num_tokens: float | None = None) -> None:
         """Whether or not its first token ever came.
 
-        ``num_tokens``: as it turned out, where that is known by now.  It is learned from only here,
-        for a prompt that was cached after all is no lesson about long ones.  How much was done of
+        ``num_tokens``: as it turned out, where that is known by now.  Once there is a rate it is
+        learned from only here: a prompt that was cached after all is no lesson about long ones.  How much was done of
         one that was broken off nobody knows: it tells nothing of the pace.
         """
         self._end_silence(now_s)  # what is through by now was prefilled
@@ -155,9 +161,7 @@ class TtftForecast:
         self._num_answering -= 1
         if visit.lesson is not None and visit.ttft_s is not None:
             more_tokens = 0.0 if num_tokens is None else num_tokens - visit.num_tokens
-            if self._regression is None:
-                self._regression = Regression([0.0, 0.0, 0.0, 0.0])
-            self._regression.learn(visit.lesson.features(more_tokens), visit.ttft_s)
+            self._learn(visit.lesson.features(more_tokens), visit.ttft_s)
 
     def report(self, load: ReplicaLoad, now_s: float) -> None:
         self._load, self._loaded_s = load, now_s
@@ -186,6 +190,11 @@ class TtftForecast:
         tokens = (num_tokens + self._tokens_ahead(now_s)) / _TOKENS
         answers = self._num_answers(now_s) / _ANSWERS
         return _Lesson(tokens, answers, None if forecast is None else forecast.ttft_s)
+
+    def _learn(self, features: Sequence[float], ttft_s: float) -> None:
+        if self._regression is None:
+            self._regression = Regression([0.0, 0.0, 0.0, 0.0])
+        self._regression.learn(features, ttft_s)
 
     def _answered(self, visit: Visit) -> None:
         if not visit.is_answering:

@@ -224,6 +224,17 @@ def test_what_never_varies_does_not_blow_up() -> None:
 CHUNK_TOKENS = 128
 
 
+def test_a_flood_of_long_answers_is_forecast_before_the_first_of_them_has_ended() -> None:
+    forecast, now_s = TtftForecast(), 100.0
+    for number in range(17):
+        visit = forecast.send(100 + 20 * number, now_s, tells_first_token=True)
+        now_s += STEP_S + (100 + 20 * number) * PER_TOKEN_S
+        forecast.first_token(visit, now_s)
+    predicted = forecast.predict(300, now_s)
+    assert predicted is not None, "nothing was reported, and nothing has ended"
+    assert predicted.ttft_s > 0.1
+
+
 class Engine:
     """Prefills in chunks, first come first served, while it decodes; a step's time sways."""
 
