@@ -3,8 +3,9 @@
 Prompt tokens ahead and the prompt's own, divided by the rate at which they are prefilled, plus what
 a step takes anyway; running answers slow both down.  The rate begins as the replica's own report
 and is learned from first tokens seen here: from each at once until enough were, and from then on
-when its answer has ended, since what was cached is known by then.  What others have sent there is known from the
-replica's report only, which fades as the replica works it off, and is forgotten when it is old.
+when its answer has ended, since what was cached is known by then.  What others have sent there is
+known from the replica's report only, which fades as the replica works it off, and is forgotten when
+it is old.
 """
 
 from collections import deque
@@ -151,8 +152,8 @@ class TtftForecast:
         """Whether or not its first token ever came.
 
         ``num_tokens``: as it turned out, where that is known by now.  Once there is a rate it is
-        learned from only here: a prompt that was cached after all is no lesson about long ones.  How much was done of
-        one that was broken off nobody knows: it tells nothing of the pace.
+        learned from only here: a prompt that was cached after all is no lesson about long ones.
+        How much was done of one that was broken off nobody knows: it tells nothing of the pace.
         """
         self._end_silence(now_s)  # what is through by now was prefilled
         if visit is next(iter(self._pending), None):
