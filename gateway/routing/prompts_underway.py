@@ -23,6 +23,7 @@ class PromptsUnderway:
         # By link of a text's chain: bits of where it was sent, and its tokens up to there.
         self.links: dict[int, tuple[Bit, int]] = {}
         self._sent: deque[tuple[int, int]] = deque()  # in which tick which link was
+        self._latest_of: dict[int, int] = {}  # by link: in which tick it was last
         self._num_ticks = 0
 
     def send(
@@ -37,6 +38,7 @@ class PromptsUnderway:
             tokens = num_tokens * BOUNDARIES_BYTES[place] // text.num_bytes
             self.links[link] = (bits | bit, tokens)
             self._sent.append((self._num_ticks, link))
+            self._latest_of[link] = self._num_ticks
         while len(self._sent) > _MAX_LINKS:
             self._forget_first()
 
@@ -60,8 +62,10 @@ class PromptsUnderway:
             self._forget_first()
 
     def _forget_first(self) -> None:
-        _, link = self._sent.popleft()
-        self.links.pop(link, None)
+        tick, link = self._sent.popleft()
+        if self._latest_of.get(link) == tick:  # else it was sent again
+            del self._latest_of[link]
+            self.links.pop(link, None)
 
     def _remove(self, link: int, bit: Bit) -> None:
         bits, tokens = self.links.get(link, _NOWHERE)

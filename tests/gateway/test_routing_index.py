@@ -181,6 +181,19 @@ def test_what_never_arrives_is_forgotten() -> None:
     assert found(index, other, text) == 0
 
 
+def test_what_is_sent_again_is_kept_as_long_as_the_first_time() -> None:
+    underway, text = PromptsUnderway(), PromptText((7,), 256)
+    underway.send(text, 64, 1, lambda _: False)
+    for _ in range(195):
+        underway.tick()
+    underway.send(text, 64, 2, lambda _: False)
+    for _ in range(199):
+        underway.tick()
+    assert underway.links[7][0] & 2
+    underway.tick()
+    assert not underway.links
+
+
 def test_of_prompts_underway_only_so_many_are_kept() -> None:
     underway = PromptsUnderway()
     texts = [PromptText(range(n, n + 1_000), 2_000_000) for n in range(0, 200_000, 1_000)]
