@@ -87,7 +87,7 @@ def _client(url: str) -> redis.Redis:
     who = urlsplit(f"//{credentials}@")
     places = [urlsplit(f"//{host}") for host in hosts.split(",")]
     sentinels = [(place.hostname, place.port or _SENTINELS_PORT) for place in places]
-    told = parse_qs(urlsplit(url).query)
+    told = parse_qs(urlsplit(url).query.replace("+", "%2B"))  # which stands for itself
     if urlsplit(url).scheme.startswith("rediss"):
         limits |= {"ssl": True, _CA_FILE: told.get(_CA_FILE, [None])[0]}
     to_sentinels = {

@@ -9,7 +9,7 @@ _EXPECTED = (
     "expected unix:///path[?db=1], redis://[user:password@]host[:port][/db], "
     "or redis+sentinel://[user:password@]host[:port],host[:port]/service[/db]"
     "[?sentinel_user=user&sentinel_password=password], rediss:// or rediss+sentinel:// over TLS, "
-    "with '/', '?', '#' and '@' in a password written as %2F, %3F, %23 and %40"
+    "with '/', '?', '#', '@' and '&' in a password written as %2F, %3F, %23, %40 and %26"
 )
 _DATABASE_IN_PATH = re.compile(r"/?(\d*)", re.ASCII)
 _DATABASE_IN_QUERY = re.compile(r"(?:db=(\d+))?", re.ASCII)
@@ -82,7 +82,8 @@ def _behind_sentinels(parts: SplitResult) -> RespAddress | None:
     credentials, _, hosts = parts.netloc.rpartition("@")
     if parts.fragment or path is None:
         return None
-    to_sentinels = parse_qs(parts.query, strict_parsing=bool(parts.query))
+    query = parts.query.replace("+", "%2B")  # which stands for itself, as in the other parts
+    to_sentinels = parse_qs(query, strict_parsing=bool(query))
     if not to_sentinels.keys() <= {"sentinel_user", "sentinel_password"}:
         return None
     each = [urlsplit(f"//{host}") for host in hosts.split(",")]

@@ -307,6 +307,7 @@ class RespClient:
                 if isinstance(found, list):
                     host, port = found
                     return host.decode(), int(port)
+                _check_greeting(found)
             except QuotaRefused as exc:
                 fault = exc
             except (OSError, QuotaUnavailable):

@@ -16,6 +16,7 @@ from gateway.errors import QuotaUnanswered
 from gateway.resp_address import RespAddress
 from tests.gateway.processes import Valkey
 from tests.gateway.raising import loop_failures, raise_index_error
+from tests.support.ports import free_port, is_listening
 from tests.support.waiting import eventually
 
 
@@ -38,9 +39,9 @@ def test_addresses_are_read(url: str, expected: tuple[object, ...]) -> None:
 
 
 def test_sentinels_are_read_with_the_service_they_are_asked_for() -> None:
-    own = "sentinel_user=watch&sentinel_password=their%26secret"
+    own = "sentinel_user=watch&sentinel_password=their%26se+cret"
     address = RespAddress.parse(f"redis+sentinel://:secret@a:1,[::1],b/quota?{own}")
-    assert (address.sentinel_username, address.sentinel_password) == ("watch", "their&secret")
+    assert (address.sentinel_username, address.sentinel_password) == ("watch", "their&se+cret")
     assert address.sentinels == (("a", 1), ("::1", 26379), ("b", 26379))
     assert (address.service, address.words, address.username) == ("quota", "quota", None)
     assert address.password == "secret"
@@ -150,6 +151,36 @@ async def test_a_store_that_lets_us_not_write_is_told_at_start(
     (line,) = {(vars(record)["reason"], vars(record)["error"]) for record in caplog.records}
     assert line[0] == reason
     assert line[1], "and what to do about it"
+
+
+@pytest.fixture
+def guarded_sentinel(tmp_path: Path) -> Iterator[int]:
+    """The port of one that wants the password ``open sesame``."""
+    port, told = free_port(), tmp_path / "sentinel.conf"  # it writes there what it learns
+    told.write_text(f'bind 127.0.0.1\nport {port}\nrequirepass "open sesame"\n')
+    process = subprocess.Popen(
+        [str(get_binary_path()), str(told), "--sentinel"], stdout=subprocess.DEVNULL
+    )
+    try:
+        eventually(lambda: is_listening(port), "the Sentinel to listen", patience_s=20)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"), [("?sentinel_password=another", "WRONGPASS"), ("", "NOAUTH")]
+)
+async def test_a_sentinel_that_does_not_let_us_in_is_told_by_its_word(
+    guarded_sentinel: int, caplog: pytest.LogCaptureFixture, query: str, reason: str
+) -> None:
+    address = RespAddress.parse(
+        f"redis+sentinel://127.0.0.1:{guarded_sentinel},127.0.0.1:{free_port()}/quota{query}"
+    )
+    async with running(address):
+        await asyncio.to_thread(eventually, lambda: bool(caplog.records), "a line", 20)
+    assert {vars(record)["reason"] for record in caplog.records} == {reason}
 
 
 def is_accepting(path: Path) -> bool:
