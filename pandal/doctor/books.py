@@ -2,12 +2,12 @@
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from billing.auditor import AuditReport
+from billing.auditor import Accounts, AuditReport
 from billing.errors import BillingError
 from billing.ledger_database import open_for_reading, translated_errors
 from billing.ledger_upgrade import REVISION, stored_revision
@@ -33,7 +33,7 @@ def books_findings(books: FleetBooks, fleet: FleetState | None) -> Iterator[Find
     """``fleet``: None where none runs.  Blocks for a few seconds where accounts move."""
     yield from spool_findings(books.data_dir.spool, time.time())
     if not books.data_dir.ledger.is_file():
-        yield from _billing(books, fleet, None)
+        yield from billing_findings(books, fleet, None)
         return
     try:
         revision = _revision(books.ledger_url)
@@ -52,7 +52,7 @@ def books_findings(books: FleetBooks, fleet: FleetState | None) -> Iterator[Find
     except PandalError as exc:
         yield failure("ledger", str(exc), "pandal audit reads all of it")
         return
-    yield from _billing(books, fleet, report, models)
+    yield from billing_findings(books, fleet, report, models)
     yield from ledger_findings(report, revision)
 
 
@@ -86,17 +86,29 @@ def ledger_findings(report: AuditReport, revision: str) -> Iterator[Finding]:
     for segment in report.unreadable_segments:
         fact = f"the spool's segment {segment} cannot be read"
         yield failure(about, fact, "restore it, or see docs/runbooks/PandalBooksDiffer.md")
+    if report.num_unreadable:
+        fact = f"{report.num_unreadable} lines of the spool cannot be read, and were not compared"
+        yield warning(about, fact, "docs/runbooks/PandalBooksDiffer.md")
     if report.num_dead_letters:
         fact = f"{report.num_dead_letters} events could not be understood"
         yield warning(about, fact, "pandal billing replay, once they can")
+    if any(accounts.quota is None for accounts in report.accounts.values()):
+        yield warning(about, "the quota's totals were not compared: its store is away", "pandal up")
     if not num_found and not report.unreadable_segments:
-        num = len(report.accounts)
-        tenants = "1 tenant" if num == 1 else f"{num} tenants"
-        fact = f"revision {revision}; engine, quota, events and ledger of {tenants} agree"
-        yield fine(about, fact)
+        yield fine(about, f"revision {revision}; {_agreement(report.accounts.values())}")
 
 
-def _billing(
+def _agreement(accounts: Collection[Accounts]) -> str:
+    """Of what was compared, and of nothing else."""
+    if not accounts:
+        return "no tenant has an account in it yet"
+    engine = ["engine"] if all(each.engine is not None for each in accounts) else []
+    quota = ["quota"] if all(each.quota is not None for each in accounts) else []
+    tenants = "1 tenant" if len(accounts) == 1 else f"{len(accounts)} tenants"
+    return f"{', '.join([*engine, *quota, 'events'])} and ledger of {tenants} agree"
+
+
+def billing_findings(
     books: FleetBooks,
     fleet: FleetState | None,
     report: AuditReport | None,
@@ -104,22 +116,32 @@ def _billing(
 ) -> Iterator[Finding]:
     """``models``: those without a price."""
     about = "billing"
-    num_waiting = 0 if report is None else report.num_waiting
+    waiting = "" if report is None else _waiting(report)
     if report is not None and report.num_unpriced:
         fact = f"{report.num_unpriced} events have no price ({', '.join(models)})"
         yield warning(about, fact, HOW_TO_PRICE)
     if fleet is None:
-        if num_waiting:
-            yield warning(about, f"{num_waiting} events wait for it", "pandal up books them")
+        if waiting:
+            yield warning(about, waiting, "pandal up books what waits")
         return
     process = fleet.children.get(BILLING)
     if process is None or not is_alive(process):
         yield failure(about, "it does not run", f"its log is in {books.data_dir.log(BILLING)}")
-    elif num_waiting:
-        fact = f"it runs, and {num_waiting} events wait for it"
-        yield warning(about, fact, "look again: it books within a second, unless its log tells why")
+    elif waiting:
+        advice = "look again: it books within a second, unless its log tells why"
+        yield warning(about, f"it runs, and {waiting}", advice)
     else:
-        yield fine(about, "it runs, and has booked all that is written")
+        more = "" if report is None else ", and has booked all that is written"
+        yield fine(about, f"it runs{more}")
+
+
+def _waiting(report: AuditReport) -> str:
+    """What billing has not booked, or nobody knows whether it has; empty: nothing."""
+    unread = report.num_unread
+    num = report.num_waiting + (0 if unread is None else unread)
+    known = [f"{num} events wait for it"] if num else []
+    unknown = ["Kafka could not be asked how many wait there"] if unread is None else []
+    return ", and ".join([*known, *unknown])
 
 
 def _revision(ledger_url: str) -> str | None:

@@ -1,23 +1,34 @@
 """``pandal doctor`` on the way from an event to money."""
 
+import os
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 from sqlalchemy import update
 
+from billing.audit import Account
+from billing.auditor import Accounts, AuditReport
 from billing.ledger import Ledger
 from billing.ledger_database import open_for_posting
 from billing.ledger_schema import schema_revision
 from billing.ledger_upgrade import REVISION
 from billing.price_book_file import read_price_book
 from pandal.datadir import DataDir
-from pandal.doctor.books import books_findings, spool_findings
+from pandal.doctor.books import (
+    billing_findings,
+    books_findings,
+    ledger_findings,
+    spool_findings,
+)
 from pandal.doctor.finding import Level
 from pandal.fleet import BILLING
 from pandal.fleet_books import FleetBooks
 from pandal.fleet_record import FleetState
-from pandal.processes import ProcessId
+from pandal.processes import ProcessId, identify
 from tests.gateway.test_spool_reading import DEAD_BOOT, NOW_S, age, write
+
+USED = Account(num_requests=2, num_tokens=70)
 
 
 def findings(data_dir: DataDir, fleet: FleetState | None = None) -> dict[str, tuple[Level, str]]:
@@ -30,15 +41,88 @@ def make_ledger(data_dir: DataDir) -> None:
         ledger.record_prices(read_price_book(None))
 
 
-def test_a_ledger_at_head_that_agrees_is_fine(data_dir: DataDir) -> None:
+def fleet_with_billing(data_dir: DataDir, process: ProcessId | None) -> FleetState:
+    assert process is not None
+    return FleetState(
+        launcher=process,
+        gateway_url="http://127.0.0.1:1",
+        quota_url="unix:///nowhere",
+        ledger_url=data_dir.ledger_url,
+        policy_file=str(data_dir.policies),
+        model="m",
+        replica_urls={},
+        children={BILLING: process},
+    )
+
+
+def report(
+    *,
+    engine: Account | None,
+    quota: Account | None,
+    num_unread: int | None = 0,
+    num_unreadable: int = 0,
+) -> AuditReport:
+    """Of one tenant, without a difference."""
+    none = Account()
+    accounts = Accounts(engine, quota, ledger=USED, waiting=none, recovered=none, acknowledged=none)
+    return AuditReport(
+        accounts={"acme": accounts},
+        findings=(),
+        missing={},
+        lost={},
+        num_waiting=0,
+        num_unread=num_unread,
+        num_unreadable=num_unreadable,
+        unreadable_segments=(),
+        num_dead_letters=0,
+        num_unpriced=0,
+        num_not_by_gateways=0,
+    )
+
+
+def test_an_empty_ledger_agrees_with_nothing(data_dir: DataDir) -> None:
     make_ledger(data_dir)
-    found = findings(data_dir)
-    assert found == {
-        "ledger": (
-            Level.OK,
-            f"revision {REVISION}; engine, quota, events and ledger of 0 tenants agree",
-        )
-    }
+    fact = f"revision {REVISION}; no tenant has an account in it yet"
+    assert findings(data_dir) == {"ledger": (Level.OK, fact)}
+
+
+def test_only_what_was_compared_agrees() -> None:
+    def told(report: AuditReport) -> list[tuple[Level, str]]:
+        return [(each.level, each.fact) for each in ledger_findings(report, REVISION)]
+
+    assert told(report(engine=USED, quota=USED)) == [
+        (Level.OK, f"revision {REVISION}; engine, quota, events and ledger of 1 tenant agree")
+    ]
+    assert told(report(engine=USED, quota=None)) == [
+        (Level.WARNING, "the quota's totals were not compared: its store is away"),
+        (Level.OK, f"revision {REVISION}; engine, events and ledger of 1 tenant agree"),
+    ]
+    assert told(report(engine=None, quota=USED, num_unreadable=2)) == [
+        (Level.WARNING, "2 lines of the spool cannot be read, and were not compared"),
+        (Level.OK, f"revision {REVISION}; quota, events and ledger of 1 tenant agree"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_unread", "level", "fact"),
+    [
+        (0, Level.OK, "it runs, and has booked all that is written"),
+        (1000, Level.WARNING, "it runs, and 1000 events wait for it"),
+        (None, Level.WARNING, "it runs, and Kafka could not be asked how many wait there"),
+    ],
+)
+def test_events_in_kafka_wait_for_billing_too(
+    data_dir: DataDir, num_unread: int | None, level: Level, fact: str
+) -> None:
+    fleet = fleet_with_billing(data_dir, identify(os.getpid()))
+    of_kafka = report(engine=USED, quota=USED, num_unread=num_unread)
+    (found,) = billing_findings(FleetBooks(data_dir), fleet, of_kafka)
+    assert (found.level, found.fact) == (level, fact)
+
+
+def test_without_a_ledger_nothing_is_known_to_be_booked(data_dir: DataDir) -> None:
+    fleet = fleet_with_billing(data_dir, identify(os.getpid()))
+    assert findings(data_dir, fleet) == {"billing": (Level.OK, "it runs")}
 
 
 def test_what_waits_for_billing_is_told(data_dir: DataDir) -> None:
@@ -58,18 +142,8 @@ def test_a_ledger_of_another_revision_is_told(data_dir: DataDir) -> None:
 
 def test_a_billing_that_died_is_a_failure(data_dir: DataDir) -> None:
     gone = ProcessId(pid=1, start_ticks=0)  # process 1 began later
-    fleet = FleetState(
-        launcher=gone,
-        gateway_url="http://127.0.0.1:1",
-        quota_url="unix:///nowhere",
-        ledger_url=data_dir.ledger_url,
-        policy_file=str(data_dir.policies),
-        model="m",
-        replica_urls={},
-        children={BILLING: gone},
-    )
     make_ledger(data_dir)
-    assert findings(data_dir, fleet)["billing"][0] is Level.FAILURE
+    assert findings(data_dir, fleet_with_billing(data_dir, gone))["billing"][0] is Level.FAILURE
 
 
 def test_the_spool_tells_its_size_and_age(tmp_path: Path) -> None:
