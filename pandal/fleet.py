@@ -43,6 +43,16 @@ _PASSED_ON_TO_REPLICAS: Final = re.compile(
     "|(HTTP|HTTPS|ALL|NO)_PROXY|(http|https|all|no)_proxy"
 )
 
+_KAFKA_ACCESS: Final = (
+    "SECURITY",
+    "CA_FILE",
+    "CERTIFICATE_FILE",
+    "CERTIFICATE_KEY_FILE",
+    "SASL_MECHANISM",
+    "USERNAME",
+    "PASSWORD",
+)
+
 
 def valkey_children(plan: FleetPlan, inherited: Mapping[str, str]) -> tuple[ChildSpec, ChildSpec]:
     quota = quota_server(
@@ -102,10 +112,21 @@ def gateway_child(plan: FleetPlan, *, pepper: str, inherited: Mapping[str, str])
         "GATEWAY_DRAIN_TIMEOUT_S": str(GATEWAY_DRAIN_S),
         "GATEWAY_ABORT_TIMEOUT_S": str(GATEWAY_ABORT_S),
         "GATEWAY_KAFKA_BOOTSTRAP": plan.kafka_bootstrap,
+        **({} if plan.kafka_bootstrap is None else _kafka_access(inherited)),
     }
     return _service(
         plan, name=GATEWAY, module="gateway", inherited=inherited, environment=environment
     )
+
+
+def _kafka_access(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Brokers are spoken to as billing does, where the user says nothing else of the gateway."""
+    told = {name: inherited.get(f"BILLING_KAFKA_{name}") for name in _KAFKA_ACCESS}
+    return {
+        f"GATEWAY_KAFKA_{name}": value
+        for name, value in told.items()
+        if value is not None and f"GATEWAY_KAFKA_{name}" not in inherited
+    }
 
 
 def admin_child(

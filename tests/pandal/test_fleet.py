@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,8 @@ ADMIN = Address("127.0.0.1", 8082)
 
 
 @pytest.fixture
-def children(data_dir: DataDir) -> dict[str, ChildSpec]:
-    plan = FleetPlan(
+def plan(data_dir: DataDir) -> FleetPlan:
+    return FleetPlan(
         data_dir=data_dir,
         gateway=Address("127.0.0.1", 8080),
         admin=ADMIN,
@@ -55,6 +56,10 @@ def children(data_dir: DataDir) -> dict[str, ChildSpec]:
         is_once=False,
         adapters={"law": Path("/adapters/law")},
     )
+
+
+@pytest.fixture
+def children(plan: FleetPlan) -> dict[str, ChildSpec]:
     specs = (
         *valkey_children(plan, USERS),
         *(replica_child(plan, replica, USERS) for replica in plan.own_replicas),
@@ -81,6 +86,27 @@ def test_a_child_gets_its_own_knobs_and_no_secret_of_the_users(
 ) -> None:
     environment = children[name].environment
     assert {k for k in USERS if environment.get(k) == USERS[k]} == passed_on
+
+
+def test_the_gateway_speaks_to_the_brokers_as_billing_does(plan: FleetPlan) -> None:
+    users = {
+        "BILLING_KAFKA_SECURITY": "sasl_ssl",
+        "BILLING_KAFKA_USERNAME": "fleet",
+        "BILLING_KAFKA_PASSWORD": "hunter2",
+        "BILLING_KAFKA_CA_FILE": "/ca.pem",
+        "GATEWAY_KAFKA_USERNAME": "gateway",
+    }
+    brokers = replace(plan, kafka_bootstrap="kafka:9093")
+    environment = gateway_child(brokers, pepper=PEPPER, inherited=users).environment
+    assert {k: v for k, v in environment.items() if "KAFKA" in k} == {
+        "GATEWAY_KAFKA_BOOTSTRAP": "kafka:9093",
+        "GATEWAY_KAFKA_SECURITY": "sasl_ssl",
+        "GATEWAY_KAFKA_USERNAME": "gateway",
+        "GATEWAY_KAFKA_PASSWORD": "hunter2",
+        "GATEWAY_KAFKA_CA_FILE": "/ca.pem",
+    }
+    spool_only = gateway_child(plan, pepper=PEPPER, inherited=users).environment
+    assert "GATEWAY_KAFKA_PASSWORD" not in spool_only
 
 
 def test_only_those_are_told_a_secret_who_need_it(children: dict[str, ChildSpec]) -> None:
