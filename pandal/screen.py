@@ -6,6 +6,7 @@ that a log file stays readable.
 
 import os
 import re
+import select
 import sys
 import time
 import unicodedata
@@ -14,7 +15,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Protocol, TextIO
 
-import typer
 from rich.console import Console, JustifyMethod
 from rich.progress import (
     BarColumn,
@@ -50,10 +50,33 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
     Names that somebody else wrote do not move a terminal's cursor.
     """
+    out = sys.stdout if stream is None else stream
     try:
-        typer.echo(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text), stream)
+        _write_whole(out, _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text) + "\n")
     except BrokenPipeError:
-        silence(sys.stdout if stream is None else stream)
+        silence(out)
+
+
+def _write_whole(out: TextIO, text: str) -> None:
+    """Python's text layer drops the rest where an unbuffered stream takes a part.
+
+    A full pipe's does so when a signal comes (PYTHONUNBUFFERED=1, as in images, and uvloop's
+    child watcher).  Raises OSError.
+    """
+    buffer = getattr(out, "buffer", None)
+    if buffer is None:  # a stream of text alone
+        out.write(text)
+        out.flush()
+        return
+    out.flush()
+    rest = memoryview(text.encode(out.encoding, "replace" if out.errors is None else out.errors))
+    while rest:
+        num_taken = buffer.write(rest)
+        if num_taken is None:  # it does not block, and its reader is slow
+            select.select([], [out], [])
+        else:
+            rest = rest[num_taken:]
+    buffer.flush()
 
 
 def one_line(text: str) -> str:

@@ -43,7 +43,6 @@ per minute of that tenant bound the run.  `pandal keys create` makes tenants wit
 _DEFAULT_DURATION_S: Final = 30.0
 _PRECISION_RATIO: Final = 0.1  # closer than this, two runs differ by chance
 _NUM_PROBES: Final = 12
-_PIECE_SIGNS: Final = 4_096  # of a report, at a time
 _WHOM, _WHAT, _WHEN, _GOOD, _OUT = "Whom to load", "What to send", "When", "What is good", "Output"
 
 
@@ -171,7 +170,7 @@ def compare(
 
     comparison = compare_reports(read_report(a), read_report(b), seed)
     if as_json:
-        typer.echo(msgspec.json.encode(comparison).decode())
+        say(msgspec.json.encode(comparison).decode())
     else:
         show_comparison(Console(), comparison)
 
@@ -230,16 +229,10 @@ def _written(
     if html is not None:
         html.write_text(report_page(report))
     if as_json:
-        _print_in_pieces(encode_report(report).decode())
+        say(encode_report(report).decode().rstrip("\n"))
     else:
         show(Console(), report)
     return 128 + signal.SIGINT if report.is_interrupted else 0
-
-
-def _print_in_pieces(text: str) -> None:
-    """Written at once behind uvloop's loop, a pipe's reader was seen to get a part of it only."""
-    for start in range(0, len(text), _PIECE_SIGNS):
-        typer.echo(text[start : start + _PIECE_SIGNS], nl=False)
 
 
 def _check_writable(paths: Mapping[str, Path | None]) -> None:

@@ -1,4 +1,11 @@
+import fcntl
 import io
+import os
+import signal
+import struct
+import subprocess
+import sys
+import termios
 
 import pytest
 from rich.console import Console
@@ -6,6 +13,7 @@ from rich.text import Text
 
 from contracts.replica_api import Phase
 from pandal.screen import Screen, SteadyConsole, one_line, say
+from tests.support.waiting import eventually
 
 
 class Streams:
@@ -123,3 +131,30 @@ def test_a_name_moves_no_cursor_and_begins_no_line(capsys: pytest.CaptureFixture
     say("a\x1b[2K\rb\tc\nd")
     assert capsys.readouterr().out == "a\ufffd[2K\ufffdb\tc\nd\n"
     assert one_line("noisy\nversion 9") == "noisy\ufffdversion 9"
+
+
+NUM_SIGNS = 300_000  # more than a pipe holds
+UNBUFFERED = f"""
+import signal
+from pandal.screen import say
+signal.signal(signal.SIGUSR1, lambda *_: None)
+say("x" * {NUM_SIGNS})
+"""
+
+
+def test_a_signal_in_the_middle_of_a_long_text_cuts_nothing_off() -> None:
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    command = (sys.executable, "-c", UNBUFFERED)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as writer:
+        pipe = writer.stdout
+        assert pipe is not None
+        full = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
+        eventually(lambda: waiting_bytes(pipe.fileno()) == full, "the pipe to be full")
+        writer.send_signal(signal.SIGUSR1)
+        assert len(pipe.read()) == NUM_SIGNS + 1
+    assert writer.returncode == 0
+
+
+def waiting_bytes(descriptor: int) -> int:
+    (number,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))
+    return int(number)
