@@ -19,6 +19,7 @@ import asyncio
 import multiprocessing
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from decimal import Decimal
 from itertools import islice
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from threading import BrokenBarrierError
 
 import msgspec
 
@@ -51,6 +53,7 @@ BEGIN = datetime(2026, 11, 1, tzinfo=UTC)
 MODELS = ("small", "large")
 TENANTS = 200
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+PATIENCE_S = 3_600.0  # with writers that neither go on nor fail
 REPEATS = 20  # one in so many events comes twice
 BOOK = PriceBook(
     [
@@ -165,14 +168,18 @@ def rss_mb() -> float:
 
 
 def write_and_post(url: str, num_events: int, size: int, writer: int, all_ready: Barrier) -> None:
-    """``writer``: whose events and source these are."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "events"
-        write_events(path, num_events, size, writer)
-        all_ready.wait()
-        found = post_all(url, path, size, writer)
-        all_ready.wait()
-    assert found.num_posted == num_events, (found.num_posted, num_events)
+    """``writer``: whose events and source these are.  If it fails, nobody waits for it."""
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "events"
+            write_events(path, num_events, size, writer)
+            all_ready.wait()
+            found = post_all(url, path, size, writer)
+            assert found.num_posted == num_events, (found.num_posted, num_events)
+            all_ready.wait()
+    except BaseException:
+        all_ready.abort()
+        raise
     print(found.told(url.split(":")[0], size), flush=True)
 
 
@@ -182,17 +189,25 @@ def measure(url: str, num_events: int, size: int, num_writers: int) -> None:
     ledger.record_prices(BOOK)
     ledger.close()
     context = multiprocessing.get_context("spawn")
-    all_ready = context.Barrier(num_writers + 1)
+    all_ready = context.Barrier(num_writers + 1, timeout=PATIENCE_S)
     arguments = [(url, num_events, size, number, all_ready) for number in range(num_writers)]
     writers = [context.Process(target=write_and_post, args=each) for each in arguments]
     for writer in writers:
         writer.start()
-    all_ready.wait()
-    began_s = time.perf_counter()
-    all_ready.wait()
-    wall_s = time.perf_counter() - began_s
-    for writer in writers:
-        writer.join()
+    try:
+        all_ready.wait()
+        began_s = time.perf_counter()
+        all_ready.wait()
+        wall_s = time.perf_counter() - began_s
+    except BrokenBarrierError:
+        for writer in writers:
+            writer.terminate()  # one of them may hang
+        sys.exit("a writer has failed, or took longer than an hour")
+    finally:
+        for writer in writers:
+            writer.join()
+    if any(writer.exitcode for writer in writers):
+        sys.exit("a writer has failed")
     num_records = num_events + num_events // REPEATS
     print(f"{num_writers} writers: {num_records * num_writers / wall_s:,.0f} events/s together")
 

@@ -14,6 +14,7 @@ import json
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +23,10 @@ from benchmarks.waiting import wait_until
 from contracts.replica_usage import ReplicaUsage, decode_replica_usage
 from contracts.spool import unframe
 from contracts.usage import Outcome, UsageEvent
+from tests.gateway.balancer import Balancer, Noticed, num_of
 from tests.gateway.http_client import Reply
+from tests.gateway.posting import posted
 from tests.gateway.processes import Gateway, Policies, Valkey
-from tests.gateway.test_rolling_restart import Balancer, Noticed, num_of
-from tests.gateway.test_survival import posted
 from tests.replica.replica_process import ReplicaProcess
 
 TENANT, KEY = "rolling", "sk-rolling"
@@ -52,6 +53,11 @@ class Replica:
         self.process.wait_ready()
         wait_until(lambda: noticed.by_all("replica ready"), "it to be noticed", PATIENCE_S)
         return code
+
+    def stop(self) -> None:
+        """The process that is there now, if it still runs."""
+        self.process.terminate()
+        self.process.process.wait(PATIENCE_S)
 
     def records(self) -> list[ReplicaUsage]:
         """Of all its processes."""
@@ -150,15 +156,20 @@ def verdict(replies: Sequence[Reply], events: Sequence[UsageEvent], counts: Coun
 
 
 def run(folder: Path, given: argparse.Namespace) -> bool:
-    valkey, policies = Valkey(folder), Policies(folder / "policy.json")
-    policies.add(TENANT, KEY, **NO_LIMIT)
-    valkey.start()
-    replicas = [Replica(folder / f"replica-{n}", given.model) for n in range(2)]
-    gateways = [gateway(folder / f"gateway-{n}", replicas, valkey, policies) for n in range(2)]
-    try:
+    with ExitStack() as stack:
+        valkey, policies = Valkey(folder), Policies(folder / "policy.json")
+        policies.add(TENANT, KEY, **NO_LIMIT)
+        valkey.start()
+        stack.callback(valkey.stop)
+        replicas = []
+        for number in range(2):
+            replicas.append(Replica(folder / f"replica-{number}", given.model))
+            stack.callback(replicas[-1].stop)
         for replica in replicas:
             replica.process.wait_ready()
+        gateways = [gateway(folder / f"gateway-{n}", replicas, valkey, policies) for n in range(2)]
         for each in gateways:
+            stack.callback(each.stop)
             each.start()
             wait_until(lambda g=each: num_of(g, "replica ready") == 2, "both", PATIENCE_S)
         replies = asyncio.run(under_load(replicas, gateways, given))
@@ -166,15 +177,8 @@ def run(folder: Path, given: argparse.Namespace) -> bool:
             each.stop()
         events = [event for each in gateways for event in each.events(TENANT)]
         for replica in replicas:
-            replica.process.terminate()
-            replica.process.process.wait(PATIENCE_S)
+            replica.stop()
         return verdict(replies, events, counts_of(folder, replicas, events, valkey))
-    finally:
-        for each in gateways:
-            each.stop()
-        for replica in replicas:
-            replica.process.__exit__()
-        valkey.stop()
 
 
 def gateway(

@@ -3,26 +3,23 @@
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from billing.ledger import Ledger
-from billing.lookup import totals
-from billing.posting import rate_batch
-from billing.pricing import PriceBook, TokenClass
-from billing.records import Batch, Record
-from contracts.usage import Outcome, UsageEvent, encode_usage_event
+from billing.pricing import TokenClass
+from contracts.usage import Outcome, UsageEvent
 from gateway.api.context import Operation
 from gateway.app import Gateway, create_app
 from gateway.exchange import Exchange
 from gateway.request_head import request_head
 from gateway.settings import ReplicaAddress, Settings
 from tests.gateway.http_client import request_bytes
+from tests.gateway.posting import posted
 from tests.gateway.processes import PEPPER, Policies, Valkey
 from tests.gateway.scene import RecordedTransport, Scene, until
 from tests.replica.replica_process import ReplicaProcess
@@ -235,15 +232,6 @@ async def test_without_a_seed_one_is_shared_by_all_attempts(fleet: Fleet) -> Non
     assert cut.answer[2] == (len(PROMPT) + 5, NUM_TOKENS)
     (bodies,) = fleet.cuts.attempts.values()
     assert len({body["seed"] for body in bodies}) == 1
-
-
-def posted(folder: Path, tenant: str, events: Sequence[UsageEvent]) -> Mapping[TokenClass, int]:
-    """What the ledger holds of the tenant when it has these."""
-    url = f"sqlite:///{folder / 'ledger.db'}"
-    records = [Record(n, encode_usage_event(event)) for n, event in enumerate(events)]
-    with closing(Ledger(url)) as ledger:
-        ledger.post(rate_batch(Batch("spool/x", None, len(records), records), PriceBook([])))
-    return totals(url, tenant).tokens
 
 
 @pytest.mark.parametrize("is_warm", [False, True], ids=["cold", "warm"])
