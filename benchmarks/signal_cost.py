@@ -28,11 +28,10 @@ from benchmarks import gateway_peers as peers
 from benchmarks.gateway_steps import (
     NUM_WARM_UP,
     Load,
-    LoopbackLoop,
-    Wire,
     request_bytes,
     settings_for,
 )
+from benchmarks.loopback import LoopbackLoop, Wire
 from contracts.usage import Outcome, UsageSource
 from gateway.access_log import AccessLog
 from gateway.api.context import Operation

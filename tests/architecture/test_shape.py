@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("contracts", "gateway", "replica", "kernels", "autoscaler", "billing", "pandal")
 MODULES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
 TEST_MODULES = sorted((ROOT / "tests").rglob("*.py"))
+BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 KERNELS = sorted(p.parent for p in (ROOT / "kernels").glob("*/op.py"))
 CONTRACTS = [
     importlib.import_module(f"contracts.{m.name}") for m in pkgutil.iter_modules(contracts.__path__)
@@ -43,7 +44,7 @@ def rel(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("module", MODULES + TEST_MODULES, ids=rel)
+@pytest.mark.parametrize("module", MODULES + TEST_MODULES + BENCHMARKS, ids=rel)
 def test_module_and_function_length(module: Path) -> None:
     source = module.read_text()
     assert source.count("\n") <= MAX_MODULE_LINES
@@ -58,7 +59,7 @@ def test_no_drawer_modules(module: Path) -> None:
     assert module.stem not in DRAWERS | CLASHES_WITH_STDLIB
 
 
-@pytest.mark.parametrize("module", MODULES, ids=rel)
+@pytest.mark.parametrize("module", MODULES + BENCHMARKS, ids=rel)
 def test_module_says_what_it_is_for(module: Path) -> None:
     assert ast.get_docstring(ast.parse(module.read_text())), "a module begins with its docstring"
 
