@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -51,7 +52,8 @@ class ReplicaPool:
         self._own_names = frozenset[str]()  # of models, ready or not, that are no aliases
         self.ready_models = frozenset[str]()  # served now
         self._created_unix_s: dict[str, int] = {}
-        self._qualified: dict[str, str] = {}  # adapters by their names behind their models'
+        self._bases = defaultdict[str, set[str]](set)  # whose each adapter is
+        self._qualified: Mapping[str, str] = {}  # adapters by their names behind their bases'
         self.ring = PrefixRing(self._replicas)  # ready or not: those that come back keep their keys
         self.is_blind = True  # nobody knows what other gateways send
         self.takes_priority = False  # all replicas do
@@ -84,8 +86,7 @@ class ReplicaPool:
     def parent(self, model: str) -> str | None:
         """Whose adapter it is, as a replica tells; None: nobody's."""
         name = self._aliases.models(model)[0]
-        told = (replica.adapters.get(name) for replica in self._replicas.values())
-        return next((parent for parent in told if parent is not None), None)
+        return min(self._bases.get(name, ()), default=None)
 
     def resolve(self, model: str, share: Callable[[], float] = lambda: 0.0) -> str:
         """The name replicas use; of a name for several models by the conversation's ``share``, of
@@ -97,11 +98,19 @@ class ReplicaPool:
             return model
         if model in self._aliases:
             return self._aliases.resolve(model, share, self.ready_models)
-        if self._qualified.get(model) in self._own_names:
-            return self._qualified[model]
+        if model in self._qualified:
+            return self._only_one(self._qualified[model])
         if any(replica.models is None for replica in self._replicas.values()):
             raise NoReplicaAvailable("The replicas have not told yet which models they serve.")
         raise self.not_found(model)
+
+    def _only_one(self, adapter: str) -> str:
+        """Replicas know it by its own name alone, and one of another base would answer, too."""
+        bases = sorted(self._bases[adapter])
+        if len(bases) > 1:
+            named = " and of ".join(f"'{base}'" for base in bases)
+            raise ModelNotFound(f"'{adapter}' is the name of an adapter of {named}: not served.")
+        return adapter
 
     def not_found(self, model: str) -> ModelNotFound:
         served = ", ".join(self.served_models())
@@ -246,8 +255,9 @@ class ReplicaPool:
             return
         replica.models = frozenset(model.id for model in listed)
         adapters = {model.id: model.base for model in listed if model.base is not None}
-        replica.adapters = adapters
-        self._qualified.update({f"{base}:{name}": name for name, base in adapters.items()})
+        if adapters != replica.adapters:
+            replica.adapters = adapters
+            self._changed_models()
         for model in listed:
             told = model.created
             if isinstance(told, int) and told > 0:
@@ -289,6 +299,11 @@ class ReplicaPool:
         self._own_names = frozenset(m for models in known for m in models if m not in self._aliases)
         ready = [r.endpoint.models for r in self._replicas.values() if r.is_ready]
         self.ready_models = frozenset[str]().union(*ready)
+        told = [pair for r in self._replicas.values() for pair in r.adapters.items()]
+        self._bases = defaultdict(set)
+        for name, base in told:
+            self._bases[name].add(base)
+        self._qualified = {f"{base}:{n}": n for n, base in told if n in self._own_names}
 
 
 def _compare_speeds(replicas: Collection[Replica]) -> None:

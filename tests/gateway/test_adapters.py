@@ -1,14 +1,16 @@
 """A replica's adapters are models of their own, and events say which those were."""
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
 
 from contracts.usage import UsageEvent
 from tests.gateway.conftest import Tenant
-from tests.gateway.http_client import chat, get
+from tests.gateway.http_client import Reply, chat, get
 from tests.gateway.processes import Gateway
 from tests.gateway.upstream_server import Upstream
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -54,3 +56,32 @@ async def test_events_tell_adapters_from_models(tenant: Tenant, upstream: Upstre
 async def test_no_other_name_is_one(tenant: Tenant, model: str) -> None:
     reply = await tenant.chat(chat() | {"model": model})
     assert (reply.status, reply.error["code"]) == (404, "model_not_found")
+
+
+async def test_a_name_behind_a_model_is_never_another_models_adapter(
+    start_gateway: Callable[..., Gateway], make_tenant: Callable[..., Tenant], upstream: Upstream
+) -> None:
+    other = Upstream(model="model-b")
+    other.start()
+    try:
+        upstream.adapters = other.adapters = ("law",)
+        tenant = make_tenant(start_gateway(upstreams={"a": upstream, "b": other}))
+        await tenant.accepted()
+
+        async def answer(status: int) -> Reply:
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    reply = await tenant.chat(chat() | {"model": "model-a:law"})
+                    if reply.status == status:
+                        return reply
+                    await asyncio.sleep(0.05)
+
+        reply = await answer(404)
+        assert "'model-a' and of 'model-b'" in reply.error["message"]
+        other.adapters = ()
+        await answer(200)
+        assert other.generations == []
+        upstream.adapters = ()
+        await answer(404)
+    finally:
+        other.stop()
