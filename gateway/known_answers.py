@@ -58,6 +58,7 @@ class _Charge:
         if served is not None:
             context = msgspec.structs.replace(self.context, request=served.context.request)
             self.trace.meter.served = _Instead(context, served.plan)
+            self.trace.meter.adapter_of = None  # it was another model
         self.settle(answer.event_id, answer.usage, answer.outcome)
 
     async def until_kept(self) -> None:
@@ -168,4 +169,5 @@ class KnownAnswers:
         reservation = reservation_of(context, plan, turn)
         verdict = await stages.limiter.reserve(reservation)
         stages.admit(reservation, verdict, trace)
+        trace.meter.adapter_of = stages.fleet.pool.parent(request.model)  # no replica is to tell
         return _Charge(trace, context, Settlement(stages.desk, context, reservation, trace.meter))

@@ -11,10 +11,10 @@ from contracts.usage import Outcome
 from gateway.api.context import Operation
 from gateway.response_cache.cache_key import cache_digest
 from tests.gateway.conftest import Tenant
-from tests.gateway.http_client import chat, hang_up, request_bytes
+from tests.gateway.http_client import chat, get, hang_up, request_bytes
 from tests.gateway.processes import Gateway, Valkey
 from tests.gateway.upstream_server import Upstream, words
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 GREEDY: dict[str, object] = {"temperature": 0}
 ON = CachePolicy()
@@ -77,12 +77,21 @@ async def test_a_repeat_is_a_hit(
     assert cached.only_event().outcome is Outcome.COMPLETED
 
 
+async def has_adapter(tenant: Tenant, upstream: Upstream) -> None:
+    """Until the gateway knows of one."""
+    upstream.adapters = ("law",)
+    async with asyncio.timeout(PATIENCE_S):
+        while b"law" not in (await get(tenant.gateway.port, "/v1/models", tenant.key)).body:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
 async def test_a_hit_may_be_charged_as_its_answer_was(
     caching: Gateway, store: Valkey, make_tenant: Callable[..., Tenant], upstream: Upstream
 ) -> None:
     tenant = await tenant_of(caching, make_tenant, CachePolicy(hit_charge=HitCharge.FULL))
+    await has_adapter(tenant, upstream)
     for _ in range(3):
-        assert (await tenant.chat(chat(**GREEDY))).status == 200
+        assert (await tenant.chat(chat(**GREEDY) | {"model": "law"})).status == 200
         await kept(store, tenant)
     assert len(upstream.generations) == 1
     eventually(lambda: len(tenant.events()) == 3, "three events")
@@ -90,6 +99,7 @@ async def test_a_hit_may_be_charged_as_its_answer_was(
     assert len({(e.input_tokens, e.output_text_tokens) for e in events}) == 1
     assert [e.parent_event_id for e in events] == [None, *[events[0].event_id] * 2]
     assert [e.outcome for e in events[1:]] == [Outcome.RESPONSE_CACHE_HIT] * 2
+    assert {(e.adapter, e.adapter_of) for e in events} == {("law", "model-a")}
     settled = {"requests": 3, "tokens": sum(e.total_tokens for e in events)}
     eventually(lambda: tenant.valkey.settled(tenant.name) == settled, "the settlements")
 
@@ -98,8 +108,9 @@ async def test_who_shares_an_answer_may_be_charged_for_it_too(
     caching: Gateway, make_tenant: Callable[..., Tenant], upstream: Upstream
 ) -> None:
     tenant = await tenant_of(caching, make_tenant, CachePolicy(hit_charge=HitCharge.FULL))
+    await has_adapter(tenant, upstream)
     upstream.behaviour = words(10, pause_s=0.02)
-    body = chat(stream=True, **GREEDY)
+    body = chat(stream=True, **GREEDY) | {"model": "law"}
     first = asyncio.create_task(tenant.chat(body))
     await asyncio.to_thread(eventually, lambda: bool(upstream.generations), "the first")
     reader, writer = await asyncio.open_connection("127.0.0.1", tenant.gateway.port)
@@ -115,6 +126,7 @@ async def test_who_shares_an_answer_may_be_charged_for_it_too(
     assert len({e.event_id for e in events}) == 5
     (made,) = [e.event_id for e in events if e.parent_event_id is None]
     assert {e.parent_event_id for e in events if e.event_id != made} == {made}
+    assert {(e.adapter, e.adapter_of) for e in events} == {("law", "model-a")}
     settled = {"requests": 5, "tokens": sum(e.total_tokens for e in events)}
     await asyncio.to_thread(
         eventually, lambda: tenant.valkey.settled(tenant.name) == settled, "the settlements"
