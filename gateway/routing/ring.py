@@ -7,22 +7,15 @@ comes back under its name finds its keys again.
 import hashlib
 from bisect import bisect
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from typing import Final
 
 from uhashring import HashRing
 
 _VIRTUAL_NODES: Final = 160  # per member: shares within about a tenth of each other
 _POINT_BYTES: Final = 8
-_MAX_KNOWN: Final = 1_024  # keys of up to 5 KB: conversations that go on
 
 
-@lru_cache(maxsize=_MAX_KNOWN)
 def ring_point(key: bytes) -> int:
-    return _point(key)
-
-
-def _point(key: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(key, digest_size=_POINT_BYTES).digest(), "big")
 
 
@@ -74,4 +67,4 @@ def _points(name: str) -> list[int]:
 
 
 def _hash(key: str) -> int:
-    return _point(key.encode())
+    return ring_point(key.encode())
