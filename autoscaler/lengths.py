@@ -15,6 +15,7 @@ from autoscaler.pool import Demand
 LASTING_TIME_S: Final = 300.0  # lengths change slower than rates
 RECENT_TIME_S: Final = 60.0
 SURPRISE_SIGMAS: Final = 4.0  # as of rates
+_FEWEST: Final = 0.5  # requests that work is of: what runs for hours has begun, once
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Done:
 
     @property
     def mean_tokens(self) -> float | None:
-        return self.work_tokens / self.num_requests if self.num_requests > 0 else None
+        return self.work_tokens / max(_FEWEST, self.num_requests) if self.num_requests > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,12 @@ class Lengths:
 
 
 def next_lengths(lengths: Lengths, demand: Demand) -> Lengths:
-    """A look in which no request was done says nothing, and nothing grows old in it."""
-    if demand.num_done <= 0:
+    """A look in which nothing was done says nothing, and nothing grows old in it.
+
+    Work counts also where nothing begins or ends (the middle of long answers), and a preemption
+    takes back what its beginning has counted.
+    """
+    if demand.work_tokens <= 0 and demand.num_done <= 0:
         return lengths
     recent = _later(lengths.recent, demand, RECENT_TIME_S)
     lasting = _later(lengths.lasting, demand, LASTING_TIME_S)
@@ -55,8 +60,14 @@ def _later(done: Done, demand: Demand, time_s: float) -> Done:
 
 
 def _is_another(recent: Done, lasting: Done) -> bool:
-    """Far outside the chance of a mean of so many, whose lengths vary as an exponential's do."""
-    now, known = recent.mean_tokens, lasting.mean_tokens
-    if now is None or known is None:
+    """Far outside the chance of work of so many, whose lengths vary as an exponential's do.
+
+    Of so many by count or by work, whichever is more: a count of almost none beside the middle of
+    long answers is chance as well.
+    """
+    known = lasting.mean_tokens
+    if recent.mean_tokens is None or not known:
         return False
-    return abs(now - known) > SURPRISE_SIGMAS * known / math.sqrt(recent.num_requests)
+    num_by_work = recent.work_tokens / known
+    num = max(recent.num_requests, num_by_work)
+    return abs(num_by_work - recent.num_requests) > SURPRISE_SIGMAS * math.sqrt(num)

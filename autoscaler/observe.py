@@ -188,7 +188,7 @@ def _demand(
         num_arrived=arrived_per_s * interval_s,
         num_in_flight=_num_at_engines(serving) + asked.num_queued,
         work_tokens=sum(map(_work_tokens, serving.pairs.values())),
-        num_done=max(0.0, sum(map(_num_done, serving.pairs.values()))),
+        num_done=sum(map(_num_done, serving.pairs.values())),
     )
 
 

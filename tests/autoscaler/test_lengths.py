@@ -67,3 +67,45 @@ def test_answers_that_grow_are_seen_as_they_grow() -> None:
         if look == 55:
             assert known.mean_tokens == pytest.approx(200.0, rel=0.05)
     assert known.mean_tokens == pytest.approx(500.0, rel=0.3)
+
+
+@pytest.mark.parametrize(("per_s", "mean_s"), [(0.05, 100.0), (0.02, 300.0)])
+def test_long_answers_count_where_few_run(per_s: float, mean_s: float) -> None:
+    """In most looks nothing begins or ends, and the middle of an answer is most of it."""
+    rng, known = random.Random(1), UNKNOWN
+    spans, means = _exponential_spans(rng, per_s, mean_s, until_s=10_000.0), []
+    for look in range(1_000):
+        begin_s, end_s = look * LOOK_S, (look + 1) * LOOK_S
+        parts = [(max(b, begin_s), min(e, end_s)) for b, e in spans]
+        num_begun = sum(begin_s <= b < end_s for b, _ in spans)
+        num_ended = sum(begin_s <= e < end_s for _, e in spans)
+        work = 30.0 * sum(max(0.0, end - begin) for begin, end in parts)
+        known = after([(work, (num_begun + num_ended) / 2)], known)
+        if look >= 200:
+            assert known.mean_tokens is not None
+            means.append(known.mean_tokens)
+    assert sum(means) / len(means) == pytest.approx(30.0 * mean_s, rel=0.2)
+
+
+def _exponential_spans(
+    rng: random.Random, per_s: float, mean_s: float, until_s: float
+) -> list[tuple[float, float]]:
+    spans, now_s = [], rng.expovariate(per_s)
+    while now_s < until_s:
+        spans.append((now_s, now_s + rng.expovariate(1 / mean_s)))
+        now_s += rng.expovariate(per_s)
+    return spans
+
+
+def test_one_that_runs_for_hours_is_not_longer_than_what_is_remembered_of_it() -> None:
+    """Its beginning is forgotten; what it has done must not be divided by almost nothing."""
+    begun = after([(300.0, 0.5)])
+    mean = after([(300.0, 0.0)] * 10_000, begun).mean_tokens
+    assert mean is not None
+    assert mean < 2.2 * 30.0 * 300.0
+
+
+def test_a_preemption_takes_back_what_its_beginning_counted() -> None:
+    known = after([(4_000.0, 40.0)] * 100)
+    mean = after([(4_000.0, 20.0), (4_000.0, 60.0)], known).mean_tokens
+    assert mean == pytest.approx(100.0, rel=0.02)
