@@ -74,7 +74,7 @@ async def _run(settings: Settings) -> None:
         consumer = Consumer(
             source=source,
             ledger=ledger,
-            prices=CurrentPrices(settings.price_book, ledger),
+            prices=CurrentPrices(settings.price_book, ledger, told.note_progress),
             poll_interval_s=settings.poll_interval_s,
             progress=told,
         )

@@ -1,6 +1,7 @@
 """The price book in force: read from its file again whenever that changes."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from billing.errors import PriceBookInvalid
@@ -17,11 +18,15 @@ class CurrentPrices:
     """Adopting a book records its prices and rates the events that were waiting for them.
 
     Without a usable book nothing starts: constructing raises PriceBookInvalid, LedgerUnavailable.
+    ``note_progress`` is called in the thread that adopts, after each transaction.
     """
 
-    def __init__(self, path: Path | None, ledger: Ledger) -> None:
+    def __init__(
+        self, path: Path | None, ledger: Ledger, note_progress: Callable[[], None]
+    ) -> None:
         self._path = path
         self._ledger = ledger
+        self._note_progress = note_progress
         self._version = self._current_version()
         self._price_book = self._adopt()
 
@@ -39,7 +44,7 @@ class CurrentPrices:
     def _adopt(self) -> PriceBook:
         price_book = read_price_book(self._path)
         self._ledger.record_prices(price_book)
-        num_rated = self._ledger.post_unpriced(price_book)
+        num_rated = self._ledger.post_unpriced(price_book, self._note_progress)
         logger.info("price book adopted", extra={"num_posted": num_rated})
         return price_book
 

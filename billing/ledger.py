@@ -127,8 +127,13 @@ class Ledger:
             rows = [(source_id, offset, replayed_at_us) for source_id, offset in letters]
             insert_rows(connection, dead_letter_replays, rows)
 
-    def post_unpriced(self, price_book: PriceBook) -> int:
-        """Rate the events that had no price and now have one; returns how many."""
+    def post_unpriced(
+        self, price_book: PriceBook, note_progress: Callable[[], None] = lambda: None
+    ) -> int:
+        """Rate the events that had no price and now have one; returns how many.
+
+        ``note_progress`` is called after each transaction: of many events there are many.
+        """
         num_posted = 0
         after: EventKey = ("", "")
         while True:
@@ -138,6 +143,7 @@ class Ledger:
                 events = _unpriced_after(connection, after)
                 at_us = microseconds(self._now())
                 num_posted += _rate_unpriced(connection, events, price_book, at_us)
+            note_progress()
             if not events:
                 return num_posted
             after = (events[-1].tenant_id, events[-1].event_id)

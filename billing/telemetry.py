@@ -4,10 +4,11 @@ Asked by a probe and a scraper every few seconds: no framework is worth its star
 """
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final
 
 from billing.audit import Finding, Kind
@@ -16,15 +17,18 @@ from billing.money import usd_from_pico_usd
 from contracts import metrics as names
 
 _PATIENCE_S: Final = 5.0
-_HUNG_AFTER: Final = timedelta(minutes=10)  # a database's statement may take five
+_HUNG_AFTER_S: Final = 600.0  # a database's statement may take five minutes
 
 
 class Told:
     """What has been read and posted in this life, and what the last reconciliation found."""
 
-    def __init__(self, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self, now: Callable[[], datetime], monotonic_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self._now = now
-        self.tried_at = now()  # the last round of reading and posting, or the start
+        self._monotonic_s = monotonic_s
+        self._moved_s = monotonic_s()  # the last transaction or round of reading, or the start
         self.read_at: datetime | None = None  # None: not yet without a fault
         self.posted_at: datetime | None = None
         self.lag_s: float | None = None  # of the batch that was posted then
@@ -34,7 +38,12 @@ class Told:
         self.differences: Counter[Kind] | None = None  # None: not compared yet
         self.reconciled_at: datetime | None = None
 
+    def note_progress(self) -> None:
+        """One transaction has ended.  Any thread may say so."""
+        self._moved_s = self._monotonic_s()
+
     def note_posted(self, result: PostResult) -> None:
+        self.note_progress()
         self.events["posted"] += result.num_posted
         self.events["repeated"] += result.num_repeated
         self.events["unpriced"] += result.num_unpriced
@@ -46,17 +55,18 @@ class Told:
             self.lag_s = (self.posted_at - result.newest_at).total_seconds()
 
     def note_read(self) -> None:
-        self.tried_at = self.read_at = self._now()
+        self.note_progress()
+        self.read_at = self._now()
         self.fault = None
 
     def note_paused(self, fault: str) -> None:
-        self.tried_at = self._now()
+        self.note_progress()
         self.fault = fault
 
     @property
     def is_hung(self) -> bool:
-        """Longer than every deadline of what it waits for: a new process is all that helps."""
-        return self._now() - self.tried_at > _HUNG_AFTER
+        """No transaction for longer than the deadline of any: a new process is all that helps."""
+        return self._monotonic_s() - self._moved_s > _HUNG_AFTER_S
 
     def note_reconciled(self, findings: Sequence[Finding], at: datetime | None) -> None:
         """``at`` None: not all could be read, so that the time of the last one stays."""
@@ -80,7 +90,7 @@ class Telemetry:
             with suppress(OSError, EOFError, asyncio.LimitOverrunError):  # a timeout is an OSError
                 async with asyncio.timeout(_PATIENCE_S):
                     head = await reader.readuntil(b"\r\n\r\n")
-                    status, body = self._page(head.split(b" ", 2)[1:2])
+                    status, body = self.page(head.split(b" ", 2)[1:2])
                     writer.write(
                         f"HTTP/1.0 {status}\r\nContent-Type: text/plain; version=0.0.4\r\n"
                         f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
@@ -89,7 +99,7 @@ class Telemetry:
         finally:  # also when it is cancelled
             writer.close()
 
-    def _page(self, path: list[bytes]) -> tuple[str, str]:
+    def page(self, path: list[bytes]) -> tuple[str, str]:
         match path:
             case [b"/metrics"]:
                 return "200 OK", "\n".join([*self._lines(), ""])

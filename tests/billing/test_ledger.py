@@ -222,7 +222,9 @@ def test_more_unpriced_events_than_one_transaction_holds_are_all_rated(
     post(either, [usage(n, model="new", tenant_id=TENANTS[n % 2]) for n in range(1_203)])
     wider = PriceBook([PRICE, price_of("new", "new.1")])
     either.record_prices(wider)
-    assert either.post_unpriced(wider) == 1_203
+    ended: list[None] = []
+    assert either.post_unpriced(wider, lambda: ended.append(None)) == 1_203
+    assert len(ended) > 2, "each transaction is told, not only the last"
     assert sum(totals(either_url, t).num_unpriced_requests for t in TENANTS) == 0
 
 
