@@ -31,7 +31,9 @@ class AlertTopic:
         """Blocks, within a deadline: for no event loop's thread.  Raises AlertTopicUnavailable."""
         try:
             asyncio.run(self._send(alert_id, tenant_id, document))
-        except (KafkaError, OSError, SourceUnavailable) as exc:  # a deadline's, too
+        except SourceUnavailable as exc:  # says itself what to mend
+            raise AlertTopicUnavailable(f"alerts' topic: {exc}") from exc
+        except (KafkaError, OSError) as exc:  # a deadline's, too
             raise AlertTopicUnavailable(f"alerts' topic: {type(exc).__name__}") from exc
 
     async def _send(self, alert_id: str, tenant_id: str, document: bytes) -> None:
