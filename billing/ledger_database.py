@@ -172,7 +172,9 @@ def _set_up_writer(connection: SqliteConnection, _record: object) -> None:
     )  # readers and the writer do not wait for each other
     connection.execute("PRAGMA synchronous = FULL")  # a committed offset survives a power cut
     connection.execute("PRAGMA foreign_keys = ON")
-    connection.execute("PRAGMA temp_store = MEMORY")  # what is staged is gone after its transaction
+    connection.execute(
+        "PRAGMA temp_store = MEMORY"
+    )  # what is staged is on no disk: it stays until the next batch
 
 
 def _set_up_reader(connection: SqliteConnection, _record: object) -> None:

@@ -2,7 +2,7 @@
 
 Which events are new, what entries they make and what their days sum up to is found by the
 database, by statements that SQLite and PostgreSQL both understand: in Python each event costs one
-row.  The staging table is the connection's own and is empty between transactions.
+row.  The staging table is the connection's own, and is empty when a batch begins.
 """
 
 from collections.abc import Sequence
