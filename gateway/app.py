@@ -129,9 +129,11 @@ async def create_app(
 
 
 async def _end(pipeline: Pipeline, limiter: RedisLimiter, access_log: AccessLog) -> None:
-    await pipeline.stop(_CLOSE_S)
-    await limiter.flush(_CLOSE_S)
-    access_log.tell()
+    try:
+        await pipeline.stop(_CLOSE_S)
+        await limiter.flush(_CLOSE_S)
+    finally:
+        access_log.tell()
 
 
 def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
