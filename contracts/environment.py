@@ -6,8 +6,13 @@ not count: settings are read that way.
 """
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import UnionType
+from typing import Any, Final, Protocol, TypeVar, Union, get_args, get_origin, runtime_checkable
+
+_NOT_JSON: Final = re.compile(r'error parsing value for field "(?P<field>\w+)"')  # pydantic's words
 
 Settings = TypeVar("Settings")
 
@@ -28,7 +33,7 @@ def read_settings(read: Callable[[], Settings], prefix: str, unread: Mapping[str
     try:
         settings = read()
     except ValueError as exc:
-        raise BadSettings({**_faults(exc, prefix), **unread}) from None
+        raise BadSettings({**_faults(exc, prefix, read), **unread}) from None
     if unread:
         raise BadSettings(unread)
     return settings
@@ -82,8 +87,31 @@ class _ValidationError(Protocol):
     def errors(self, *, include_input: bool, include_url: bool) -> list[Mapping[str, Any]]: ...
 
 
-def _faults(exc: ValueError, prefix: str) -> dict[str, str]:
+def _faults(exc: ValueError, prefix: str, read: object) -> dict[str, str]:
+    """``read``: what raised it, mostly the settings' class, which knows its fields."""
     if not isinstance(exc, _ValidationError):  # not JSON, where the setting is a list or a mapping
-        return {prefix: str(exc)}
+        found = _NOT_JSON.match(str(exc))
+        field = None if found is None else getattr(read, "model_fields", {}).get(found["field"])
+        if found is None or field is None:
+            return {prefix: str(exc)}
+        form = json.dumps(_example(field.annotation))
+        return {variable_of(prefix, (found["field"],)): f"expected JSON, such as {form}"}
     errors = exc.errors(include_input=False, include_url=False)
     return {variable_of(prefix, e["loc"] or ("settings",)): e["msg"] for e in errors}
+
+
+def _example(annotation: Any) -> object:
+    """A value of that form."""
+    kind, inner = get_origin(annotation) or annotation, get_args(annotation)
+    if kind in (Union, UnionType):
+        return _example(next(each for each in inner if each is not type(None)))
+    fields = getattr(kind, "model_fields", None)
+    if fields is not None:
+        return {name: _example(f.annotation) for name, f in fields.items() if f.is_required()}
+    if not isinstance(kind, type) or issubclass(kind, str):
+        return "value"
+    if issubclass(kind, Mapping):
+        return {"name": _example(inner[1]) if inner else "value"}
+    if issubclass(kind, Collection):
+        return [_example(inner[0]) if inner else "value"]
+    return kind(1) if kind in (int, float, bool) else "value"

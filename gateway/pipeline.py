@@ -160,6 +160,7 @@ class Pipeline:
             tokens=reservation.reserved_tokens,
             budget_tokens=reservation.budget_tokens,
             nano_usd=reservation.reserved_nano_usd,
+            prompt_tokens=request.estimated_prompt_tokens,
         )
         if self._stages.desk.spool.is_failing:
             raise SpoolUnavailable("Usage cannot be recorded now.")

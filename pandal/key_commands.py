@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -16,6 +16,9 @@ from pandal.key_access import KeyNews, NewSecret, RemoteKeys
 from pandal.options import DataDirOption, JsonOption, directory
 from pandal.policy_options import AdminOption, admin_client, key_access
 from pandal.screen import one_line, say
+
+if TYPE_CHECKING:
+    from pandal.keys import CreatedKey
 
 keys_app = typer.Typer(no_args_is_help=True, help="API keys of tenants.")
 
@@ -63,16 +66,7 @@ def create(
     created = create_key(local, request)
     note = wait_until_accepted(local, created.api_key)
     warn_of_unserved(models or (), data_dir, admin)
-    if as_json:
-        say(msgspec.json.encode(created).decode())
-    else:
-        say(
-            f"tenant  {created.tenant} ({created.tier}: {created.tokens_per_minute} tokens and "
-            f"{created.requests_per_minute} requests per minute)\nkey id  {created.key_id}\n"
-            f"key     {created.api_key}"
-        )
-    if created.tier_before not in (None, created.tier):
-        say(f"tier: {created.tier_before} -> {created.tier}, for all keys of {tenant}", sys.stderr)
+    _show_created(created, as_json)
     say(note, sys.stderr)
 
 
@@ -128,6 +122,22 @@ def _expiry(expires_in: str | None) -> datetime | None:
     if not span:
         raise BadOption(f"--expires-in: expected a time to come, got {expires_in!r}")
     return datetime.now(UTC) + span
+
+
+def _show_created(created: "CreatedKey", as_json: bool) -> None:
+    if as_json:
+        say(msgspec.json.encode(created).decode())
+    else:
+        say(
+            f"tenant  {created.tenant} ({created.tier}: {created.tokens_per_minute} tokens and "
+            f"{created.requests_per_minute} requests per minute)\nkey id  {created.key_id}\n"
+            f"key     {created.api_key}"
+        )
+    if created.tier_before not in (None, created.tier):
+        told = f"tier: {created.tier_before} -> {created.tier}, for all keys of {created.tenant}"
+        say(told, sys.stderr)
+    for warning in created.warnings:
+        say(f"warning: {warning}", sys.stderr)
 
 
 def _show_secret(created: NewSecret, as_json: bool) -> None:

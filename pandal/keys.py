@@ -18,9 +18,10 @@ from contracts.policy import (
     hash_api_key,
 )
 from contracts.quota import MAX_LIMIT
-from contracts.resolution import statements_about, view_of
+from contracts.resolution import rules_of, statements_about, view_of
 from pandal.credentials import Credentials, load_or_create_credentials, renew_demo_key
 from pandal.datadir import DataDir
+from pandal.doctor.policies import unsatisfiable
 from pandal.errors import BadOption
 from pandal.policy_access import Edit, LocalPolicies, edited
 from pandal.private_file import locked
@@ -52,6 +53,7 @@ class CreatedKey(msgspec.Struct, frozen=True, kw_only=True):
     tier_before: str | None  # None: there was no such tenant
     tokens_per_minute: int
     requests_per_minute: int
+    warnings: tuple[str, ...] = ()  # of what the doctor finds wrong with its tenant's limits
 
     def __repr__(self) -> str:
         return f"CreatedKey(tenant={self.tenant!r}, key_id={self.key_id!r})"
@@ -105,9 +107,8 @@ def create_key(
         why=f"a key for {request.tenant}",
     )
     policy = next(p for p in after.tenants if p.tenant_id == request.tenant)
-    limits = view_of(
-        statements_about(after, policy, key=None, model=None, at=datetime.now(UTC))
-    ).limits
+    view = view_of(statements_about(after, policy, key=None, model=None, at=at))
+    limits, found = view.limits, unsatisfiable(policy, view, rules_of(after, policy, at))
     return CreatedKey(
         tenant=request.tenant,
         key_id=record.key_id,
@@ -116,6 +117,7 @@ def create_key(
         tier_before=tiers_before.get(request.tenant),
         tokens_per_minute=limits.tokens_per_minute,
         requests_per_minute=limits.requests_per_minute,
+        warnings=tuple(f"{finding.fact}: {finding.advice}" for finding in found),
     )
 
 

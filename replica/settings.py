@@ -183,7 +183,7 @@ class Settings(BaseSettings):
             fair_share_slack_tokens=self.fair_share_slack_tokens,
             prefix_window_s=self.prefix_window_s,
             log_level=self.log_level,
-            adapters=tuple(self.adapters.values()),
+            adapters=tuple(self.adapters.items()),
         )
 
 

@@ -31,12 +31,17 @@ class QuotaPlan:
     arguments: bytes  # the rules as reserve.lua reads them, packed
     num_arguments: int
 
-    def check_fits(self, *, tokens: int, budget_tokens: int, nano_usd: int) -> None:
-        """Raises InvalidRequest for what waiting would never help, so that it is not a 429."""
+    def check_fits(
+        self, *, tokens: int, budget_tokens: int, nano_usd: int, prompt_tokens: int | None = None
+    ) -> None:
+        """Raises InvalidRequest for what waiting would never help, so that it is not a 429.
+
+        ``prompt_tokens``: of both counts, where that is known.
+        """
         if tokens > self.most_tokens:
-            raise _never_fits(tokens, self.most_tokens)
+            raise _never_fits(tokens, prompt_tokens, self.most_tokens)
         if self.most_budget_tokens is not None and budget_tokens > self.most_budget_tokens:
-            raise _never_fits(budget_tokens, self.most_budget_tokens)
+            raise _never_fits(budget_tokens, prompt_tokens, self.most_budget_tokens)
         if self.most_nano_usd is not None and nano_usd > self.most_nano_usd:
             raise InvalidRequest(
                 f"The request may cost {usd_of_nano(nano_usd)} USD, "
@@ -105,10 +110,15 @@ def quota_plan(grant: Grant, model: str, *, is_recorded: bool = True) -> QuotaPl
     )
 
 
-def _never_fits(tokens: int, most_tokens: int) -> InvalidRequest:
+def _never_fits(tokens: int, prompt_tokens: int | None, most_tokens: int) -> InvalidRequest:
+    parts, param = "", None
+    if prompt_tokens is not None:
+        parts = f" ({prompt_tokens} of the prompt and {tokens - prompt_tokens} by max_tokens)"
+        param = "max_tokens" if prompt_tokens < most_tokens else None  # else no answer would fit
     return InvalidRequest(
-        f"The request may need {tokens} tokens, "
+        f"The request may need {tokens} tokens{parts}, "
         f"more than the limit of {most_tokens} tokens ever allows.",
+        param=param,
         code="tokens_limit_exceeded",
     )
 

@@ -1,6 +1,7 @@
 """The generator's HTTP side: a pool of connections to one target."""
 
 import asyncio
+import os
 import ssl
 from collections.abc import Callable
 
@@ -26,6 +27,7 @@ class Client:
         self.num_waits_for_a_connection = 0
         self.first_wait_s: float | None = None  # for a connection, on the run's clock
         self.num_resent = 0
+        self.last_failure: str | None = None  # to get or to keep a connection
 
     async def ask(self, head: bytes, body: bytes, timeout_s: float) -> Answer:
         """Never raises for what the server does: the answer's outcome says it."""
@@ -40,6 +42,7 @@ class Client:
                     await self._exchange(whole_head, body, answer)
             except OSError as exc:  # without a connection the answer has no status, which says so
                 answer.is_timed_out = isinstance(exc, TimeoutError)
+                self.last_failure = _in_words(exc)
         if answer.ended_s is None:
             answer.ended_s = self._clock_s()
         return answer
@@ -82,3 +85,12 @@ class Client:
                 ssl=self._ssl,
             )
         return connection
+
+
+def _in_words(exc: OSError) -> str:
+    """asyncio says "Connect call failed", whatever the system has said."""
+    if isinstance(exc, TimeoutError):
+        return "no answer in time"
+    if isinstance(exc, ConnectionError) and exc.errno is not None:
+        return os.strerror(exc.errno).lower()
+    return exc.strerror or str(exc)

@@ -90,11 +90,12 @@ def _probe(options: BenchOptions, number: int, rate_per_s: float) -> tuple[Bench
     return replace(options, load=load), patience
 
 
-def _check_was_served(url: str, records: Sequence[RequestRecord]) -> None:
+def _check_was_served(url: str, records: Sequence[RequestRecord], last_failure: str | None) -> None:
     """Raises Unreachable, NothingMeasured: the server's speed is not what such a run shows."""
     statuses = {record.status for record in records}
     if statuses == {None}:
-        raise Unreachable(f"{url}: none of {len(records)} requests was answered")
+        why = "" if last_failure is None else f": {last_failure}"
+        raise Unreachable(f"{url}: none of {len(records)} requests was answered{why}")
     if statuses and statuses <= _ASKERS_FAULT:
         told = ", ".join(sorted(map(str, statuses)))
         raise NothingMeasured(f"{url}: each of {len(records)} requests was answered {told}")
@@ -119,7 +120,7 @@ async def measure(
             client.close()
     records = measured(run.records, options.load.warmup_s)
     if not is_cut:
-        _check_was_served(options.target.url, records)
+        _check_was_served(options.target.url, records, client.last_failure)
     generator = generator_section(
         records,
         health,

@@ -46,7 +46,7 @@ def _of_tenant(
     statements = statements_about(document, tenant, key=None, model=None, at=at)
     view, rules = view_of(statements), rules_of(document, tenant, at)
     yield from _keys(tenant, at, last_used)
-    yield from _unsatisfiable(tenant, view, rules)
+    yield from unsatisfiable(tenant, view, rules)
     yield from _without_effect(tenant, view, rules)
     yield from _allowed_models(document, tenant, at, served)
     yield from _names(tenant, served)
@@ -82,7 +82,7 @@ def _is_unused(key: ApiKeyRecord, at: datetime, last_used: Mapping[str, datetime
     return at - last_used.get(key.key_id, key.created_at) > _LONG
 
 
-def _unsatisfiable(
+def unsatisfiable(
     tenant: TenantPolicy, view: View, rules: tuple[QuotaRule, ...]
 ) -> Iterator[Finding]:
     """A request that names no max_tokens needs the default, and one token of a prompt."""

@@ -122,7 +122,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, array_like=True, t
     fair_share_slack_tokens: int
     prefix_window_s: float
     log_level: str
-    adapters: tuple[str, ...] = ()  # folders; requests name them by their place here
+    adapters: tuple[tuple[str, str], ...] = ()  # names, folders; a request says a place here
 
     @property
     def kv_name(self) -> str:

@@ -89,7 +89,7 @@ def _load(
     config: EngineConfig, path: Path, tokenizer: Tokenizer, report: ReportProgress
 ) -> _Loaded:
     """The files are closed again, and nobody keeps what only loading needed."""
-    opened = open_adapted(path, map(Path, config.adapters))
+    opened = open_adapted(path, {name: Path(at) for name, at in config.adapters})
     backend = choose_backend(config, opened, tokenizer.eos_token_ids)
     plan = backend.plan(report)
     options = KvOptions(plan.num_host_blocks, is_poisoned=config.is_kv_poisoned)

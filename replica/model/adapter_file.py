@@ -80,11 +80,7 @@ class Adapter:
 
 def read_adapter(folder: Path, model: LlamaConfig) -> Adapter:
     """Raises ModelError."""
-    try:
-        content = (folder / _CONFIG).read_bytes()
-        weights = (folder / _WEIGHTS).read_bytes()
-    except OSError as exc:
-        raise ModelNotFound(f"adapter: {exc}") from exc
+    content, weights = (_content(folder, name) for name in (_CONFIG, _WEIGHTS))
     settings = _settings(content)
     file = open_safetensors(folder / _WEIGHTS)
     sides = _sides(file)
@@ -94,6 +90,15 @@ def read_adapter(folder: Path, model: LlamaConfig) -> Adapter:
     }
     digest = hashlib.sha256(hashlib.sha256(content).digest() + hashlib.sha256(weights).digest())
     return Adapter(digest.hexdigest(), changes)
+
+
+def _content(folder: Path, name: str) -> bytes:
+    try:
+        return (folder / name).read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as exc:
+        raise ModelNotFound(f"{folder} has no {name}") from exc
+    except OSError as exc:
+        raise ModelNotFound(str(exc)) from exc
 
 
 def _settings(content: bytes) -> _Settings:

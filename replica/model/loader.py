@@ -1,13 +1,13 @@
 """A path to a model in memory: dispatches on the kind of files."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from replica.errors import ModelInvalid
+from replica.errors import ModelError, ModelInvalid
 from replica.model.adapter_file import Adapter, read_adapter
 from replica.model.config import LlamaConfig, config_from_gguf, config_from_hf
 from replica.model.damage import blaming
@@ -46,15 +46,22 @@ class OpenedModel:
             return LlamaModel(self.config, assemble(self.source, self.config, report_progress))
 
 
-def open_adapted(path: Path, adapters: Iterable[Path]) -> OpenedModel:
-    """The adapters' numbers are in memory.  Raises ModelError, as the next one does."""
+def open_adapted(path: Path, adapters: Mapping[str, Path]) -> OpenedModel:
+    """``adapters``: folders by name.  Their numbers are in memory.
+
+    Raises ModelError, as the next one does.
+    """
     opened = open_model(path)
-    return replace(opened, adapters=[_adapter(folder, opened.config) for folder in adapters])
+    read = [_adapter(name, folder, opened.config) for name, folder in adapters.items()]
+    return replace(opened, adapters=read)
 
 
-def _adapter(folder: Path, model: LlamaConfig) -> Adapter:
-    with blaming(folder):
-        return read_adapter(folder, model)
+def _adapter(name: str, folder: Path, model: LlamaConfig) -> Adapter:
+    try:
+        with blaming(folder):
+            return read_adapter(folder, model)
+    except ModelError as exc:
+        raise type(exc)(f"adapter {name}: {exc}") from exc
 
 
 def open_model(path: Path) -> OpenedModel:

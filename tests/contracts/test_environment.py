@@ -1,6 +1,7 @@
 """A misspelt variable is found, and its value never looked at."""
 
 import pytest
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from contracts.environment import (
     BadSettings,
@@ -81,6 +82,33 @@ def test_all_faults_of_settings_are_told_at_once(error: ValueError, faults: dict
     with pytest.raises(BadSettings) as caught:
         read_settings(read, "GATEWAY_", {"GATEWAY_PROT": "no such setting"})
     assert caught.value.faults == {**faults, "GATEWAY_PROT": "no such setting"}
+
+
+class Lists(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="LISTS_")
+
+    folders: dict[str, str] = {}
+    names: tuple[str, ...] = ()
+    limits: dict[str, list[int]] = {}
+
+
+@pytest.mark.parametrize(
+    ("variable", "form"),
+    [
+        ("LISTS_FOLDERS", '{"name": "value"}'),
+        ("LISTS_NAMES", '["value"]'),
+        ("LISTS_LIMITS", '{"name": [1]}'),
+    ],
+)
+def test_what_is_no_json_is_told_by_variable_with_an_example(
+    variable: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "law=/secret")
+    with pytest.raises(BadSettings) as caught:
+        read_settings(Lists, "LISTS_", {})
+    assert caught.value.faults == {variable: f"expected JSON, such as {form}"}
+    monkeypatch.setenv(variable, form)
+    read_settings(Lists, "LISTS_", {})
 
 
 def test_good_settings_with_a_variable_that_nothing_reads_are_refused() -> None:

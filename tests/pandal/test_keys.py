@@ -126,3 +126,10 @@ def test_a_request_that_cannot_be_is_named(options: dict, complaint: str) -> Non
     asked = {"tenant": "acme", "tier": None, "tokens_per_minute": None, "requests_per_minute": None}
     with pytest.raises(BadOption, match=complaint):
         parse_key_request(**(asked | options))
+
+
+def test_a_limit_under_the_default_max_tokens_is_warned_of(data_dir: DataDir) -> None:
+    created = create_key(data_dir, KeyRequest("acme", tokens_per_minute=300))
+    (warning,) = created.warnings
+    assert "tokens_per_minute 300" in warning
+    assert "each is refused" in warning

@@ -51,7 +51,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     for adapter, of_modules in zip((whole, part), scales, strict=True):
         merged.append(copy.deepcopy(base))
         merge(merged[-1], adapter, of_modules)
-    opened = open_adapted(folder / "base", [whole, part])
+    opened = open_adapted(folder / "base", {"whole": whole, "part": part})
     return Checkpoints(base, merged, opened, [whole, part])
 
 
@@ -155,7 +155,7 @@ def test_the_compiled_step_is_not_chosen(checkpoints: Checkpoints) -> None:
         ({"peft_type": "IA3"}, ModelUnsupported, "peft_type='IA3'"),
         ({"init_lora_weights": "pissa"}, ModelUnsupported, "pissa"),
         ({"modules_to_save": ["lm_head"]}, ModelUnsupported, "modules_to_save"),
-        ({"r": 5}, ModelInvalid, "rank is 4, adapter_config.json says 5"),
+        ({"r": 5}, ModelInvalid, "^adapter law: .*rank is 4, adapter_config.json says 5"),
         ({"lora_alpha": "much"}, ModelInvalid, "lora_alpha"),
         ({"alpha_pattern": {"(": 1.0}}, ModelInvalid, "unterminated"),
     ],
@@ -170,7 +170,12 @@ def test_what_is_not_computed_here_is_refused_by_name(
 ) -> None:
     folder = save_adapter(tmp_path / "odd", checkpoints.base, seed=1, **changes)
     with pytest.raises(error, match=match):
-        open_adapted(checkpoints.opened.path, [folder])
+        open_adapted(checkpoints.opened.path, {"law": folder})
+
+
+def test_a_refusal_names_the_adapter_and_what_its_folder_lacks(checkpoints: Checkpoints) -> None:
+    with pytest.raises(ModelNotFound, match=r"^adapter law: /nope has no adapter_config\.json$"):
+        open_adapted(checkpoints.opened.path, {"law": Path("/nope")})
 
 
 def test_damaged_adapters_are_refused(checkpoints: Checkpoints, tmp_path: Path) -> None:
@@ -182,7 +187,7 @@ def test_damaged_adapters_are_refused(checkpoints: Checkpoints, tmp_path: Path) 
     def refusal(tensors: dict[str, torch.Tensor]) -> str:
         save_file(tensors, weights)
         with pytest.raises(ModelError) as refused:
-            open_adapted(checkpoints.opened.path, [folder])
+            open_adapted(checkpoints.opened.path, {"law": folder})
         return str(refused.value)
 
     assert "lacks a side" in refusal({k: v for k, v in whole.items() if k != first})
@@ -193,7 +198,7 @@ def test_damaged_adapters_are_refused(checkpoints: Checkpoints, tmp_path: Path) 
     assert "is not of what is adapted" in refusal(whole | {embedded: torch.zeros(1)})
     weights.unlink()
     with pytest.raises(ModelNotFound, match=r"adapter_model\.safetensors"):
-        open_adapted(checkpoints.opened.path, [folder])
+        open_adapted(checkpoints.opened.path, {"law": folder})
 
 
 def test_names_that_mean_two_things_are_refused() -> None:

@@ -59,7 +59,7 @@ def adapted(tiny: OpenedModel, tmp_path_factory: pytest.TempPathFactory) -> Open
     folder = tmp_path_factory.mktemp("adapters")
     whole = save_adapter(folder / "whole", shape, seed=1)
     part = save_adapter(folder / "part", shape, seed=2, rank=3, modules=["v_proj", "down_proj"])
-    return open_adapted(tiny.path, [whole, part])
+    return open_adapted(tiny.path, {"whole": whole, "part": part})
 
 
 def texts(runner: ModelRunner, opened: OpenedModel) -> list[str]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,7 +23,7 @@ from pandal.bench.options import (
 from pandal.bench.run import Patience
 from pandal.bench.target import parse_target
 from pandal.bench.workload import Conversation, Message, Turn
-from pandal.errors import NothingMeasured
+from pandal.errors import NothingMeasured, Unreachable
 from tests.pandal.bench.conftest import StartServer
 from tests.pandal.bench.reports import TENANT
 
@@ -88,15 +89,25 @@ async def test_prompts_are_made_before_the_generator_is_watched(
     assert workload.num_tasks == [1, 1, 1]
 
 
-async def test_a_run_of_which_nothing_was_served_shows_no_speed(refusing_url: str) -> None:
-    load = LoadOptions(ArrivalKind.CONSTANT, None, 1, 8, 30.0, 2, 0.0, 1)
-    options = BenchOptions(
-        target=parse_target(refusing_url),
+def two_requests_to(url: str) -> BenchOptions:
+    return BenchOptions(
+        target=parse_target(url),
         tenants=(TENANT,),
         client=ClientOptions("m", False, 30.0, 4, 0.0),
         workload=WorkloadOptions(WorkloadKind.FIXED, {}, None),
-        load=load,
+        load=LoadOptions(ArrivalKind.CONSTANT, None, 1, 8, 30.0, 2, 0.0, 1),
         prices=None,
     )
+
+
+async def test_a_run_of_which_nothing_was_served_shows_no_speed(refusing_url: str) -> None:
     with pytest.raises(NothingMeasured, match=r"each of 2 requests was answered 401$"):
-        await measure(options, Observed(), Patience(30.0, 0.0), SILENT)
+        await measure(two_requests_to(refusing_url), Observed(), Patience(30.0, 0.0), SILENT)
+
+
+async def test_a_run_at_a_dead_address_says_why_nothing_was_answered() -> None:
+    with socket.socket() as bound:  # and not listening
+        bound.bind(("127.0.0.1", 0))
+        options = two_requests_to(f"http://127.0.0.1:{bound.getsockname()[1]}")
+        with pytest.raises(Unreachable, match=r"none of 2 requests was answered: connection ref"):
+            await measure(options, Observed(), Patience(30.0, 0.0), SILENT)
