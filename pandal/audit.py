@@ -126,7 +126,7 @@ def _accounts_table(accounts: Mapping[str, Accounts]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("tenant", overflow="fold")
     for heading in ("engine", "quota", "ledger", "on the way", "recovered", "quota lost"):
-        table.add_column(heading, justify="right")
+        table.add_column(f"{heading}\ntokens in\nrequests", justify="right")
     for name, of_tenant in accounts.items():
         cells = (of_tenant.engine, of_tenant.quota, of_tenant.ledger)
         more = (of_tenant.waiting, of_tenant.recovered, of_tenant.acknowledged)

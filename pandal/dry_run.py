@@ -55,8 +55,8 @@ def told(found: Sequence[Hindsight]) -> Iterator[str]:
     for each in found:
         yield (
             f"{each.tenant}: {each.num_asks:,} asks from {each.first_at:%H:%M:%S} to "
-            f"{each.last_at:%H:%M:%S} UTC, {each.num_refused:,} refused; "
-            f"then {each.num_refused_then:,} refused"
+            f"{each.last_at:%H:%M:%S} UTC: "
+            f"now {each.num_refused:,} refused, proposed {each.num_refused_then:,}"
         )
         if each.newly_refused:
             first, last = each.newly_refused_first_at, each.newly_refused_last_at

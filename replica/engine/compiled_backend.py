@@ -118,7 +118,8 @@ class CompiledBackend:
             weights.check(self._shape)
         cache = KvCache(self._shape, self._kv_format, num_blocks, self._config.block_size)
         team = ThreadTeam(self._num_threads)
-        with _rising(lambda ratio: report((1 + ratio) / 2, "compiling kernels")):
+        detail = "compiling kernels" + (", once" if self._config.compile_cache_dir else "")
+        with _rising(lambda ratio: report(0.5 + 0.49 * ratio, detail)):  # never told as 100 %
             step, sampler = self._compile(weights, cache, team)
         blocks = KvBlocks(cache.block_bytes(), options)
         return CompiledRunner(step, sampler, blocks, self._eos_token_ids)

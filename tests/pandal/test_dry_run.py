@@ -63,6 +63,7 @@ def test_who_would_have_been_refused_and_who_served(valkey: Valkey) -> None:
     (tighter,) = run(50)
     assert (tighter.newly_refused, tighter.newly_refused_by) == (1, ("tokens per minute",))
     assert "1 more refused" in "\n".join(told([tighter]))
+    assert "now 1 refused, proposed" in "\n".join(told([tighter]))
     (wider,) = run(1_000)
     assert (wider.newly_served, wider.newly_served_tokens) == (1, 40)
     assert run(1_000, since_s=4e9) == []

@@ -1,0 +1,27 @@
+"""The table of accounts says what its numbers are."""
+
+import io
+
+from rich.console import Console
+
+from billing.auditor import AuditReport
+from pandal.audit import show_report
+
+
+def test_column_heads_say_tokens_in_requests() -> None:
+    shown = io.StringIO()
+    report = AuditReport(
+        accounts={},
+        findings=(),
+        missing={},
+        lost={},
+        num_waiting=0,
+        num_unread=0,
+        num_unreadable=0,
+        unreadable_segments=(),
+        num_dead_letters=0,
+        num_unpriced=0,
+        num_not_by_gateways=0,
+    )
+    show_report(Console(file=shown, width=80), report)
+    assert shown.getvalue().count("tokens in") == 6
