@@ -39,23 +39,25 @@ class LateReport:
 
 def post_late_reports(
     connection: Connection, reports: Sequence[LateReport], posted_at_us: int
-) -> set[EventKey]:
-    """Of those that stand, now or from before.
+) -> list[Posting]:
+    """Those that do not stand: of a request that has another one, from before or among these.
 
-    Another one of the same request does not, nor one whose difference in money nobody knows yet.
+    Nor does one whose difference in money nobody knows yet.
     """
     keys = {report.key for report in reports}
     waiting = _waiting(connection, keys)  # first: whoever rates one of them has ended then
     kept, entries = reported_events(connection, keys), _entries(connection, keys)
-    accepted: set[EventKey] = set()
+    refused: list[Posting] = []
     for report in reports:
         key, event = report.key, report.posting.event
         if key in kept:
-            accepted |= {key} if kept[key] == event else set()
+            if kept[key] != event:
+                refused.append(report.posting)
             continue
         charged = None if key in waiting else entries.get(key, ())
         difference = _difference_pico_usd(report, charged)
         if difference is None:
+            refused.append(report.posting)
             continue
         _post(connection, report, difference, posted_at_us)
         replace_event(
@@ -64,8 +66,7 @@ def post_late_reports(
             (event, _charges_told(report, charged)),
         )
         kept[key] = event
-        accepted.add(key)
-    return accepted
+    return refused
 
 
 def _charges_told(report: LateReport, charged: Sequence[Charge] | None) -> Sequence[Charge]:

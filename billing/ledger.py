@@ -197,8 +197,7 @@ def _contradictions(
         elif event != posting.event:  # an equal event in other bytes is a repeat as well
             contradicting.append(posting)
     if reports:
-        accepted = post_late_reports(connection, reports, posted_at_us)
-        contradicting += [report.posting for report in reports if report.key not in accepted]
+        contradicting += post_late_reports(connection, reports, posted_at_us)
     return [_contradictory(posting) for posting in contradicting]
 
 

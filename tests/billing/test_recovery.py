@@ -108,6 +108,16 @@ def test_what_a_late_gateway_knows_better_is_a_correction_once(books: Books) -> 
     assert letter.reason == "contradictory"
 
 
+def test_of_two_late_reports_in_one_batch_the_second_is_not_lost(books: Books) -> None:
+    books.post(*EVENTS)
+    books.records.append(record(event(4)))
+    recover_all(books)
+    books.post(event(4), event(4), event(4, request_id="another"))
+    (letter,) = rows(books.ledger_url, "dead_letters")
+    assert letter.reason == "contradictory"
+    assert len(rows(books.ledger_url, "late_reports")) == 1
+
+
 class Overtaken(Ledger):
     """Another auditor posts, each time after this one has asked where the ledger stands."""
 
