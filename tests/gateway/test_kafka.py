@@ -146,6 +146,7 @@ async def test_a_broker_that_loses_its_memory_gets_what_comes_after(
 async def test_a_stop_while_the_broker_is_away_does_not_hang(
     broker: Broker, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.ERROR, logger="aiokafka")  # which commands tested beside it hush
     broker.start()
     await create_topic(broker.bootstrap)
     write(folder, OWN_BOOT, 0, range(1, 3))

@@ -256,6 +256,17 @@ async def test_what_one_tenant_owes_holds_up_no_other(own_valkey: Valkey) -> Non
         await asyncio.to_thread(eventually, are_settled, "the others", 20)
 
 
+async def outages_told(gateway: Gateway) -> list[str]:
+    """Their reasons, once there is one: the log is written a little later than it is told."""
+
+    def reasons() -> list[str]:
+        lines = gateway.log_lines()
+        return [line["reason"] for line in lines if line["message"] == "quota store not usable"]
+
+    await asyncio.to_thread(eventually, lambda: bool(reasons()), "the outage in the log")
+    return reasons()
+
+
 async def test_a_gateway_goes_on_within_its_share(
     own_valkey: Valkey,
     policies: Policies,
@@ -281,8 +292,7 @@ async def test_a_gateway_goes_on_within_its_share(
     numbers = (await get(gateway.port, "/metrics")).body.decode().splitlines()
     assert f"{metrics.GATEWAY_QUOTA_LOST} 1" in numbers
     assert f"{metrics.GATEWAY_QUOTA_LOCAL} 12" in numbers
-    lost = [line for line in gateway.log_lines() if line["message"] == "quota store not usable"]
-    assert [line["reason"] for line in lost] == ["lost"], "one line an outage"
+    assert await outages_told(gateway) == ["lost"], "one line an outage"
     own_valkey.start()
     served = sum(event.total_tokens for event in sharing.events())
     expected = {"requests": 12, "tokens": served}

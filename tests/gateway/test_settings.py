@@ -60,7 +60,8 @@ def test_a_bad_setting_is_named_and_not_shown(tmp_path: Path, name: str, value: 
 def test_a_list_that_is_not_json_is_told_without_a_traceback(tmp_path: Path) -> None:
     status, lines, printed = run(tmp_path, GATEWAY_REPLICAS="http://localhost:8000")
     assert status == 2
-    assert "replicas" in str(lines[0]["error"])
+    assert lines[0]["path"] == "GATEWAY_REPLICAS"
+    assert str(lines[0]["error"]).startswith("expected JSON, such as [{")
     assert "Traceback" not in printed
 
 

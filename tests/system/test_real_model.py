@@ -269,7 +269,15 @@ def test_what_a_killed_engine_had_delivered_is_billed(fleet: RealFleet) -> None:
     )
     used = ledger_account(directory, TENANTS) - before
     assert used.num_tokens > len(delivered) >= 8  # and the prompts
+    earlier = {record.event_id for record in witnessed(directory, "replica-0")}
+
+    def is_witnessed() -> bool:
+        """Nothing waits for a replica's record, and its replica is killed next."""
+        later = [r for r in witnessed(directory, "replica-0") if r.event_id not in earlier]
+        return any(record.tenant_id == "globex" for record in later)
+
     eventually(fleet.answers, "the replica never came back")
+    eventually(is_witnessed, "the replica kept no record")
 
 
 def test_a_killed_replica_is_loaded_again(fleet: RealFleet) -> None:
