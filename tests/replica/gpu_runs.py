@@ -1,20 +1,36 @@
 """What tests of the GPU's path share: a model, and runners on a GPU or under the interpreter."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 import torch
 
 from replica.engine.batch import FlatBatch, SampledRow, Segment
 from replica.engine.kv_blocks import KvOptions
 from replica.engine.messages import SamplingParams
-from replica.model.loader import OpenedModel
+from replica.engine.scheduler import SchedulerLimits
+from replica.model.loader import OpenedModel, open_model
 from replica.settings import Settings
 from tests.kernels.triton_runs import DEVICE
+from tests.replica.engine_harness import EngineHarness
 
 backend = pytest.importorskip("replica.gpu.backend")
 device = pytest.importorskip("replica.gpu.device")
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 24
+VOCAB_SIZE = 64
+SHAPE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.5,
+}
 GREEDY = SamplingParams(max_tokens=3, temperature=0.0)
 CPU = device.CpuDevice(memory_bytes=1 << 30)
 
@@ -48,3 +64,18 @@ def decode_of(num_seqs: int, *, token: int = 5) -> FlatBatch:
         segments=[Segment(i, 1, 3, [block]) for i, block in enumerate(blocks)],
         sampled_rows=[SampledRow(i, GREEDY, 4, is_eos_banned=False) for i in range(num_seqs)],
     )
+
+
+def greedy_tokens(
+    checkpoint: Path, prompts: Sequence[list[int]], num_tokens: int
+) -> list[list[int]]:
+    """Of a model of ``SHAPE``: its prompts in chunks, its decodes as graphs of padded sizes."""
+    runner = gpu_runner(open_model(checkpoint), is_async_scheduling=True)
+    engine = EngineHarness(
+        runner, [b"%d " % i for i in range(VOCAB_SIZE)], [],
+        SchedulerLimits(BLOCK_SIZE, 4, 12), NUM_BLOCKS, new_launcher=lambda runner: runner,
+    )  # fmt: skip
+    params = SamplingParams(max_tokens=num_tokens, temperature=0.0)
+    ids = engine.submit_together(prompts, params)
+    engine.run()
+    return [[int(token) for token in engine.outcomes[i].text.split()] for i in ids]
