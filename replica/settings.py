@@ -1,12 +1,13 @@
 """Every knob of a replica."""
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from contracts import environment
 from replica.engine.messages import (
@@ -31,6 +32,20 @@ _MAX_NUM_BATCHED_TOKENS: Final = {Device.CPU: 128, Device.CUDA: 2048}
 AdapterName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
 
 
+def _adapters(value: object) -> object:
+    """JSON in which no name stands twice: else the last one would be served in silence."""
+    return json.loads(value, object_pairs_hook=_each_once) if isinstance(value, str) else value
+
+
+def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Raises ValueError."""
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"the name {name!r} stands twice")
+    return dict(pairs)
+
+
 def default_cache_dir() -> Path:
     """``$XDG_CACHE_HOME/pandal/models``; a relative value is ignored, as its specification asks.
 
@@ -53,7 +68,7 @@ class Settings(BaseSettings):
     model_cache_dir: Path = Field(default_factory=default_cache_dir)  # shared by all replicas
     served_model_name: str | None = None  # None: the model's own name
     # Low-rank ones as PEFT keeps them: folders by the names that requests give as their model.
-    adapters: dict[AdapterName, str] = {}
+    adapters: Annotated[dict[AdapterName, str], NoDecode, BeforeValidator(_adapters)] = {}
     device: Device = Device.CPU
     num_threads: int | None = Field(None, ge=1, le=1024)  # None: the cores there are, less quotas
     # The fastest that can run the model: the compiled step where it can, else torch.

@@ -30,7 +30,7 @@ class _Text(msgspec.Struct, frozen=True, kw_only=True):
 async def tokenize(request: Request) -> Response:
     context = context_of(request)
     body = decode_body(await read_body(request, context), TokenizeBody)
-    context.engine.names.adapter(body.model)
+    context.engine.names.check(body.model)
     tokenizer = tokenizer_of(context.engine)
     token_ids = await asyncio.to_thread(_encode, body, tokenizer)
     assert context.engine.ready is not None
@@ -41,7 +41,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     context = context_of(request)
     body = decode_body(await read_body(request, context), DetokenizeBody)
-    context.engine.names.adapter(body.model)
+    context.engine.names.check(body.model)
     tokenizer = tokenizer_of(context.engine)
     check_token_ids(body.tokens, tokenizer, "tokens")
     return _json(_Text(prompt=await asyncio.to_thread(tokenizer.decode, body.tokens)))

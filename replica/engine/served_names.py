@@ -11,6 +11,10 @@ class ServedNames:
     model: str
     adapters: Sequence[str] = ()  # as the engine has them, in their order
 
+    def check(self, name: str | None) -> None:
+        """Raises UnknownModel."""
+        self.adapter(name)
+
     def adapter(self, name: str | None) -> int | None:
         """Its place among the adapters, whether it stands alone or behind ``model:``.
 

@@ -12,7 +12,7 @@ from replica.engine.memory_plan import MemoryPlan, plan_memory
 from replica.engine.messages import EngineConfig
 from replica.engine.runner import TorchRunner
 from replica.model.adapted_rows import TorchAdapters
-from replica.model.adapters import num_weights
+from replica.model.adapters import num_adapter_weights
 from replica.model.loader import OpenedModel
 
 _LOADING: Final = "loading weights"
@@ -43,7 +43,7 @@ class TorchBackend:
 
     @property
     def weights_bytes(self) -> int:
-        adapters = num_weights(self._opened.adapters, self._opened.config)
+        adapters = num_adapter_weights(self._opened.adapters, self._opened.config)
         return self._opened.weights_bytes + 4 * adapters
 
     def plan(self, _report: Callable[[float, str], None]) -> MemoryPlan:

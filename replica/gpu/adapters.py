@@ -1,6 +1,8 @@
 """What adapters add on a device: for each matrix one stack of all of them, shorter ranks padded."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Final
 
 import numpy as np
 import torch
@@ -10,9 +12,10 @@ from kernels.lora.op import add_lora_
 from kernels.lora.reference import Adapters
 from replica.gpu.device import Device
 from replica.model.adapter_file import Adapter, LowRank
-from replica.model.adapters import MATRICES, layer_changes
+from replica.model.adapters import MATRICES, layer_changes, rank_of, sizes_of
 from replica.model.config import LlamaConfig
 
+_STRENGTH_BYTES: Final = 4
 _Changes = Sequence[LowRank | None]  # of one matrix, by adapter
 
 
@@ -41,11 +44,13 @@ class DeviceAdapters:
 
 def stacked_bytes(adapters: Sequence[Adapter], model: LlamaConfig, dtype: torch.dtype) -> int:
     """On the device, once they are there."""
-    return sum(
-        len(changes) * (_rank(changes) * sum(_sizes(changes)) * dtype.itemsize + 4)
-        for layer in _layers(adapters, model)
-        for changes in layer.values()
-    )
+    total = 0
+    for layer, matrix in product(range(model.num_layers), MATRICES):
+        rank = max((rank_of(adapter, layer, matrix) for adapter in adapters), default=0)
+        if rank:
+            numbers = rank * sum(sizes_of(model, matrix))
+            total += len(adapters) * (numbers * dtype.itemsize + _STRENGTH_BYTES)
+    return total
 
 
 def _layers(adapters: Sequence[Adapter], model: LlamaConfig) -> Iterator[Mapping[str, _Changes]]:

@@ -26,7 +26,16 @@ _TENSOR: Final = re.compile(
     r"base_model\.model\.model\.layers\.(?P<layer>0|[1-9][0-9]{0,4})\."
     r"(?P<module>[a-z_]+\.[a-z_]+)\.lora_(?P<side>[AB])\.weight"
 )
-# What else PEFT's LoRA can be and what of it leaves the numbers as they are.
+# What says how it was trained, or where its tensors are: they are where they are.
+_IMMATERIAL: Final = frozenset({
+    "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config",
+    "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config",
+    "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "peft_version",
+    "qalora_group_size", "revision", "runtime_config", "target_modules", "task_type",
+})  # fmt: skip
+# What else PEFT's LoRA can be and what of it leaves the numbers as they are; of what is in none of
+# these, what says nothing.
+_SAYS_NOTHING: Final[tuple[object, ...]] = (None, False, [], {})
 _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "peft_type": ("LORA",),
     "alora_invocation_tokens": (None,),
@@ -107,8 +116,10 @@ def _settings(content: bytes) -> _Settings:
         settings = msgspec.json.decode(content, type=_Settings)
     except msgspec.MsgspecError as exc:
         raise ModelInvalid(f"{_CONFIG}: {exc}") from exc
-    for key, accepted in _NEUTRAL.items():
+    read = _IMMATERIAL.union(_Settings.__struct_fields__)
+    for key in sorted((stated.keys() | _NEUTRAL.keys()) - read):
         value = stated.get(key)
+        accepted = _NEUTRAL.get(key, _SAYS_NOTHING)
         if not any(value is a or (value == a and type(value) is type(a)) for a in accepted):
             raise ModelUnsupported(f"{_CONFIG}: {key}={value!r} is not supported")
     return settings
@@ -122,6 +133,8 @@ def _sides(file: SafetensorsFile) -> Mapping[tuple[tuple[int, str], str], str]:
         if found is None:
             raise ModelUnsupported(f"{_WEIGHTS}: tensor {name!r} is not of what is adapted here")
         sides[(int(found["layer"]), found["module"]), found["side"]] = name
+    if not sides:
+        raise ModelInvalid(f"{_WEIGHTS}: there is no tensor in it: it would change nothing")
     return sides
 
 
@@ -148,7 +161,14 @@ def _change(
             f"the model's matrix {out_features} by {in_features}"
         )
     scale = settings.scale(f"model.layers.{layer}.{module}", rank)
-    return LowRank(shrink, expand * np.float32(scale))
+    with np.errstate(over="ignore", invalid="ignore"):  # looked at below
+        change = LowRank(shrink, expand * np.float32(scale))
+    if not (np.isfinite(change.shrink).all() and np.isfinite(change.expand).all()):
+        raise ModelInvalid(
+            f"{_WEIGHTS}: {module} of layer {layer} has numbers that are not finite, "
+            f"or not with the strength of {scale:g} that {_CONFIG} says"
+        )
+    return change
 
 
 def module_sizes(model: LlamaConfig) -> Mapping[str, tuple[int, int]]:

@@ -1,6 +1,6 @@
 """What adapters add to a layer's matrices as a step multiplies them: q, k and v are one product."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -39,15 +39,24 @@ def _fused(parts: Sequence[LowRank | None], sizes: Sequence[tuple[int, int]]) ->
     return LowRank(shrink, expand)
 
 
-def num_weights(adapters: Sequence[Adapter], model: LlamaConfig) -> int:
+def rank_of(adapter: Adapter, layer: int, matrix: str) -> int:
+    """Of what it adds to a whole matrix; 0: nothing."""
+    parts = (adapter.changes.get((layer, module)) for module in MATRICES[matrix])
+    return sum(part.rank for part in parts if part is not None)
+
+
+def sizes_of(model: LlamaConfig, matrix: str) -> tuple[int, int]:
+    """(out, in)"""
+    parts = [module_sizes(model)[module] for module in MATRICES[matrix]]
+    return sum(out_features for out_features, _ in parts), parts[0][1]
+
+
+def num_adapter_weights(adapters: Sequence[Adapter], model: LlamaConfig) -> int:
     """Numbers, as a step multiplies them."""
     return sum(
-        change.shrink.size + change.expand.size
+        rank_of(adapter, layer, matrix) * sum(sizes_of(model, matrix))
         for adapter in adapters
-        for change in _all_changes(adapter, model)
+        for layer in range(model.num_layers)
+        for matrix in MATRICES
+        if rank_of(adapter, layer, matrix)
     )
-
-
-def _all_changes(adapter: Adapter, model: LlamaConfig) -> Iterator[LowRank]:
-    for layer in range(model.num_layers):
-        yield from layer_changes(adapter, model, layer).values()

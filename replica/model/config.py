@@ -215,6 +215,9 @@ def _hf_experts(config: Metadata, family: str) -> ExpertsConfig | None:
             return None
     # Either name is in use in either family.
     stated = {num: config.get("num_experts", config.get("num_local_experts"))}
+    _refuse_unless(config, "num_local_experts", (None, stated[num]))
+    if family == "mixtral":
+        _refuse_unless(config, "moe_intermediate_size", (None, config.get(size)))
     experts = ExpertsConfig(
         num=_positive(stated, num),
         top_k=_positive(config, "num_experts_per_tok"),

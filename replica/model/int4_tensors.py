@@ -64,8 +64,10 @@ def int4_method(config: Metadata) -> Int4Method | None:
     stated = config.get("quantization_config")
     if stated is None:
         return None
-    name = stated.get("quant_method") if isinstance(stated, Mapping) else stated
-    if name not in set(Int4Method):
+    if not isinstance(stated, Mapping):
+        raise ModelInvalid(f"quantization_config: expected an object, got {stated!r}")
+    name = stated.get("quant_method")
+    if not isinstance(name, str) or name not in set(Int4Method):
         raise ModelUnsupported(f"quantization_config: {name!r} is not supported")
     method = Int4Method(name)
     for key, accepted in _NEUTRAL[method].items():

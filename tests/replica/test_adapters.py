@@ -158,6 +158,12 @@ def test_the_compiled_step_is_not_chosen(checkpoints: Checkpoints) -> None:
         ({"r": 5}, ModelInvalid, "^adapter law: .*rank is 4, adapter_config.json says 5"),
         ({"lora_alpha": "much"}, ModelInvalid, "lora_alpha"),
         ({"alpha_pattern": {"(": 1.0}}, ModelInvalid, "unterminated"),
+        ({"fan_in_fan_out": True}, ModelUnsupported, "adapter_config.json: fan_in_fan_out=True"),
+        ({"arrow_config": {"top_k": 3}}, ModelUnsupported, "arrow_config="),
+        ({"use_tomorrow": True}, ModelUnsupported, "use_tomorrow=True"),
+        ({"lora_alpha": 1e308}, ModelInvalid, r"^adapter law: .*strength of 2.5e\+307"),
+        ({"lora_alpha": float("nan")}, ModelInvalid, "adapter_config.json: JSON"),
+        ({"lora_alpha": float("inf")}, ModelInvalid, "adapter_config.json: JSON"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -171,6 +177,22 @@ def test_what_is_not_computed_here_is_refused_by_name(
     folder = save_adapter(tmp_path / "odd", checkpoints.base, seed=1, **changes)
     with pytest.raises(error, match=match):
         open_adapted(checkpoints.opened.path, {"law": folder})
+
+
+def test_what_leaves_the_numbers_as_they_are_is_taken(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    """A configuration as PEFT writes it, whatever it says of how the adapter came about."""
+    stated: dict[str, object] = {
+        "auto_mapping": None, "base_model_name_or_path": "org/model", "bias": "none",
+        "layers_to_transform": [0, 1], "layers_pattern": "layers", "lora_dropout": 0.05,
+        "megatron_core": "megatron.core", "modules_to_save": None, "qalora_group_size": 16,
+        "peft_version": "0.18.0", "target_modules": ["q_proj"], "task_type": "CAUSAL_LM",
+        "tomorrows_switch": False, "tomorrows_config": None, "tomorrows_pattern": {},
+    }  # fmt: skip
+    folder = save_adapter(tmp_path / "whole", checkpoints.base, seed=1, **stated)
+    opened = open_adapted(checkpoints.opened.path, {"law": folder})
+    assert opened.adapters[0].changes.keys() == checkpoints.opened.adapters[0].changes.keys()
 
 
 def test_a_refusal_names_the_adapter_and_what_its_folder_lacks(checkpoints: Checkpoints) -> None:
@@ -196,6 +218,13 @@ def test_damaged_adapters_are_refused(checkpoints: Checkpoints, tmp_path: Path) 
     assert "in a layer 7" in refusal({beyond: whole[first]})
     embedded = "base_model.model.model.embed_tokens.lora_embedding_A"
     assert "is not of what is adapted" in refusal(whole | {embedded: torch.zeros(1)})
+    assert "there is no tensor in it" in refusal({})
+    for number in (torch.nan, torch.inf):
+        odd = whole[first].clone()
+        odd[0, -1] = number
+        refused = refusal(whole | {first: odd})
+        assert refused.startswith("adapter law: adapter_model.safetensors: ")
+        assert "numbers that are not finite" in refused
     weights.unlink()
     with pytest.raises(ModelNotFound, match=r"adapter_model\.safetensors"):
         open_adapted(checkpoints.opened.path, {"law": folder})
@@ -206,3 +235,14 @@ def test_names_that_mean_two_things_are_refused() -> None:
         Settings(model="tiny", adapters={"tiny": "somewhere"})
     with pytest.raises(ValueError, match="adapters"):
         Settings(adapters={"a:b": "somewhere"})
+
+
+def test_a_name_that_stands_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REPLICA_ADAPTERS", '{"law": "one", "poetry": "two"}')
+    assert Settings().adapters == {"law": "one", "poetry": "two"}
+    monkeypatch.setenv("REPLICA_ADAPTERS", '{"law": "one", "law": "two"}')
+    with pytest.raises(ValueError, match="the name 'law' stands twice"):
+        Settings()
+    monkeypatch.setenv("REPLICA_ADAPTERS", "law=one")
+    with pytest.raises(ValueError, match="adapters"):
+        Settings()

@@ -185,7 +185,8 @@ def test_biases_are_added_either_way() -> None:
     [
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "'bitsandbytes'"),
         ({"bits": 4}, "quantization_config: None"),
-        ("4 bits", "quantization_config: '4 bits'"),
+        ({"quant_method": ["awq"]}, r"quantization_config: \['awq'\]"),
+        ({"quant_method": 4}, "quantization_config: 4 is not"),
         (AWQ | {"bits": 8}, "bits=8"),
         (AWQ | {"version": "gemv"}, "version='gemv'"),
         (AWQ | {"zero_point": False}, "zero_point=False"),
@@ -198,6 +199,12 @@ def test_biases_are_added_either_way() -> None:
 )
 def test_what_is_not_read_is_refused_by_name(stated: object, match: str) -> None:
     with pytest.raises(ModelUnsupported, match=match):
+        int4_method({"quantization_config": stated})
+
+
+@pytest.mark.parametrize("stated", ["4 bits", ["awq"], True, 4])
+def test_what_is_no_object_is_damage(stated: object) -> None:
+    with pytest.raises(ModelInvalid, match="quantization_config: expected an object"):
         int4_method({"quantization_config": stated})
 
 

@@ -43,6 +43,7 @@ TINY = {
     "rope_theta": 50_000.0,
 }
 
+MIXTRAL = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
 LLAMA3_ROPE = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
@@ -149,6 +150,8 @@ def test_frequencies_are_bit_for_bit_those_of_transformers(
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
         ({"rope_parameters": "yarn"}, "rope_parameters='yarn'"),
         ({"num_local_experts": 8}, "num_local_experts=8"),
+        (MIXTRAL | {"num_experts": 4}, "num_local_experts=8"),
+        (MIXTRAL | {"moe_intermediate_size": 8}, "moe_intermediate_size=8"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"attention_bias": True}, "attention_bias=True"),
         ({"mlp_bias": True}, "mlp_bias=True"),
