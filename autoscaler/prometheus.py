@@ -1,9 +1,9 @@
 """What a Prometheus server has heard of pods, instead of asking each of them.
 
-One query for a hundred pods, or fewer where that is too much: every sample of the last minute, of
-which the newest of each series counts, with the time at which it was scraped.  Older ones say
-nothing of now: such a pod has not told.  Pods are known by the labels ``namespace`` and ``pod``,
-which PodMonitors give.
+One query for a hundred pods, or fewer where that is too much (``part_size``): every sample of the
+last minute, of which the newest of each series counts, with the time at which it was scraped.
+Older ones say nothing of now: such a pod has not told.  Pods are known by the labels ``namespace``
+and ``pod``, which PodMonitors give.
 https://prometheus.io/docs/prometheus/latest/querying/api/#instant-queries
 """
 
@@ -11,8 +11,11 @@ import asyncio
 import json
 import logging
 import re
+from asyncio import TaskGroup
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, TypeVar
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -21,6 +24,7 @@ from autoscaler.cluster import Address
 from autoscaler.errors import SourceFailed, SourceRefused, SourceTooLarge
 from autoscaler.exposition import Families, Sample, normal_name
 from autoscaler.pages import Reading
+from autoscaler.part_size import PartSize
 from autoscaler.scrape import exchange, get
 
 logger = logging.getLogger(__name__)
@@ -28,7 +32,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_AGE_S: Final = 60  # two scrapes at the usual intervals
-MAX_PODS_IN_ONE: Final = 100  # of them an answer is a megabyte; less where that is too much
+MAX_AT_ONCE: Final = 4  # queries of a pool's look; a server runs twenty at once unless told so
+DEADLINE_RATIO: Final = 3  # of a query's timeout: within it, what is too much is asked for again
 _LONGEST_IN_PATH: Final = 2_000  # bytes; a longer query is posted: proxies cut long paths
 _TOO_MUCH: Final = frozenset({"413", "414", "422"})  # 422: more samples than a query may load
 
@@ -50,40 +55,44 @@ class _Answer(msgspec.Struct, frozen=True):
 
 class Prometheus:
     def __init__(self, server: Address, *, path: str, namespace: str, timeout_s: float) -> None:
-        """``path``: before the API's own; empty where it is at the root.  Pods' ``namespace``."""
+        """``path``: before the API's own; empty where it is at the root.  Pods' ``namespace``.
+
+        ``timeout_s`` is one query's; a whole read takes DEADLINE_RATIO of it.
+        """
         self._server = server
         self._path = f"{path}/api/v1/query"
         self._namespace = namespace
         self._timeout_s = timeout_s
-        self._num_in_one = MAX_PODS_IN_ONE
-        self._failing: set[tuple[str, ...]] = set()  # readings, by their names: said already
+        self._standings: dict[tuple[str, ...], _Standing] = {}  # by a reading's names
 
     async def read(
         self, addresses: Mapping[str, Address], reading: Reading[T]
     ) -> Mapping[str, T | None]:
-        """Who is not found, or not heard of lately, did not tell."""
-        told: dict[str, T] = {}
-        failures: list[SourceFailed] = []
-        left = list(addresses)
-        while left:
-            parts = _parts(left, self._num_in_one)
-            asked = (self._told(part, reading) for part in parts)
-            left = []
-            for part, answer in zip(
-                parts, await asyncio.gather(*asked, return_exceptions=True), strict=True
-            ):
-                match answer:
-                    case SourceTooLarge() if len(part) > 1:
-                        self._num_in_one = min(self._num_in_one, (len(part) + 1) // 2)
-                        left += part
-                    case SourceFailed():
-                        failures.append(answer)
-                    case BaseException():
-                        raise answer
-                    case _:
-                        told.update(answer)
-        self._log(reading, failures)
-        return {pod: told.get(pod) for pod in addresses}
+        """Who is not found, not heard of lately, or not told of in time, did not tell."""
+        standing = self._standings.setdefault(reading.names, _Standing())
+        look = _Look[T](deque(addresses))
+        try:
+            async with asyncio.timeout(DEADLINE_RATIO * self._timeout_s), TaskGroup() as group:
+                for _ in range(MAX_AT_ONCE):
+                    group.create_task(self._ask(look, reading, standing.size))
+        except TimeoutError:
+            look.failures.append(SourceFailed("the rest was not told in time"))
+        if addresses:
+            standing.note(look.failures)
+        return {pod: look.told.get(pod) for pod in addresses}
+
+    async def _ask(self, look: "_Look[T]", reading: Reading[T], size: PartSize) -> None:
+        """Part by part until none is left; what is too much at once goes back to those."""
+        while part := look.next_part(size.num_pods):
+            try:
+                look.told.update(await self._told(part, reading))
+            except SourceTooLarge as exc:
+                if size.note_too_much(len(part)):
+                    look.left.extend(part)
+                else:
+                    look.failures.append(exc)
+            except SourceFailed as exc:
+                look.failures.append(exc)
 
     async def _told(self, pods: Sequence[str], reading: Reading[T]) -> Mapping[str, T]:
         """Raises SourceFailed."""
@@ -108,18 +117,35 @@ class Prometheus:
             self._server, "POST", self._path, timeout_s=self._timeout_s, form=form
         )
 
-    def _log(self, reading: Reading[T], failures: Sequence[SourceFailed]) -> None:
-        """Once when it begins and once when it ends: not at each look."""
-        if failures and reading.names not in self._failing:
-            self._failing.add(reading.names)
+
+@dataclass(slots=True)
+class _Look(Generic[T]):
+    """Whom one read has still to ask of, and what it was told."""
+
+    left: deque[str]
+    told: dict[str, T] = field(default_factory=dict)
+    failures: list[SourceFailed] = field(default_factory=list)
+
+    def next_part(self, num_pods: int) -> Sequence[str]:
+        return [self.left.popleft() for _ in range(min(num_pods, len(self.left)))]
+
+
+class _Standing:
+    """Of one reading, from look to look."""
+
+    def __init__(self) -> None:
+        self.size = PartSize()
+        self._is_failing = False
+
+    def note(self, failures: Sequence[SourceFailed]) -> None:
+        """Logs a failure once when it begins and once when it ends: not at each look."""
+        if failures and not self._is_failing:
             logger.warning("prometheus does not tell", extra={"error": str(failures[0])})
-        elif not failures and reading.names in self._failing:
-            self._failing.remove(reading.names)
+        elif not failures and self._is_failing:
             logger.info("prometheus tells again")
-
-
-def _parts(pods: Sequence[str], num_in_one: int) -> list[Sequence[str]]:
-    return [pods[first : first + num_in_one] for first in range(0, len(pods), num_in_one)]
+        self._is_failing = bool(failures)
+        if not failures:
+            self.size.note_good_look()
 
 
 def query_of(namespace: str, pods: Iterable[str], names: Iterable[str]) -> str:

@@ -1,35 +1,37 @@
 """The images' build stages without a container engine: each one's commands, by themselves.
 
-    python -m benchmarks.image_stages [SERVICE ...]      (gateway, autoscaler, billing, replica)
+    python -m benchmarks.image_stages [SERVICE ...] [--build-arg NAME=VALUE ...]
 
-Of each: a fresh virtual environment, the stage's steps in their order on what is sent to be built,
-and the service started from it, which must know its settings.  Packages come from pip's index.
+Of each (gateway, autoscaler, billing, replica): a fresh virtual environment, the stage's steps in
+their order on what is sent to be built, and the service started from it, which must know its
+settings.  Packages come from pip's index; torch's from TORCH, an argument as docker has it.
 """
 
+import argparse
 import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 import venv
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SERVICES = ("gateway", "autoscaler", "billing", "replica")
 
 
-def steps(service: str) -> list[str]:
+def steps(service: str, arguments: Mapping[str, str]) -> list[str]:
     """``COPY`` and ``RUN``, as the Dockerfile has them; what is copied before comes with them."""
     text = (ROOT / "Dockerfile").read_text()
     found = re.search(rf"^FROM build AS build-{service}\n(.*?)(?=^FROM|\Z)", text, re.S | re.M)
     base = re.search(r"^COPY .*$", text, re.M)
     assert found is not None, service
     assert base is not None
-    defaults = dict(re.findall(r"^ARG (\w+)=(\S+)$", found[1], re.M))
+    values = {**dict(re.findall(r"^ARG (\w+)=(\S+)$", found[1], re.M)), **arguments}
     lines = [base[0], *re.findall(r"^(?:RUN|COPY) .*$", found[1], re.M)]
-    return [re.sub(r"\$(\w+)", lambda name: defaults[name[1]], line) for line in lines]
+    return [re.sub(r"\$(\w+)", lambda name: values[name[1]], line) for line in lines]
 
 
 def sent_to_be_built() -> list[str]:
@@ -47,7 +49,7 @@ def copied(names: list[str], context: Path) -> None:
             shutil.copy(place, context / name)
 
 
-def built(service: str, folder: Path) -> None:
+def built(service: str, folder: Path, arguments: Mapping[str, str]) -> None:
     """Prints a line.  Raises CalledProcessError."""
     context, home = folder / "context", folder / "pandal"
     context.mkdir()
@@ -55,7 +57,7 @@ def built(service: str, folder: Path) -> None:
     variables = {**os.environ, "PATH": f"{home / 'bin'}:{os.environ['PATH']}"}
     variables.pop("PYTHONPATH", None)
     began_s = time.monotonic()
-    for step in steps(service):
+    for step in steps(service, arguments):
         kind, rest = step.split(" ", 1)
         if kind == "COPY":
             copied(rest.split()[:-1], context)
@@ -78,11 +80,16 @@ def built(service: str, folder: Path) -> None:
     )
 
 
-def main(services: list[str]) -> None:
-    for service in services or list(SERVICES):
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("service", nargs="*", default=SERVICES)
+    parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
+    asked = parser.parse_args()
+    arguments = dict(given.split("=", 1) for given in asked.build_arg)
+    for service in asked.service:
         with tempfile.TemporaryDirectory() as folder:
-            built(service, Path(folder))
+            built(service, Path(folder), arguments)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

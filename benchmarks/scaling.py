@@ -14,9 +14,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 
-from pandal.simulation.comparison import MAX_COST_RATIO, compared, scenario_case
+from pandal.simulation.comparison import MAX_COST_RATIO, contestants, scenario_case
 from pandal.simulation.outcome import Outcome
 from pandal.simulation.request import COLD_STARTS_S
+from pandal.simulation.run import Simulation
 from pandal.simulation.scenarios import DURATION_S, SCENARIOS, Scenario
 
 
@@ -25,7 +26,7 @@ class Row:
     """One scenario at one cold start; an autoscaler's outcomes by seed, ours first."""
 
     outcomes: Sequence[Sequence[Outcome]]
-    processor_s: float
+    processor_s: Sequence[float]  # of each autoscaler, over the seeds
 
 
 def mean_late(outcomes: Sequence[Outcome]) -> float:
@@ -37,12 +38,19 @@ def mean_hours(outcomes: Sequence[Outcome]) -> float:
 
 
 def row(name: str, cold_start_s: float, num_seeds: int) -> Row:
-    began_s = time.process_time()
-    runs = [
-        compared(scenario_case(SCENARIOS[name], cold_start_s=cold_start_s, seed=seed)).outcomes
+    cases = [
+        scenario_case(SCENARIOS[name], cold_start_s=cold_start_s, seed=seed)
         for seed in range(1, num_seeds + 1)
     ]
-    return Row(list(zip(*runs, strict=True)), time.process_time() - began_s)
+    makers = zip(*map(contestants, cases), strict=True)
+    outcomes, processor_s = [], []
+    for of_one in makers:
+        began_s = time.process_time()
+        outcomes.append(
+            [Simulation(c.setting, make()).run() for c, make in zip(cases, of_one, strict=True)]
+        )
+        processor_s.append(time.process_time() - began_s)
+    return Row(outcomes, processor_s)
 
 
 def is_kept(scenario: Scenario, cold_start_s: float, found: Row) -> bool:
@@ -66,19 +74,27 @@ def is_kept(scenario: Scenario, cold_start_s: float, found: Row) -> bool:
 def main(num_seeds: int) -> None:
     kept = {False: [0, 0], True: [0, 0]}
     cases = list(product(SCENARIOS.values(), COLD_STARTS_S))
-    processor_s = 0.0
+    rows = []
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         futures = [pool.submit(row, s.name, cold_start_s, num_seeds) for s, cold_start_s in cases]
         for (scenario, cold_start_s), future in zip(cases, futures, strict=True):
             found = future.result()
-            processor_s += found.processor_s
+            rows.append(found)
             kept[scenario.is_held_out][0] += is_kept(scenario, cold_start_s, found)
             kept[scenario.is_held_out][1] += 1
     print(
         f"kept: {kept[False][0]} of {kept[False][1]}; held out {kept[True][0]} of {kept[True][1]}"
     )
-    num_hours = len(cases) * num_seeds * len(found.outcomes) * DURATION_S / 3600
-    print(f"{processor_s:.0f} s of processor time, {processor_s / num_hours:.2f} s a trace hour")
+    print_costs(rows, len(cases) * num_seeds * DURATION_S / 3600)
+
+
+def print_costs(rows: Sequence[Row], num_hours: float) -> None:
+    """Processor time of a trace hour, with the simulated fleet's own."""
+    names = [outcomes[0].autoscaler for outcomes in rows[0].outcomes]
+    costs = [sum(of_one) for of_one in zip(*(found.processor_s for found in rows), strict=True)]
+    told = ", ".join(f"{name} {s / num_hours:.2f}" for name, s in zip(names, costs, strict=True))
+    mean = sum(costs) / num_hours / len(costs)
+    print(f"{sum(costs):.0f} s of processor time; a trace hour {mean:.2f} s: {told}")
 
 
 if __name__ == "__main__":

@@ -16,14 +16,18 @@ from autoscaler.engine_metrics import ENGINE_READING, EngineSample
 from autoscaler.exposition import parse
 from autoscaler.gateway_metrics import GATEWAY_READING
 from autoscaler.observe import GatewaySample, Observer
+from autoscaler.pages import Reading
+from autoscaler.part_size import FEWEST_PODS, GOOD_LOOKS
 from autoscaler.pool import Phase, Replica, VariantState
-from autoscaler.prometheus import Prometheus
+from autoscaler.prometheus import DEADLINE_RATIO, MAX_AT_ONCE, Prometheus
 from tests.autoscaler.test_sources import SAMPLE, SGLANG, VLLM
 
 promql = pytest.importorskip("promql_parser", reason="a package of the dev extra")
 
 Series = dict[str, Any]
 NOWHERE = Address("127.0.0.1", 9)
+UP = Reading(("up",), lambda families, _: families["up"][0].value)
+DOWN = Reading(("down",), lambda families, _: families["down"][0].value)
 
 
 class Server:
@@ -35,6 +39,8 @@ class Server:
         self.methods: list[str] = []
         self.answer: bytes | None = None  # in place of a right one
         self.most_pods: int | None = None  # in one query
+        self.silent_of: str | None = None  # pods of which nothing is ever told
+        self.num_at_once = self.most_at_once = 0
 
     def scraped(self, pod: str, page: str, at_s: float, **labels: str) -> None:
         for line in page.splitlines():
@@ -69,9 +75,16 @@ class Server:
         (query,) = parse_qs(form or target.query)["query"]
         self.queries.append(query)
         self.methods.append(method)
-        writer.write(self._answered(query) if self.answer is None else self.answer)
-        await writer.drain()
-        writer.close()
+        self.num_at_once += 1
+        self.most_at_once = max(self.most_at_once, self.num_at_once)
+        try:
+            if self.silent_of is not None and re.search(self.silent_of, query):
+                await reader.read()  # until whoever asked goes away
+            writer.write(self._answered(query) if self.answer is None else self.answer)
+            await writer.drain()
+        finally:
+            self.num_at_once -= 1
+            writer.close()
 
     def _answered(self, query: str) -> bytes:
         selector = promql.parse(query)  # a range selector, or this raises
@@ -97,6 +110,19 @@ def parse_exact(line: str) -> dict[str, Any]:
 @pytest.fixture
 def server() -> Server:
     return Server()
+
+
+def scraped_pods(server: Server, count: int) -> dict[str, Address]:
+    pods = {f"pod-{number:04}": NOWHERE for number in range(count)}
+    for pod in pods:
+        server.scraped(pod, "up 1", 10.0)
+    return pods
+
+
+def num_pods(query: str) -> int:
+    selector = promql.parse(query).vector_selector
+    (pods,) = (m.value for m in selector.matchers.matchers if m.name == "pod")
+    return int(pods.count("|")) + 1
 
 
 def asking(address: Address) -> Prometheus:
@@ -167,24 +193,63 @@ async def test_many_pods_are_asked_of_in_parts(server: Server) -> None:
     assert set(found) == set(pods)
 
 
-async def test_what_is_too_much_for_one_answer_is_asked_in_halves_from_then_on(
+async def test_what_is_too_much_for_one_answer_is_asked_in_halves(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pods = {f"pod-{number}": NOWHERE for number in range(100)}
-    for pod in pods:
-        server.scraped(pod, VLLM, 10.0)
+    pods = scraped_pods(server, 100)
     server.most_pods = 30
     async with server.served() as address:
         source = asking(address)
-        for num_queries in (1 + 2 + 4, 4):
+        for num_queries in (1 + 1 + 4, 4):  # of 100, of 50, of 25
             server.queries.clear()
-            found = await source.read(pods, ENGINE_READING)
-            assert None not in found.values()
+            assert None not in (await source.read(pods, UP)).values()
             assert len(server.queries) == num_queries
         assert caplog.records == []
         server.most_pods = 0
-        assert set((await source.read(pods, ENGINE_READING)).values()) == {None}
+        assert set((await source.read(pods, UP)).values()) == {None}
     assert [r.message for r in caplog.records] == ["prometheus does not tell"]
+
+
+async def test_a_store_that_is_away_for_a_moment_costs_few_queries_and_is_forgotten(
+    server: Server,
+) -> None:
+    pods = scraped_pods(server, 200)
+    async with server.served() as address:
+        source = asking(address)
+        server.most_pods = 0
+        assert set((await source.read(pods, UP)).values()) == {None}
+        assert min(map(num_pods, server.queries)) >= FEWEST_PODS
+        server.most_pods = None
+        counts = []
+        for _ in range(4 * GOOD_LOOKS + 1):
+            server.queries.clear()
+            assert None not in (await source.read(pods, UP)).values()
+            counts.append(len(server.queries))
+    assert counts[::GOOD_LOOKS] == [20, 10, 5, 3, 2], "of 10, 20, 40, 80 and 100 pods"
+
+
+async def test_one_readings_refusals_do_not_shrink_anothers(server: Server) -> None:
+    pods = scraped_pods(server, 100)
+    async with server.served() as address:
+        source = asking(address)
+        server.most_pods = 0
+        await source.read(pods, DOWN)
+        server.most_pods = None
+        server.queries.clear()
+        await source.read(pods, UP)
+    assert list(map(num_pods, server.queries)) == [100]
+
+
+async def test_a_look_ends_in_time_and_few_queries_run_at_once(server: Server) -> None:
+    pods = scraped_pods(server, 1_000)
+    async with server.served() as address:
+        source = Prometheus(address, path="/prefix", namespace="ns", timeout_s=1.0)
+        server.silent_of = r"0[1-9]\d\d"  # all but the first hundred
+        found = await source.read(pods, UP)
+    told = {pod for pod, sample in found.items() if sample is not None}
+    assert told == {f"pod-{number:04}" for number in range(100)}
+    assert server.most_at_once <= MAX_AT_ONCE
+    assert len(server.queries) <= MAX_AT_ONCE * (DEADLINE_RATIO + 1) + 1, "one timeout each"
 
 
 async def test_who_does_not_answer_is_said_once_and_so_is_its_end(
