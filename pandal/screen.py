@@ -69,14 +69,14 @@ def _write_whole(out: TextIO, text: str) -> None:
         out.flush()
         return
     out.flush()
+    raw = getattr(buffer, "raw", buffer)  # where nothing waits, a buffer would raise
     rest = memoryview(text.encode(out.encoding, "replace" if out.errors is None else out.errors))
     while rest:
-        num_taken = buffer.write(rest)
+        num_taken = raw.write(rest)
         if num_taken is None:  # it does not block, and its reader is slow
             select.select([], [out], [])
         else:
             rest = rest[num_taken:]
-    buffer.flush()
 
 
 def one_line(text: str) -> str:

@@ -155,6 +155,27 @@ def test_a_signal_in_the_middle_of_a_long_text_cuts_nothing_off() -> None:
     assert writer.returncode == 0
 
 
+IMPATIENT = f"""
+import os
+from pandal.screen import say
+os.set_blocking(1, False)
+say("x" * {NUM_SIGNS})
+"""
+
+
+def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_all() -> None:
+    """As where who started us reads it that way."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    command = (sys.executable, "-c", IMPATIENT)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as writer:
+        pipe = writer.stdout
+        assert pipe is not None
+        full = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
+        eventually(lambda: waiting_bytes(pipe.fileno()) == full, "the pipe to be full")
+        assert len(pipe.read()) == NUM_SIGNS + 1
+    assert writer.returncode == 0
+
+
 def waiting_bytes(descriptor: int) -> int:
     (number,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))
     return int(number)
