@@ -132,6 +132,8 @@ class ReplicaWire(Wire):
 class LoopbackLoop(uvloop.Loop):  # type: ignore[misc]  # a C class
     """Whose TCP connections lead to ``ReplicaWire``.  Those to the store's socket are real."""
 
+    slowness = 1.0  # times that timers take longer
+
     def __init__(self, num_chunks: int, *, is_shedding: bool = False) -> None:
         super().__init__()
         self.num_chunks = num_chunks
@@ -143,3 +145,10 @@ class LoopbackLoop(uvloop.Loop):  # type: ignore[misc]  # a C class
         wire = ReplicaWire(self, protocol)
         protocol.connection_made(wire)
         return wire, protocol
+
+    def call_later(
+        self, delay: float, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        slowed = delay * self.slowness
+        handle: asyncio.TimerHandle = super().call_later(slowed, callback, *args, context=context)
+        return handle

@@ -41,7 +41,10 @@ class AccessLog:
 
     def begin(self, request_id: str, exchange: Exchange) -> Trace:
         self._metrics.num_active += 1
-        trace = Trace(request_id, exchange.head.operation, self._clock.monotonic_s())
+        came_s = exchange.came_monotonic_s
+        if came_s is None:
+            came_s = self._clock.monotonic_s()
+        trace = Trace(request_id, exchange.head.operation, came_s)
         if self._tracer is not None:
             self._tracer.begin(exchange, trace)
         return trace

@@ -22,6 +22,7 @@ from gateway.budget_watch import BudgetWatch
 from gateway.clock import SYSTEM_CLOCK, Clock, IdMaker, random_digits
 from gateway.event_encoder import EventEncoder
 from gateway.exact_counting import ExactCounting
+from gateway.exchange import Exchange
 from gateway.experience import Experience
 from gateway.fleet import Fleet, Forecasting, RelayLimits
 from gateway.metering import EventSource
@@ -38,6 +39,7 @@ from gateway.routing.pool import ReplicaPool
 from gateway.settings import Settings
 from gateway.settlement import SettlementDesk
 from gateway.shared_turns import SharedTurns
+from gateway.slices import Slices
 from gateway.stages import Stages
 from gateway.telemetry_wiring import wire_telemetry
 from gateway.turnstile import Turnstile
@@ -54,6 +56,7 @@ class Gateway:
 
     control_plane: FastAPI
     pipeline: Pipeline
+    start: Callable[[Exchange], object]  # begins a request, in its turn
     readiness: Readiness
     make_request_id: Callable[[], str]
 
@@ -121,11 +124,16 @@ async def create_app(
         )
         try:
             async with _health(parts, readiness, place, access_log) as health:
-                models = models_router(parts.policies.authenticator, parts.replicas.pool)
-                app = control_plane([models, health], ids.request_id)
-                yield Gateway(app, pipeline, readiness, ids.request_id)
+                app = _control_plane(parts, health, ids)
+                slices = Slices(pipeline.start, clock.monotonic_s)
+                yield Gateway(app, pipeline, slices.start, readiness, ids.request_id)
         finally:
             await _end(pipeline, parts.limiter, access_log)
+
+
+def _control_plane(parts: _Parts, health: APIRouter, ids: IdMaker) -> FastAPI:
+    models = models_router(parts.policies.authenticator, parts.replicas.pool)
+    return control_plane([models, health], ids.request_id)
 
 
 async def _end(pipeline: Pipeline, limiter: RedisLimiter, access_log: AccessLog) -> None:

@@ -50,10 +50,11 @@ class Authenticator:
 
         ``peer`` is asked only about keys that are not known.
         """
-        snapshot = self._current()
+        if self._policies.current is not self._known_for:
+            self._forget()
         grant = self._known.get(authorization)
         if grant is None:
-            grant = self._look_up(snapshot, authorization, peer())
+            grant = self._look_up(self._known_for, authorization, peer())
             if len(self._known) >= _MAX_CACHED_HEADERS:
                 self._known.clear()
             self._known[authorization] = grant
@@ -62,7 +63,9 @@ class Authenticator:
 
     def recognize(self, authorization: bytes | None, peer: Peer = nobody) -> Grant:
         """As ``authenticate``, and no use of the key: whoever made one asks whether it is good."""
-        return self._look_up(self._current(), authorization, peer())
+        if self._policies.current is not self._known_for:
+            self._forget()
+        return self._look_up(self._known_for, authorization, peer())
 
     def turn(self) -> Mapping[str, float]:
         """What was used since the last turn, and when it was first; begins the next."""
@@ -70,12 +73,10 @@ class Authenticator:
         used, self._used = self._used, {}
         return used
 
-    def _current(self) -> PolicySnapshot | None:
-        snapshot = self._policies.current
-        if snapshot is not self._known_for:
-            self._known, self._refused = {}, {}
-            self._known_for = snapshot
-        return snapshot
+    def _forget(self) -> None:
+        """What was said under another policy than the one in force."""
+        self._known, self._refused = {}, {}
+        self._known_for = self._policies.current
 
     def _look_up(
         self, snapshot: PolicySnapshot | None, authorization: bytes | None, address: str

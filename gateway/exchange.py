@@ -34,6 +34,7 @@ class Exchange:
     in uvicorn's own request cycle, whose place an exchange takes on the connection."""
 
     body = b""  # as it came, then as the replica gets it; dropped once one has it
+    came_monotonic_s: float | None = None  # when all of it was here; None: just now
     is_whole = False  # the message has arrived, or nothing more of it will
     is_closed_by_owner = False  # the connection's end is then not this answer's business
     request: InferenceRequest | None = None  # read already: the body is as the replica gets it

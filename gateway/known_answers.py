@@ -138,6 +138,7 @@ class KnownAnswers:
         trace.is_counted_elsewhere = is_first
         ended = answer.join(exchange, headers)
         if is_first:
+            answer.came_monotonic_s = trace.started_monotonic_s
             self._start(answer)
         try:
             await exchange.watch(ended)

@@ -57,6 +57,7 @@ def request_lines(traces: Iterable[Trace], wall_minus_monotonic_s: float) -> byt
 def _line(trace: Trace, wall_minus_monotonic_s: float) -> _Line:
     began_s, meter, usage = trace.started_monotonic_s, trace.meter, trace.usage
     grant, request, ended_s = trace.grant, trace.request, trace.ended_monotonic_s
+    assert ended_s is not None
     return _Line(
         level="info",
         service="gateway",

@@ -6,7 +6,6 @@ import functools
 import logging
 import signal
 import socket
-import time
 from collections.abc import Generator
 from dataclasses import dataclass
 
@@ -15,7 +14,6 @@ import uvicorn
 from gateway.app import Gateway
 from gateway.client_connection import ConnectionLimits
 from gateway.protocol import DataPlaneProtocol
-from gateway.slices import Slices
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +34,7 @@ class GatewayServer(uvicorn.Server):
     def __init__(self, gateway: Gateway, listener: Listener, limits: ConnectionLimits) -> None:
         protocol = functools.partial(
             DataPlaneProtocol,
-            start=Slices(gateway.pipeline.start, time.monotonic).start,
+            start=gateway.start,
             make_request_id=gateway.make_request_id,
             limits=limits,
         )

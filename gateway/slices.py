@@ -2,7 +2,8 @@
 
 When hundreds arrive at once, or are refused and asked again without a pause, one turn of the loop
 would begin them all, and whatever else has come, a probe of /health or an answer's next token,
-would wait for that.  In order: who comes while others wait waits behind them.
+would wait for that.  In order: who comes while others wait waits behind them, and that wait is
+part of all that is said of its time.
 """
 
 import asyncio
@@ -27,8 +28,8 @@ class Slices:
 
     def start(self, exchange: Exchange) -> None:
         """Now, or in one of the loop's next turns."""
+        exchange.came_monotonic_s = now_s = self._monotonic_s()
         if not self._waiting:
-            now_s = self._monotonic_s()
             if now_s - self._latest_s > _GAP_S:
                 self._since_s = now_s
             if now_s - self._since_s < _SLICE_S:

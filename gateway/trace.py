@@ -24,7 +24,7 @@ class Trace:
     counted_s: float | None = None  # how long its prompt's exact count took; None: it needs none
     authenticated_monotonic_s: float | None = None
     admitted_monotonic_s: float | None = None
-    ended_monotonic_s: float  # set as it ends
+    ended_monotonic_s: float | None = None
     num_shadows: int = 0  # rules on trial that would have refused it
     is_counted_elsewhere = False  # it reads an answer whose request has a trace of its own
 

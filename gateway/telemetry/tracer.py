@@ -84,6 +84,7 @@ class Tracer:
     def end(self, ended: Iterable[Trace], wall_minus_monotonic_s: float) -> None:
         for trace in ended:
             kind, usage, began_s = self._kind(trace), trace.usage, trace.started_monotonic_s
+            assert trace.ended_monotonic_s is not None
             kind.duration_s.observe(trace.ended_monotonic_s - began_s)
             first_byte_s = trace.meter.first_byte_monotonic_s
             if first_byte_s is not None:
@@ -115,6 +116,7 @@ class Tracer:
     ) -> Span:
         is_failed = trace.status >= 500 or trace.outcome in _FAILED
         began_s, first_byte_s = trace.started_monotonic_s, trace.meter.first_byte_monotonic_s
+        assert trace.ended_monotonic_s is not None
         return Span(
             context.trace_id,
             context.span_id,

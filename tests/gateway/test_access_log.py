@@ -70,3 +70,12 @@ async def test_many_are_told_of_at_once_and_each_of_its_own_time(
     assert first["at"] == "2023-11-14T22:13:30.250000Z"
     assert last["at"] == "2023-11-14T22:13:46.250000Z"
     assert (first["latency_ms"], first["status"], last["request_id"]) == (250.0, 499, "req_64")
+
+
+async def test_a_request_begins_when_all_of_it_was_here() -> None:
+    now_s = 12.0
+    log = AccessLog(Metrics(), Clock(lambda: now_s, lambda: now_s), lambda _: None)
+    head = request_head(Operation.COMPLETIONS, [])
+    exchange = Exchange(asyncio.Transport(), head, lambda: None)
+    exchange.came_monotonic_s = 10.0
+    assert log.begin("req_0", exchange).started_monotonic_s == 10.0

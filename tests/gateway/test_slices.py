@@ -52,6 +52,16 @@ async def test_the_rest_begins_in_the_next_turns_in_order() -> None:
     assert begun.exchanges[-1] is late
 
 
+async def test_who_waits_came_when_it_was_here_and_not_when_it_begins() -> None:
+    begun = Begun()
+    come = begun.start(5)
+    assert [exchange.came_monotonic_s for exchange in come[2:]] == [1.004, 1.006, 1.006]
+    begun.now_s += 0.5
+    await asyncio.sleep(0)
+    assert begun.exchanges == come
+    assert come[-1].came_monotonic_s == 1.006
+
+
 async def test_a_pause_ends_a_slice() -> None:
     begun = Begun()
     begun.start(3)
