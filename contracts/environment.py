@@ -10,7 +10,17 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import UnionType
-from typing import Any, Final, Protocol, TypeVar, Union, get_args, get_origin, runtime_checkable
+from typing import (
+    Any,
+    Final,
+    Literal,
+    Protocol,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    runtime_checkable,
+)
 
 _NOT_JSON: Final = re.compile(r'error parsing value for field "(?P<field>\w+)"')  # pydantic's words
 
@@ -105,6 +115,8 @@ def _example(annotation: Any) -> object:
     kind, inner = get_origin(annotation) or annotation, get_args(annotation)
     if kind in (Union, UnionType):
         return _example(next(each for each in inner if each is not type(None)))
+    if kind is Literal:
+        return inner[0]
     fields = getattr(kind, "model_fields", None)
     if fields is not None:
         return {name: _example(f.annotation) for name, f in fields.items() if f.is_required()}

@@ -1,5 +1,7 @@
 """A misspelt variable is found, and its value never looked at."""
 
+from typing import Literal
+
 import pytest
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -90,6 +92,7 @@ class Lists(BaseSettings):
     folders: dict[str, str] = {}
     names: tuple[str, ...] = ()
     limits: dict[str, list[int]] = {}
+    roles: dict[str, Literal["owner", "viewer"]] = {}
 
 
 @pytest.mark.parametrize(
@@ -98,6 +101,7 @@ class Lists(BaseSettings):
         ("LISTS_FOLDERS", '{"name": "value"}'),
         ("LISTS_NAMES", '["value"]'),
         ("LISTS_LIMITS", '{"name": [1]}'),
+        ("LISTS_ROLES", '{"name": "owner"}'),
     ],
 )
 def test_what_is_no_json_is_told_by_variable_with_an_example(
