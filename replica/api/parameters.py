@@ -20,6 +20,8 @@ _MAX_TIME_S: Final = 86_400.0
 _MAX_PRIORITY: Final = 1_000
 _MAX_BIASES: Final = 1_024
 _MAX_BIAS: Final = 100.0
+_MAX_PENALTY: Final = 2.0  # OpenAI's
+_REPETITION_RANGE: Final = (0.01, 100.0)  # vLLM takes any above 0: logits would overflow
 _TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 _SEED_RANGE: Final = range(-(1 << 63), 1 << 63)
 
@@ -78,6 +80,11 @@ def sampling_params(
         min_tokens=min_tokens,
         num_top_logprobs=num_top_logprobs,
         logit_bias=_logit_bias(body.logit_bias or {}, tokenizer.vocab_size),
+        presence_penalty=_penalty(body.presence_penalty, "presence_penalty"),
+        frequency_penalty=_penalty(body.frequency_penalty, "frequency_penalty"),
+        repetition_penalty=_float_in(
+            body.repetition_penalty, "repetition_penalty", 1.0, *_REPETITION_RANGE
+        ),
     )
 
 
@@ -160,6 +167,10 @@ def _float_in(value: float | None, param: str, default: float, low: float, high:
     if not math.isfinite(value) or not low <= value <= high:
         raise InvalidRequest(f"{param} must be between {low} and {high}, got {value}", param=param)
     return float(value)
+
+
+def _penalty(value: float | None, param: str) -> float:
+    return _float_in(value, param, 0.0, -_MAX_PENALTY, _MAX_PENALTY)
 
 
 def _int_in(value: int | None, param: str, *, default: int, low: int, high: int) -> int:

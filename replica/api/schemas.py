@@ -38,6 +38,9 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     return_token_ids: bool | None = None
     seed: int | None = None
     logit_bias: dict[str, float] | None = None  # by token id
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None  # as vLLM spells it
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -52,7 +55,6 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: object = None
     continue_final_message: object = None
     echo: object = None
-    frequency_penalty: object = None
     function_call: object = None
     functions: object = None
     guided_choice: object = None
@@ -61,9 +63,7 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     guided_regex: object = None
     include_stop_str_in_output: object = None
     modalities: object = None
-    presence_penalty: object = None
     prompt_logprobs: object = None
-    repetition_penalty: object = None
     response_format: object = None
     skip_special_tokens: object = None
     stop_token_ids: object = None
@@ -82,7 +82,6 @@ NEUTRAL_VALUES: Final[dict[str, tuple[object, ...]]] = {
     "chat_template": (None,),
     "continue_final_message": (None, False),
     "echo": (None, False),
-    "frequency_penalty": (None, 0),
     "function_call": (None, "none"),
     "functions": (None, []),
     "guided_choice": (None,),
@@ -91,9 +90,7 @@ NEUTRAL_VALUES: Final[dict[str, tuple[object, ...]]] = {
     "guided_regex": (None,),
     "include_stop_str_in_output": (None, False),
     "modalities": (None, ["text"]),
-    "presence_penalty": (None, 0),
     "prompt_logprobs": (None,),
-    "repetition_penalty": (None, 1),
     "response_format": (None, {"type": "text"}),
     "skip_special_tokens": (None, True),
     "stop_token_ids": (None, []),

@@ -4,6 +4,7 @@ All tokens of all sequences stand in one row of ``num_tokens``; a segment says w
 to one sequence.  What there is one of per sequence and step is a struct, as in ``step``.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -32,11 +33,19 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
         return self.start + self.num_tokens
 
 
+class SeenTokens(msgspec.Struct, frozen=True, gc=False):
+    """What a row's penalties count: these, and the row's own token, which may be carried."""
+
+    before: "array[int]"  # all of the sequence before the row's own; a copy, which never changes
+    num_prompt_tokens: int  # what lies behind them is the completion
+
+
 class SampledRow(msgspec.Struct, frozen=True, gc=False):
     row: int
     params: SamplingParams
     position: int  # of the token to be drawn; with the seed, all its randomness
     is_eos_banned: bool
+    seen: SeenTokens | None = None  # None: nothing is penalized
 
 
 class CarriedToken(msgspec.Struct, frozen=True, gc=False):
@@ -123,4 +132,7 @@ def _sampled_row(chunk: ScheduledChunk, row: int) -> SampledRow:
     sequence = chunk.sequence
     num_completion_tokens = chunk.end - sequence.num_prompt_tokens
     is_eos_banned = num_completion_tokens < sequence.params.min_tokens
-    return SampledRow(row, sequence.params, chunk.end, is_eos_banned)
+    seen = None
+    if sequence.params.has_penalties:
+        seen = SeenTokens(sequence.token_ids[: chunk.end - 1], sequence.num_prompt_tokens)
+    return SampledRow(row, sequence.params, chunk.end, is_eos_banned, seen)

@@ -11,7 +11,7 @@ from kernels.sampling.op import RowSampler
 from replica.engine.batch import FlatBatch, SampledRow, results_of
 from replica.engine.kv_blocks import KvBlocks
 from replica.engine.logprobs import sampled_token, shown_logits
-from replica.engine.sampler import biases_of, draw_of, is_greedy
+from replica.engine.sampler import adjust_, draw_of, is_greedy
 from replica.engine.step import NOT_FINITE, SampledToken
 
 
@@ -46,24 +46,22 @@ class CompiledRunner:
                 [row.row for row in batch.sampled_rows],
             )
         )
-        tokens = self._sample_rows(result, batch.sampled_rows)
+        tokens = self._sample_rows(result, batch)
         return results_of(batch, result.is_finite.tolist(), tokens)
 
-    def _sample_rows(
-        self, result: StepResult, sampled_rows: Sequence[SampledRow]
-    ) -> dict[int, SampledToken]:
+    def _sample_rows(self, result: StepResult, batch: FlatBatch) -> dict[int, SampledToken]:
         """Sampled tokens by row."""
+        sampled_rows = batch.sampled_rows
         is_finite = np.isfinite(result.logits.sum(-1)).tolist()
         token_ids = result.best.tolist()
         shown = [shown_logits(result.logits[i], row) for i, row in enumerate(sampled_rows)]
         drawn: list[int] = []
         for index, row in enumerate(sampled_rows):
-            biases = biases_of(row, self._eos_token_ids)
-            for token_id, bias in biases.items():
-                result.logits[index, token_id] += bias
+            own = batch.token_ids[row.row]
+            is_adjusted = adjust_(result.logits[index], row, own, self._eos_token_ids)
             if is_finite[index] and not is_greedy(row.params):
                 drawn.append(index)
-            elif biases:
+            elif is_adjusted:
                 token_ids[index] = int(result.logits[index].argmax())
         for index, token_id in zip(drawn, self._draw(result, sampled_rows, drawn), strict=True):
             token_ids[index] = token_id

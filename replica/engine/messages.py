@@ -86,6 +86,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     min_tokens: int = 0  # until then neither EOS nor a stop string ends the sequence
     num_top_logprobs: int | None = None  # beside each token's own; None: not even that one
     logit_bias: dict[int, float] = {}  # by token id, added before anything is drawn
+    presence_penalty: float = 0.0  # of each token that the completion holds
+    frequency_penalty: float = 0.0  # as often as the completion holds it
+    repetition_penalty: float = 1.0  # of each token of prompt and completion
+
+    @property
+    def has_penalties(self) -> bool:
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -1,14 +1,14 @@
 """A flat batch through the model: the only module that turns lists into tensors and back."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import torch
 
 from replica.engine.batch import FlatBatch, SampledRow, results_of
 from replica.engine.kv_blocks import PLAIN, KvBlocks, KvOptions
-from replica.engine.logprobs import sampled_token, shown_logits
+from replica.engine.logprobs import Logits, sampled_token, shown_logits
 from replica.engine.paged_attention import KvCache, PagedAttention
-from replica.engine.sampler import biases_of, sample
+from replica.engine.sampler import adjust_, sample
 from replica.engine.step import NOT_FINITE, SampledToken
 from replica.model.adapted_rows import TorchAdapters
 from replica.model.llama import LlamaModel
@@ -45,24 +45,24 @@ class TorchRunner:
             self._adapters.of(batch.adapters),
         )
         is_finite_row = torch.isfinite(hidden.sum(-1)).tolist()
-        tokens = self._sample_rows(hidden, batch.sampled_rows)
+        tokens = self._sample_rows(hidden, batch)
         return results_of(batch, is_finite_row, tokens)
 
-    def _sample_rows(
-        self, hidden: torch.Tensor, sampled_rows: Sequence[SampledRow]
-    ) -> dict[int, SampledToken]:
+    def _sample_rows(self, hidden: torch.Tensor, batch: FlatBatch) -> dict[int, SampledToken]:
         """Sampled tokens by row."""
+        sampled_rows = batch.sampled_rows
         if not sampled_rows:
             return {}
         logits = self._model.logits(hidden[[r.row for r in sampled_rows]])
         is_finite = torch.isfinite(logits.sum(-1)).tolist()
         return {
-            row.row: self._sample_row(logits[index], row) if is_finite[index] else NOT_FINITE
+            row.row: self._sample_row(logits[index].numpy(), row, batch.token_ids[row.row])
+            if is_finite[index]
+            else NOT_FINITE
             for index, row in enumerate(sampled_rows)
         }
 
-    def _sample_row(self, logits: torch.Tensor, row: SampledRow) -> SampledToken:
-        shown = shown_logits(logits.numpy(), row)
-        for token_id, bias in biases_of(row, self._eos_token_ids).items():
-            logits[token_id] += bias
-        return sampled_token(row, sample(logits.numpy(), row.params, row.position), shown)
+    def _sample_row(self, logits: Logits, row: SampledRow, own_token_id: int) -> SampledToken:
+        shown = shown_logits(logits, row)
+        adjust_(logits, row, own_token_id, self._eos_token_ids)
+        return sampled_token(row, sample(logits, row.params, row.position), shown)

@@ -19,6 +19,7 @@ from kernels.sampling.draw import Draw
 from replica.engine.batch import SampledRow
 from replica.engine.logprobs import Logits, TokenIds, likeliest
 from replica.engine.messages import SamplingParams
+from replica.engine.penalties import penalize_
 
 Masses = npt.NDArray[np.float64]
 
@@ -56,6 +57,21 @@ def biases_of(row: SampledRow, eos_token_ids: Collection[int]) -> dict[int, floa
     if not row.is_eos_banned:
         return row.params.logit_bias
     return row.params.logit_bias | dict.fromkeys(eos_token_ids, float("-inf"))
+
+
+def adjust_(
+    logits: Logits, row: SampledRow, own_token_id: int, eos_token_ids: Collection[int]
+) -> bool:
+    """What was asked to be changed of them, in place, in vLLM's order; False: nothing was.
+
+    own_token_id: the row's, as its batch has it.
+    """
+    biases = biases_of(row, eos_token_ids)
+    for token_id, bias in biases.items():
+        logits[token_id] += bias
+    if row.seen is not None:
+        penalize_(logits, row.params, row.seen, own_token_id)
+    return bool(biases) or row.seen is not None
 
 
 def draw_of(params: SamplingParams, position: int) -> Draw:

@@ -1,5 +1,6 @@
 """A model on a device, from its files to a runner: the cache is sized when all else is there."""
 
+from array import array
 from collections.abc import Callable, Collection
 from functools import partial
 from itertools import pairwise
@@ -8,7 +9,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from replica.engine.batch import FlatBatch, SampledRow, Segment
+from replica.engine.batch import FlatBatch, SampledRow, SeenTokens, Segment
 from replica.engine.kv_blocks import PLAIN, KvOptions
 from replica.engine.memory_plan import MemoryPlan
 from replica.engine.messages import (
@@ -32,6 +33,7 @@ from replica.model.damage import blaming
 from replica.model.loader import OpenedModel
 
 _LEAST_BLOCKS: Final = 2  # the null block, and one that all rows of the worst step write to
+_NOTHING_SEEN: Final = SeenTokens(array("q"), 0)
 _PRECISIONS: Final = (Precision.EXACT, Precision.FLOAT8)
 _KV_DTYPES: Final = {
     KvCacheDtype.FLOAT32: None,  # the default: as everything else is
@@ -167,8 +169,9 @@ class DeviceBackend:
         num_rows, num_seqs = config.max_num_batched_tokens, config.max_num_seqs
         starts = np.linspace(0, num_rows, num_seqs + 1).astype(int).tolist()
         params = SamplingParams(
-            max_tokens=1, temperature=1.0, top_p=0.5, num_top_logprobs=MAX_TOP_LOGPROBS
-        )
+            max_tokens=1, temperature=1.0, top_p=0.5, num_top_logprobs=MAX_TOP_LOGPROBS,
+            presence_penalty=1.0,
+        )  # fmt: skip
         table = [1] * -(-num_rows // config.block_size)
         runner.execute(
             FlatBatch(
@@ -177,7 +180,8 @@ class DeviceBackend:
                 slots=[config.block_size] * num_rows,
                 segments=[Segment(start, end - start, 0, table) for start, end in pairwise(starts)],
                 sampled_rows=[
-                    SampledRow(end - 1, params, 1, is_eos_banned=False) for end in starts[1:]
+                    SampledRow(end - 1, params, 1, is_eos_banned=False, seen=_NOTHING_SEEN)
+                    for end in starts[1:]
                 ],
             )
         )

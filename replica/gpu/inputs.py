@@ -88,6 +88,7 @@ class HostDraws:
     are_greedy: bool
     biased: Integers  # [2, num_biases]: sampled row and token
     biases: npt.NDArray[np.float32]  # [num_biases] added to those
+    penalties: "HostPenalties | None"  # None: no row has any
     asking: Integers  # [num_asking] sampled rows that want logprobs
     num_top_logprobs: int  # the most that one of them wants
 
@@ -113,9 +114,54 @@ def host_draws(batch: FlatBatch, eos_token_ids: Sequence[int]) -> HostDraws:
         are_greedy=all(is_greedy(row.params) for row in sampled),
         biased=np.array([place for *place, _ in biases], np.int64).reshape(-1, 2).T.copy(),
         biases=np.array([bias for *_, bias in biases], np.float32),
+        penalties=_penalties(sampled),
         asking=np.array([*wanted], np.int64),
         num_top_logprobs=max(wanted.values(), default=0),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class HostPenalties:
+    """Of those sampled rows that have any.
+
+    Tokens are there as often as they were seen, but for each row's own, which only the device may
+    know.  All of them together are no more than the cache holds, at 16 bytes.
+    """
+
+    rows: Integers  # [num_penalized] sampled rows
+    prompt: Integers  # [2, num_tokens]: place among those rows, and token
+    completion: Integers  # likewise
+    is_own_in_prompt: npt.NDArray[np.bool_]  # [num_penalized]
+    strengths: npt.NDArray[np.float32]  # [3, num_penalized]: repetition, presence, frequency
+
+
+def _penalties(sampled: Sequence[SampledRow]) -> HostPenalties | None:
+    rows = [
+        (index, row.params, seen)
+        for index, row in enumerate(sampled)
+        if (seen := row.seen) is not None
+    ]
+    if not rows:
+        return None
+    before = [np.array(seen.before, np.int64) for _, _, seen in rows]
+    nums = [seen.num_prompt_tokens for _, _, seen in rows]
+    strengths = [
+        (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+        for _, params, _ in rows
+    ]
+    return HostPenalties(
+        rows=np.array([index for index, _, _ in rows], np.int64),
+        prompt=_placed([tokens[:num] for tokens, num in zip(before, nums, strict=True)]),
+        completion=_placed([tokens[num:] for tokens, num in zip(before, nums, strict=True)]),
+        is_own_in_prompt=np.array([len(t) < n for t, n in zip(before, nums, strict=True)]),
+        strengths=np.array(strengths, np.float32).T.copy(),
+    )
+
+
+def _placed(tokens: Sequence[Integers]) -> Integers:
+    """[2, all of them]: whose each is, and it."""
+    places = np.repeat(np.arange(len(tokens)), [len(each) for each in tokens])
+    return np.stack([places, np.concatenate(tokens)])
 
 
 def _settings(row: SampledRow) -> tuple[float, float, float, float]:

@@ -21,6 +21,7 @@ from replica.gpu.inputs import HostDraws, carried, host_draws, host_inputs
 from replica.gpu.kv_cache import DeviceKvCache
 from replica.gpu.logprobs import ShownLogprobs, shown_logprobs
 from replica.gpu.model import DeviceInputs, DeviceLlama
+from replica.gpu.penalties import penalize_rows_
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +81,9 @@ class DeviceRunner:
     def launch(self, batch: FlatBatch) -> DeviceStep:
         """See ``replica.engine.launcher.StepLauncher``."""
         self._cache.apply(batch.kv_operations)
-        hidden = self._hidden_states(batch)
+        token_ids, hidden = self._hidden_states(batch)
         draws = host_draws(batch, self._eos_token_ids)
-        tokens, are_finite, shown = self._draw(hidden, draws)
+        tokens, are_finite, shown = self._draw(token_ids, hidden, draws)
         self._latest = torch.zeros(
             len(batch.segments), dtype=torch.int64, device=self._device.torch_device
         ).index_copy_(0, self._device.upload(draws.segments), tokens)
@@ -90,10 +91,12 @@ class DeviceRunner:
         numbers = torch.cat([tokens, are_finite.long(), row_is_finite.long()])
         return DeviceStep(batch, self._device.download(numbers), self._device.mark(), shown)
 
-    def _hidden_states(self, batch: FlatBatch) -> torch.Tensor:
+    def _hidden_states(self, batch: FlatBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of each row its token id and its [hidden]; behind the token ids may stand others."""
         if self._graphs.can_run(batch):
-            self._carry(batch, self._graphs.fill(batch))
-            return self._graphs.run(batch)
+            token_ids = self._graphs.fill(batch)
+            self._carry(batch, token_ids)
+            return token_ids, self._graphs.run(batch)
         upload, host = self._device.upload, host_inputs(batch)
         token_ids = upload(host.token_ids)
         self._carry(batch, token_ids)
@@ -108,7 +111,7 @@ class DeviceRunner:
             token_ids, upload(host.positions), upload(host.slots), attention,
             self._model.adapters.rows(upload(host.adapter_ids)),
         )  # fmt: skip
-        return self._model.hidden_states(inputs, self._cache)
+        return token_ids, self._model.hidden_states(inputs, self._cache)
 
     def _carry(self, batch: FlatBatch, token_ids: torch.Tensor) -> None:
         """Puts the tokens in that the step before decides; the host need not know them."""
@@ -117,21 +120,24 @@ class DeviceRunner:
             token_ids.index_copy_(0, rows, self._latest[segments])
 
     def _draw(
-        self, hidden: torch.Tensor, draws: HostDraws
+        self, token_ids: torch.Tensor, hidden: torch.Tensor, draws: HostDraws
     ) -> tuple[torch.Tensor, torch.Tensor, ShownLogprobs | None]:
         """(tokens int64, whether their logits are finite), each [num_sampled]; what is shown."""
         upload = self._device.upload
-        logits = self._model.logits(hidden[upload(draws.rows)])
+        rows = upload(draws.rows)
+        logits = self._model.logits(hidden[rows])
         are_finite = torch.isfinite(logits.sum(-1))
         asking = upload(draws.asking) if draws.asking.size else None
         shown = None if asking is None else logits[asking]  # a copy: bans are in place
         if draws.biased.size:
-            rows, token_ids = upload(draws.biased)
-            bias_(logits, LogitBias(rows, token_ids, upload(draws.biases)))
+            places, tokens = upload(draws.biased)
+            bias_(logits, LogitBias(places, tokens, upload(draws.biases)))
+        if draws.penalties is not None:
+            penalize_rows_(self._device, logits, token_ids[rows], draws.penalties)
         temperatures, top_ps, min_ps, uniforms = upload(draws.settings)
         top_ks = upload(draws.top_ks)
         settings = Draws(temperatures, top_ks, top_ps, min_ps, uniforms, draws.are_greedy)
-        tokens = sample(logits, settings)
+        drawn = sample(logits, settings)
         if asking is None or shown is None:
-            return tokens, are_finite, None
-        return tokens, are_finite, shown_logprobs(self._device, shown, tokens[asking], draws)
+            return drawn, are_finite, None
+        return drawn, are_finite, shown_logprobs(self._device, shown, drawn[asking], draws)

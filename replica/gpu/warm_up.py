@@ -4,10 +4,11 @@ Triton compiles a kernel when it first meets its kind of arguments, which takes 
 anything is served, they leave no request to wait for it.  No device here.
 """
 
+from array import array
 from collections.abc import Iterator
 from typing import Final
 
-from replica.engine.batch import FlatBatch, SampledRow, Segment
+from replica.engine.batch import FlatBatch, SampledRow, SeenTokens, Segment
 from replica.engine.block_manager import NULL_BLOCK
 from replica.engine.messages import SamplingParams
 
@@ -15,7 +16,7 @@ _FEW: Final = 2  # tokens: no graph's, and still in the small tile of a decode's
 _MANY: Final = 17  # tokens: in the large tile of a prefill's, whatever the model
 _DRAWS: Final = (
     SamplingParams(max_tokens=1, temperature=0.0),
-    SamplingParams(max_tokens=1, num_top_logprobs=1, logit_bias={0: 0.0}),
+    SamplingParams(max_tokens=1, num_top_logprobs=1, logit_bias={0: 0.0}, presence_penalty=1.0),
 )
 
 
@@ -27,10 +28,14 @@ def warm_up_batches(max_num_batched_tokens: int) -> Iterator[FlatBatch]:
 
 
 def _prompt(num_tokens: int, params: SamplingParams) -> FlatBatch:
+    before = array("q", [0] * (num_tokens - 1))
+    seen = SeenTokens(before, num_tokens) if params.has_penalties else None
     return FlatBatch(
         token_ids=[0] * num_tokens,
         positions=range(num_tokens),
         slots=[NULL_BLOCK] * num_tokens,
         segments=[Segment(0, num_tokens, 0, [NULL_BLOCK] * num_tokens)],
-        sampled_rows=[SampledRow(num_tokens - 1, params, num_tokens, is_eos_banned=False)],
+        sampled_rows=[
+            SampledRow(num_tokens - 1, params, num_tokens, is_eos_banned=False, seen=seen)
+        ],
     )

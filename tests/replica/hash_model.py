@@ -27,7 +27,8 @@ def reference_completion(prompt: Sequence[int], params: SamplingParams) -> list[
     context = list(prompt)
     while len(context) - len(prompt) < params.max_tokens:
         num_generated = len(context) - len(prompt)
-        context.append(next_token(context, is_eos_banned=num_generated < params.min_tokens))
+        read = [*context, len(prompt)] if params.has_penalties else context
+        context.append(next_token(read, is_eos_banned=num_generated < params.min_tokens))
         if context[-1] == EOS and not params.ignore_eos:
             break
     return context[len(prompt) :]
@@ -62,6 +63,9 @@ class HashModel:
                 results.append(None)
             else:
                 assert row.position == len(context)
+                if row.seen is not None:
+                    context = [*row.seen.before, batch.token_ids[row.row]]
+                    context.append(row.seen.num_prompt_tokens)
                 token = next_token(context, is_eos_banned=row.is_eos_banned)
                 logprobs = None
                 if row.params.num_top_logprobs is not None:

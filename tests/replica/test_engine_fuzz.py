@@ -45,6 +45,7 @@ operations: st.SearchStrategy[Operation] = st.one_of(
         num_choices=st.sampled_from([1, 1, 1, 2, 3]),
         min_tokens=st.integers(0, 12),
         stop=st.lists(st.text("abcdefgh", min_size=1, max_size=2), max_size=2).map(tuple),
+        presence_penalty=st.sampled_from([0.0, 0.0, 1.0]),
         time_left_s=st.one_of(st.none(), st.floats(-0.1, 2.0)),
         num_resumed_tokens=st.sampled_from([0, 0, 1, 5, 30]),
     ),

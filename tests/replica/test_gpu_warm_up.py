@@ -44,7 +44,7 @@ def test_warming_up_touches_the_null_block_only(tiny: OpenedModel) -> None:
 @pytest.mark.parametrize("group", [1, 4, 8], ids=str)
 def test_warming_up_meets_both_tiles_of_attention_and_every_kind_of_draw(group: int) -> None:
     tiles: set[tuple[int, bool]] = set()
-    draws: set[tuple[bool, bool, bool]] = set()
+    draws: set[tuple[bool, bool, bool, bool]] = set()
     for batch in warm_up.warm_up_batches(2048):
         host = inputs.host_inputs(batch)
         tables = map(torch.from_numpy, (host.query_starts, host.context_lengths, host.block_tables))
@@ -53,7 +53,8 @@ def test_warming_up_meets_both_tiles_of_attention_and_every_kind_of_draw(group: 
         plan = triton_op._plan(output, 2, rows, triton_op.PLAIN)
         tiles.add((plan.rows, plan.is_split))
         drawn = inputs.host_draws(batch, [])
-        draws.add((drawn.are_greedy, drawn.asking.size > 0, drawn.biased.size > 0))
+        is_penalized = drawn.penalties is not None
+        draws.add((drawn.are_greedy, drawn.asking.size > 0, drawn.biased.size > 0, is_penalized))
         assert not inputs.is_decode_only(batch)
     assert tiles == {(16, False), (64, False)}
-    assert draws == {(True, False, False), (False, True, True)}
+    assert draws == {(True, False, False, False), (False, True, True, True)}

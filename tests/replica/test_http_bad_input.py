@@ -118,8 +118,12 @@ BAD: list[tuple[str, str, object, str | None]] = [
     ("endless logit bias", TEXT, b'{"prompt":"a","logit_bias":{"1":1e999}}', "logit_bias[...]"),
     ("logit bias of text", TEXT, text(logit_bias={"1": "much"}), "logit_bias[...]"),
     ("too many biases", TEXT, text(logit_bias={str(i): 0 for i in range(1025)}), "logit_bias"),
-    ("frequency penalty", CHAT, chat(frequency_penalty=0.5), "frequency_penalty"),
-    ("presence penalty", CHAT, chat(presence_penalty=-1), "presence_penalty"),
+    ("frequency penalty above 2", CHAT, chat(frequency_penalty=2.5), "frequency_penalty"),
+    ("presence penalty below -2", CHAT, chat(presence_penalty=-2.1), "presence_penalty"),
+    ("presence penalty of text", CHAT, chat(presence_penalty="much"), "presence_penalty"),
+    ("endless penalty", TEXT, b'{"prompt":"a","presence_penalty":1e999}', "presence_penalty"),
+    ("no repetition penalty at all", TEXT, text(repetition_penalty=0), "repetition_penalty"),
+    ("huge repetition penalty", TEXT, text(repetition_penalty=101), "repetition_penalty"),
     ("stream options alone", CHAT, chat(stream_options={"include_usage": True}), "stream_options"),
     ("stream of text", CHAT, chat(stream="yes"), "stream"),
     ("long salt", CHAT, chat(cache_salt="s" * 513), "cache_salt"),
@@ -171,7 +175,7 @@ def test_streamed_bad_input_is_an_ordinary_error(replica: ReplicaProcess) -> Non
 def test_harmless_fields_are_accepted(replica: ReplicaProcess) -> None:
     body = chat(
         user="u", metadata={"a": "b"}, store=False, service_tier="auto", n=1, tools=[],
-        presence_penalty=0.0, response_format={"type": "text"}, some_future_field=[1],
+        presence_penalty=None, response_format={"type": "text"}, some_future_field=[1],
     )  # fmt: skip
     assert replica.post(CHAT, body).status == 200
     answer = replica.post(TEXT, text(logprobs=False, top_logprobs=0))

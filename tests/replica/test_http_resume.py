@@ -16,7 +16,7 @@ PROMPT = "ab"
 CHAT = [{"role": "user", "content": PROMPT}]
 SAMPLING = {
     "greedy": {"temperature": 0},
-    "seeded": {"temperature": 1.0, "seed": 11},
+    "seeded": {"temperature": 1.0, "seed": 11, "presence_penalty": 0.5, "repetition_penalty": 1.1},
 }
 PATHS = ("/v1/completions", "/v1/chat/completions")
 

@@ -29,6 +29,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     num_choices: int = 1
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
+    presence_penalty: float = 0.0
     time_left_s: float | None = None
     num_resumed_tokens: int = 0  # at most; never all there are
 
@@ -166,6 +167,7 @@ def _params(submission: Submission) -> SamplingParams:
         ignore_eos=submission.ignore_eos,
         min_tokens=min(submission.min_tokens, submission.max_tokens),
         stop=submission.stop,
+        presence_penalty=submission.presence_penalty,
     )
 
 

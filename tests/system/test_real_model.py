@@ -93,6 +93,33 @@ def test_a_stream_says_what_the_whole_answer_says(fleet: RealFleet) -> None:
     fleet.assert_all_counts_agree()
 
 
+def test_logprobs_and_penalties_reach_the_engine_and_the_client(fleet: RealFleet) -> None:
+    asked = {
+        "model": "default",
+        "messages": messages("Count from one to ten, in words."),
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "presence_penalty": 1.5,
+        "frequency_penalty": 1.5,
+        "extra_body": {"repetition_penalty": 1.3},
+    }
+    create = fleet.sdks["acme"].chat.completions.create
+    (choice,) = create(**asked).choices
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    assert "".join(entry.token for entry in choice.logprobs.content) == choice.message.content
+    assert any(entry.token != entry.top_logprobs[0].token for entry in choice.logprobs.content)
+    streamed = [c.choices[0].logprobs for c in create(**asked, stream=True) if c.choices]
+    entries = [e for told in streamed if told is not None for e in told.content or ()]
+    assert entries == choice.logprobs.content
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(**asked | {"presence_penalty": 2.5})
+    assert refused.value.param == "presence_penalty"
+    fleet.assert_all_counts_agree()
+
+
 def test_tenants_never_share_a_prefix(fleet: RealFleet) -> None:
     """Neither told nor taken: where nothing is found, everything is computed, and no time tells."""
 
