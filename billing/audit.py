@@ -27,6 +27,7 @@ class Kind(StrEnum):
     COUNTS_DIFFER = "counts differ"  # event and replica
     MISPRICED = "mispriced"  # the entries are not what tokens and price book make
     QUOTA_DIFFERS = "quota differs"  # what the quota was told, and what is billed
+    SUMS_DIFFER = "sums differ"  # what is kept of the days, and their events
     QUOTA_LOST = "quota lost"  # its store has: what it was told is less than what is billed
 
 
@@ -173,6 +174,11 @@ def findings_of_quota(
 def finding_of_loss(tenant_id: str, loss: QuotaLoss) -> Finding:
     detail = f"since {loss.since:%Y-%m-%d %H:%M:%S} UTC it lacks {loss.missing}"
     return Finding(Kind.QUOTA_LOST, tenant_id, "quota", detail)
+
+
+def finding_of_sums(tenant_id: str, of_days: Account, of_events: Account) -> Finding:
+    detail = f"the days add up to {of_days}; the events to {of_events}"
+    return Finding(Kind.SUMS_DIFFER, tenant_id, "daily usage", detail)
 
 
 def quota_loss(

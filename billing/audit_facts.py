@@ -7,18 +7,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Column, Connection, func, not_, select, tuple_
+from sqlalchemy import Column, Connection, func, select, tuple_
 
-from billing.audit import Account, Boot, Posted, expected_entries
+from billing.audit import Account, Posted, expected_entries
 from billing.bulk_insert import known_keys, rows_by_key
-from billing.late_reports import late_numbers
 from billing.ledger_schema import (
-    TOKEN_COLUMNS,
+    ENTRIES_OF_EVENTS,
     dead_letter_replays,
     dead_letters,
     instant_from_microseconds,
-    late_reports,
-    ledger_entries,
     microseconds,
     quota_acknowledgements,
     source_offsets,
@@ -102,64 +99,6 @@ def _add_unknown(connection: Connection, waiting: Waiting, records: Sequence[Rec
             waiting.add(event)
 
 
-def boots(connection: Connection, waiting: Waiting) -> Iterator[Boot]:
-    """Those whose numbers cannot all be there once; no others, a boot may have written millions.
-
-    Events that an auditor has posted bear no gateway's number, but for what it told late of them.
-    """
-    number = usage_events.c.gateway_seq
-    by_gateways = not_(usage_events.c.is_recovered)
-    by_boot = (
-        select(
-            usage_events.c.gateway_boot_id,
-            func.count(),
-            func.count(number.distinct()),
-            func.max(number),
-        )
-        .where(by_gateways)
-        .group_by(usage_events.c.gateway_boot_id)
-        .order_by(usage_events.c.gateway_boot_id)
-    )
-    on_the_way = {boot_id: list(numbers) for boot_id, numbers in waiting.numbers.items()}
-    for boot_id, late in late_numbers(connection):
-        on_the_way.setdefault(boot_id, []).append(late)
-    for boot_id, num_events, num_different, last in connection.execute(by_boot):
-        coming = on_the_way.pop(boot_id, [])
-        if num_events == num_different == last and not coming:
-            continue
-        numbers = select(number).where(usage_events.c.gateway_boot_id == boot_id, by_gateways)
-        yield Boot(boot_id, [*connection.scalars(numbers), *coming])
-    for boot_id, coming in on_the_way.items():
-        yield Boot(boot_id, coming)
-
-
-def ledger_accounts(connection: Connection, *, is_recovered: bool) -> Mapping[str, Account]:
-    """By tenant: what gateways have reported, or what an auditor has posted in their place."""
-    tokens = sum((func.sum(column) for column in TOKEN_COLUMNS[1:]), func.sum(TOKEN_COLUMNS[0]))
-    query = (
-        select(usage_events.c.tenant_id, func.count(), tokens)
-        .where(usage_events.c.is_recovered == is_recovered)
-        .group_by(usage_events.c.tenant_id)
-    )
-    accounts = {
-        tenant_id: Account(num_requests, int(num_tokens))
-        for tenant_id, num_requests, num_tokens in connection.execute(query)
-    }
-    if is_recovered:
-        for tenant_id, more in _more_told_late(connection):
-            accounts[tenant_id] += Account(0, more)
-    return accounts
-
-
-def _more_told_late(connection: Connection) -> Iterator[tuple[str, int]]:
-    """By tenant: tokens that gateways knew of and the replicas' records did not."""
-    query = select(late_reports.c.tenant_id, func.sum(late_reports.c.more_tokens)).group_by(
-        late_reports.c.tenant_id
-    )
-    for tenant_id, num_tokens in connection.execute(query):
-        yield tenant_id, int(num_tokens)
-
-
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
     """Of one tenant's bills: what the quota's totals are known to have lost, the last time when."""
@@ -232,7 +171,7 @@ def _entries(
     connection: Connection, keys: Sequence[EventKey]
 ) -> Mapping[EventKey, dict[str, tuple[int, int, str]]]:
     found: dict[EventKey, dict[str, tuple[int, int, str]]] = {}
-    for row in rows_by_key(connection, select(ledger_entries), ledger_entries, keys):
+    for row in rows_by_key(connection, ENTRIES_OF_EVENTS, usage_events, keys):
         charged = found.setdefault((row.tenant_id, row.event_id), {})
         charged[row.token_class] = (row.tokens, row.pico_usd, row.price_id)
     return found

@@ -31,13 +31,18 @@ from billing.audit_facts import (
     Acknowledged,
     Waiting,
     acknowledged,
-    boots,
     first_event_at,
-    ledger_accounts,
     num_dead_letters,
     num_unpriced,
     posted_events,
     read_waiting,
+)
+from billing.audit_sums import (
+    billed_accounts,
+    boots,
+    counted_accounts,
+    findings_of_sums,
+    recovered_accounts,
 )
 from billing.bulk_insert import known_keys
 from billing.ledger_database import LedgerRef, reading
@@ -86,6 +91,10 @@ class AuditReport:
         return bool(self.missing) and (self.num_waiting > 0 or bool(self.num_unread))
 
     @property
+    def knows_quota(self) -> bool:
+        return all(accounts.quota is not None for accounts in self.accounts.values())
+
+    @property
     def has_read_all(self) -> bool:
         """What is missing here is on no way that can be seen."""
         return self.num_waiting == self.num_unread == len(self.unreadable_segments) == 0
@@ -120,13 +129,18 @@ def audit(
         known = known_keys(connection, witnesses.by_event) | waiting.keys
         missing = without_event(witnesses, known, now=now, grace=scope.grace)
         lost = acknowledged(connection)
-        accounts = _accounts(connection, journals, quota, waiting, lost)
+        is_whole = scope.since is None  # then nothing is taken from sums
+        kept = billed_accounts(connection)
+        billed = counted_accounts(connection) if is_whole else kept
+        recovered = recovered_accounts(connection)
+        accounts = _accounts(billed, recovered, journals, quota, waiting, lost)
         comparison = _QuotaComparison(accounts, quota_before, quota, lost)
         losses = comparison.losses(connection)
         return AuditReport(
             accounts=accounts,
             findings=[
-                *(f for boot in boots(connection, waiting) for f in findings_of_boot(boot)),
+                *_boot_findings(connection, waiting, is_counted=is_whole),
+                *findings_of_sums(kept, billed),
                 *_event_findings(connection, price_book, scope.since, witnesses),
                 *findings_of_missing(missing),
                 *comparison.findings(losses),
@@ -143,6 +157,13 @@ def audit(
         )
 
 
+def _boot_findings(
+    connection: Connection, waiting: Waiting, *, is_counted: bool
+) -> Iterator[Finding]:
+    for boot in boots(connection, waiting.numbers, is_counted=is_counted):
+        yield from findings_of_boot(boot)
+
+
 def _event_findings(
     connection: Connection, price_book: PriceBook, since: datetime | None, witnesses: Witnesses
 ) -> Iterator[Finding]:
@@ -151,22 +172,21 @@ def _event_findings(
 
 
 def _accounts(
-    connection: Connection,
+    billed: Mapping[str, Account],
+    recovered: Mapping[str, Account],
     witnesses: Sequence[Witness],
     quota: Mapping[str, QuotaTotals] | None,
     waiting: Waiting,
     lost: Mapping[str, Acknowledged],
 ) -> Mapping[str, Accounts]:
-    by_gateways = ledger_accounts(connection, is_recovered=False)
-    recovered = ledger_accounts(connection, is_recovered=True)
     engine = _engine_accounts(witnesses)
     told = {} if quota is None else quota
-    tenants = set().union(by_gateways, recovered, engine, told, waiting.accounts)
+    tenants = set().union(billed, engine, told, waiting.accounts)
     return {
         tenant_id: Accounts(
             engine=engine.get(tenant_id, Account()) if witnesses else None,
             quota=told.get(tenant_id, _NOTHING).account if quota is not None else None,
-            ledger=by_gateways.get(tenant_id, Account()),
+            ledger=billed.get(tenant_id, Account()) - recovered.get(tenant_id, Account()),
             waiting=waiting.accounts.get(tenant_id, Account()),
             recovered=recovered.get(tenant_id, Account()),
             acknowledged=lost[tenant_id].account if tenant_id in lost else Account(),

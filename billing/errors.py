@@ -7,6 +7,7 @@ BillingError
 ├── RequestInvalid       a month or a ledger address that means nothing
 ├── LedgerUnavailable    the database cannot be used now; nothing was posted
 │   └── LedgerMissing    there is no ledger yet
+├── HasLateReports       of recovered events: nobody else may post meanwhile; nothing was posted
 ├── OffsetConflict       another consumer has moved the source; carries where to
 ├── QuotaStoreUnavailable  the gateways' quota store does not answer
 ├── AlertTopicUnavailable  the brokers do not take an alert now
@@ -42,6 +43,10 @@ class LedgerUnavailable(BillingError):
 
 
 class LedgerMissing(LedgerUnavailable):
+    pass
+
+
+class HasLateReports(BillingError):
     pass
 
 

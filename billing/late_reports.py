@@ -14,11 +14,12 @@ from billing.daily_usage import replace_event
 from billing.invoice import LineKind
 from billing.late import latest_invoices
 from billing.ledger_schema import (
+    ENTRIES_OF_EVENTS,
     adjustments,
     late_reports,
-    ledger_entries,
     microseconds,
     unpriced_events,
+    usage_events,
 )
 from billing.posting import Posting
 from billing.pricing import TokenClass
@@ -42,10 +43,10 @@ def post_late_reports(
 ) -> list[Posting]:
     """Those that do not stand: of a request that has another one, from before or among these.
 
-    Nor does one whose difference in money nobody knows yet.
+    Nor does one whose difference in money nobody knows yet.  Nobody else may post meanwhile.
     """
     keys = {report.key for report in reports}
-    waiting = _waiting(connection, keys)  # first: whoever rates one of them has ended then
+    waiting = _waiting(connection, keys)
     kept, entries = reported_events(connection, keys), _entries(connection, keys)
     refused: list[Posting] = []
     for report in reports:
@@ -138,17 +139,14 @@ def reported_events(
 
 def _entries(connection: Connection, keys: set[EventKey]) -> Mapping[EventKey, list[Charge]]:
     found: dict[EventKey, list[Charge]] = {}
-    for row in rows_by_key(connection, select(ledger_entries), ledger_entries, keys):
+    for row in rows_by_key(connection, ENTRIES_OF_EVENTS, usage_events, keys):
         charge = Charge(TokenClass(row.token_class), row.tokens, row.pico_usd, row.price_id)
         found.setdefault((row.tenant_id, row.event_id), []).append(charge)
     return found
 
 
 def _waiting(connection: Connection, keys: set[EventKey]) -> set[EventKey]:
-    """Nobody rates them until this transaction ends; SQLite's are one after the other."""
-    columns = unpriced_events.c
-    query = select(columns.tenant_id, columns.event_id)
-    query = query.order_by(columns.event_id).with_for_update()
+    query = select(unpriced_events.c.tenant_id, unpriced_events.c.event_id)
     return {(row[0], row[1]) for row in rows_by_key(connection, query, unpriced_events, keys)}
 
 

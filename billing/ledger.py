@@ -6,6 +6,7 @@ Entries are only added.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -20,10 +21,16 @@ from billing.bulk_insert import (
 )
 from billing.daily_usage import add_charges
 from billing.dead_letter import DeadLetter, DeadReason
-from billing.errors import OffsetConflict
+from billing.errors import HasLateReports, OffsetConflict
 from billing.late import LatestInvoices, latest_invoices
 from billing.late_reports import LateReport, post_difference, post_late_reports, reported_events
-from billing.ledger_database import alone, books_shared, open_for_posting, translated_errors
+from billing.ledger_database import (
+    alone,
+    books_alone,
+    books_shared,
+    open_for_posting,
+    translated_errors,
+)
 from billing.ledger_schema import (
     dead_letter_replays,
     dead_letters,
@@ -88,25 +95,12 @@ class Ledger:
     def post(self, batch: RatedBatch) -> PostResult:
         """Raises OffsetConflict, having changed nothing, if the ledger stands elsewhere."""
         posted_at_us = microseconds(self._now())
-        with translated_errors(), self._engine.begin() as connection:
+        with suppress(HasLateReports), translated_errors(), self._engine.begin() as connection:
             books_shared(connection)
-            _advance(connection, batch)
-            posted = post_staged(connection, batch.source_id, batch.postings, posted_at_us)
-            dead = [*batch.dead_letters, *_contradictions(connection, posted.repeats, posted_at_us)]
-            num_dead = _post_dead_letters(connection, batch.source_id, dead)
-        fresh = posted.fresh
-        num_events = len(batch.postings) + len(batch.dead_letters)
-        return PostResult(
-            num_events=num_events,
-            num_posted=len(fresh),
-            num_repeated=num_events - len(fresh) - num_dead,
-            num_unpriced=sum(p.charges is None for p in fresh),
-            num_dead=num_dead,
-            num_late=posted.num_late,
-            unpriced_models=frozenset(p.event.model for p in fresh if p.charges is None),
-            newest_at=max((p.event.occurred_at for p in batch.postings), default=None),
-            charged_pico_usd=sum(c.pico_usd for p in fresh for c in p.charges or ()),
-        )
+            return _post(connection, batch, posted_at_us, _refuse_reports)
+        with translated_errors(), self._engine.begin() as connection:
+            books_alone(connection)
+            return _post(connection, batch, posted_at_us, post_late_reports)
 
     def acknowledge(self, tenant_id: str, loss: QuotaLoss) -> bool:
         """That the quota's totals lack so much of what is billed.  False: as said before."""
@@ -138,8 +132,7 @@ class Ledger:
         after: EventKey = ("", "")
         while True:
             with translated_errors(), self._engine.begin() as connection:
-                alone(connection)
-                books_shared(connection)
+                books_alone(connection)  # they come to days that others add to
                 events = _unpriced_after(connection, after)
                 at_us = microseconds(self._now())
                 num_posted += _rate_unpriced(connection, events, price_book, at_us)
@@ -147,6 +140,41 @@ class Ledger:
             if not events:
                 return num_posted
             after = (events[-1].tenant_id, events[-1].event_id)
+
+
+_PostReports = Callable[[Connection, Sequence[LateReport], int], list[Posting]]
+
+
+def _refuse_reports(
+    _connection: Connection, _reports: Sequence[LateReport], _posted_at_us: int
+) -> list[Posting]:
+    """They come to days that a batch has been added to: two who do so wait for each other."""
+    raise HasLateReports
+
+
+def _post(
+    connection: Connection, batch: RatedBatch, posted_at_us: int, post_reports: _PostReports
+) -> PostResult:
+    _advance(connection, batch)
+    posted = post_staged(connection, batch.source_id, batch.postings, posted_at_us)
+    reports, contradicting = _other_contents(posted.repeats)
+    if reports:
+        contradicting += post_reports(connection, reports, posted_at_us)
+    dead = [*batch.dead_letters, *map(_contradictory, contradicting)]
+    num_dead = _post_dead_letters(connection, batch.source_id, dead)
+    fresh = posted.fresh
+    num_events = len(batch.postings) + len(batch.dead_letters)
+    return PostResult(
+        num_events=num_events,
+        num_posted=len(fresh),
+        num_repeated=num_events - len(fresh) - num_dead,
+        num_unpriced=sum(p.charges is None for p in fresh),
+        num_dead=num_dead,
+        num_late=posted.num_late,
+        unpriced_models=frozenset(p.event.model for p in fresh if p.charges is None),
+        newest_at=max((p.event.occurred_at for p in batch.postings), default=None),
+        charged_pico_usd=sum(c.pico_usd for p in fresh for c in p.charges or ()),
+    )
 
 
 def _stored_offset(connection: Connection, source_id: str) -> int | None:
@@ -179,9 +207,9 @@ def _advance(connection: Connection, batch: RatedBatch) -> None:
         )
 
 
-def _contradictions(
-    connection: Connection, repeats: Sequence[tuple[Posting, bytes]], posted_at_us: int
-) -> list[DeadLetter]:
+def _other_contents(
+    repeats: Sequence[tuple[Posting, bytes]],
+) -> tuple[list[LateReport], list[Posting]]:
     """A repeat is the same event again; anything else under its id must not vanish as one.
 
     But for what an auditor has recovered: what its gateway says after all stands beside it.
@@ -196,9 +224,7 @@ def _contradictions(
             reports.append(LateReport(event, posting))
         elif event != posting.event:  # an equal event in other bytes is a repeat as well
             contradicting.append(posting)
-    if reports:
-        contradicting += post_late_reports(connection, reports, posted_at_us)
-    return [_contradictory(posting) for posting in contradicting]
+    return reports, contradicting
 
 
 def _contradictory(posting: Posting) -> DeadLetter:
@@ -226,10 +252,7 @@ def _post_dead_letters(
 
 
 def _unpriced_after(connection: Connection, after: EventKey) -> list[UsageEvent]:
-    """The next waiting events, by key: their rows do not say whose adapters' they are.
-
-    Until this transaction ends no late report of them comes in between.
-    """
+    """The next waiting events, by key: their rows do not say whose adapters' they are."""
     key = tuple_(unpriced_events.c.tenant_id, unpriced_events.c.event_id)
     query = (
         select(usage_events.c.payload)
@@ -242,7 +265,6 @@ def _unpriced_after(connection: Connection, after: EventKey) -> list[UsageEvent]
         .where(key > after)
         .order_by(unpriced_events.c.tenant_id, unpriced_events.c.event_id)
         .limit(_EVENTS_PER_TRANSACTION)
-        .with_for_update(of=unpriced_events)
     )
     return [decode_usage_event(payload) for payload in connection.scalars(query)]
 
@@ -289,9 +311,9 @@ def _entry_rows(event: UsageEvent, charges: Sequence[Charge], late: LatestInvoic
     return [
         (
             tenant_id,
+            at_us,
             event_id,
             charge.token_class.value,
-            at_us,
             model,
             charge.tokens,
             charge.pico_usd,

@@ -111,7 +111,7 @@ def books_shared(connection: Connection) -> None:
 
 
 def books_alone(connection: Connection) -> None:
-    """Until this transaction ends nobody posts."""
+    """Until this transaction ends nobody else posts.  To be taken first, and never after shared."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _BOOKS_LOCK})
 

@@ -3,7 +3,7 @@
 Instants are integer microseconds since 1970 UTC: exact, ordered, and the same in every database.
 The tables of ``APPEND_ONLY`` are that: triggers refuse anything else.
 ``source_offsets`` says what has been read; ``unpriced_events`` what still waits for a price;
-``daily_usage`` sums events and entries as they are posted.
+``daily_usage`` sums events and entries as they are posted, ``gateway_boots`` their numbers.
 A change here needs a migration beside it: a test compares what both make.
 """
 
@@ -26,6 +26,8 @@ from sqlalchemy import (
     UniqueConstraint,
     false,
     func,
+    select,
+    text,
 )
 
 from billing.pricing import TokenClass
@@ -95,22 +97,28 @@ usage_events: Final = Table(
     Column("posted_at_us", BigInteger, nullable=False, server_default="0"),
     Index("usage_events_by_request", "request_id"),
     Index("usage_events_by_time", "tenant_id", "occurred_at_us"),
-    Index("usage_events_by_posting", "posted_at_us", "tenant_id", "event_id"),
+    Index("usage_events_by_posting", "posted_at_us"),
+    Index(
+        "usage_events_recovered",
+        "tenant_id",
+        "occurred_at_us",
+        sqlite_where=text("is_recovered = 1"),
+        postgresql_where=text("is_recovered"),
+    ),
 )
 
 ledger_entries: Final = Table(
     "ledger_entries",
     metadata,
     Column("tenant_id", Text, primary_key=True),
+    Column("occurred_at_us", BigInteger, primary_key=True, autoincrement=False),  # its event's
     Column("event_id", Text, primary_key=True),
     Column("token_class", Text, primary_key=True),
-    Column("occurred_at_us", BigInteger, nullable=False),
     Column("model", Text, nullable=False),
     Column("tokens", BigInteger, CheckConstraint("tokens > 0"), nullable=False),
     Column("pico_usd", BigInteger, CheckConstraint("pico_usd >= 0"), nullable=False),
     Column("price_id", Text, nullable=False),
     Column("late_after_invoice", BigInteger),  # its period was closed: billed by the next one
-    Index("ledger_entries_by_time", "tenant_id", "occurred_at_us"),
     # No foreign keys: an entry is posted with its event by one function, and looking both up again
     # for each took a third of PostgreSQL's time.  The audit looks.
     sqlite_with_rowid=False,
@@ -198,6 +206,21 @@ daily_usage: Final = Table(
     Column("rest_pico_usd", BigInteger, nullable=False),
 )
 
+gateway_boots: Final = Table(  # what the numbers add up to that gateways gave their events
+    "gateway_boots",
+    metadata,
+    Column("gateway_boot_id", Text, primary_key=True),
+    Column("source_id", Text, primary_key=True),  # so that consumers do not wait for each other
+    Column("num_events", BigInteger, nullable=False),
+    Column("last_number", BigInteger, nullable=False),
+    Column("sum_numbers", BigInteger, nullable=False),  # of remainders by ``SUMS_MODULUS``
+    Column("sum_squares", BigInteger, nullable=False),
+    Column("first_posted_at_us", BigInteger, nullable=False),
+    Column("last_posted_at_us", BigInteger, nullable=False),
+)
+SUMS_MODULUS: Final = 2**31 - 1
+"""A prime whose square is a number of the database's."""
+
 _ALERT: Final = ("tenant_id", "budget", "period")
 
 alerts: Final = Table(
@@ -242,6 +265,15 @@ quota_acknowledgements: Final = Table(  # what is billed and the quota's totals 
     Column("num_tokens", BigInteger, nullable=False),
     Column("posted_at_us", BigInteger, nullable=False),
 )
+
+ENTRIES_OF_EVENTS: Final = select(ledger_entries).join_from(
+    usage_events,
+    ledger_entries,
+    (ledger_entries.c.tenant_id == usage_events.c.tenant_id)
+    & (ledger_entries.c.occurred_at_us == usage_events.c.occurred_at_us)
+    & (ledger_entries.c.event_id == usage_events.c.event_id),
+)
+"""To be narrowed by the events: entries are found by their instants."""
 
 TOKEN_COLUMNS: Final = tuple(usage_events.c[f"{c.value}_tokens"] for c in TokenClass)
 """In the order of ``TokenClass``."""

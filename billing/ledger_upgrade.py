@@ -12,9 +12,9 @@ from sqlalchemy import Connection, insert, inspect, select, text
 from billing.errors import LedgerUnavailable
 from billing.ledger_schema import APPEND_ONLY, metadata, schema_revision
 
-REVISION: Final = "0006"
+REVISION: Final = "0007"
 _FIRST_REVISION: Final = "0001"
-_EARLIER_REVISIONS: Final = (_FIRST_REVISION, "0002", "0003", "0004", "0005")
+_EARLIER_REVISIONS: Final = (_FIRST_REVISION, "0002", "0003", "0004", "0005", "0006")
 _SQLITE_VERSION: Final = 2  # keeps programs that know only the first shape from writing to it
 
 

@@ -12,7 +12,9 @@ from sqlalchemy import Connection, func, select
 from billing.bulk_insert import in_parts
 from billing.ledger_database import LedgerRef, reading
 from billing.ledger_schema import (
+    ENTRIES_OF_EVENTS,
     TOKEN_COLUMNS,
+    daily_usage,
     instant_from_microseconds,
     joined_pico_usd,
     ledger_entries,
@@ -118,18 +120,17 @@ def used_by_event(
     num_tokens = reduce(operator.add, TOKEN_COLUMNS)
     with reading(ledger) as connection:
         for some in in_parts(sorted(event_ids)):
+            mine = (events.tenant_id == tenant_id, events.event_id.in_(some))
             spent = (
-                select(entries.event_id, *sum_pico_usd())
-                .where(entries.tenant_id == tenant_id, entries.event_id.in_(some))
+                ENTRIES_OF_EVENTS.with_only_columns(entries.event_id, *sum_pico_usd())
+                .where(*mine)
                 .group_by(entries.event_id)
             )
             pico_usd = {
                 event_id: joined_pico_usd(micro_usd, rest)
                 for event_id, micro_usd, rest in connection.execute(spent)
             }
-            query = select(events.event_id, num_tokens).where(
-                events.tenant_id == tenant_id, events.event_id.in_(some)
-            )
+            query = select(events.event_id, num_tokens).where(*mine)
             for event_id, tokens in connection.execute(query):
                 found[event_id] = Used(int(tokens), pico_usd.get(event_id, 0))
     return found
@@ -150,7 +151,7 @@ def recovered_untold(ledger: LedgerRef, tenant_id: str, *, since: datetime) -> s
 
 def tenants(ledger: LedgerRef) -> list[str]:
     """Everyone who has events."""
-    query = select(usage_events.c.tenant_id).distinct().order_by(usage_events.c.tenant_id)
+    query = select(daily_usage.c.tenant_id).distinct().order_by(daily_usage.c.tenant_id)
     with reading(ledger) as connection:
         return list(connection.scalars(query))
 
@@ -176,8 +177,8 @@ def _event_usd(connection: Connection, tenant_id: str, event_id: str) -> Decimal
     )
     if connection.execute(waiting).scalar_one():
         return None
-    owed = select(*sum_pico_usd()).where(
-        ledger_entries.c.tenant_id == tenant_id, ledger_entries.c.event_id == event_id
+    owed = ENTRIES_OF_EVENTS.with_only_columns(*sum_pico_usd()).where(
+        usage_events.c.tenant_id == tenant_id, usage_events.c.event_id == event_id
     )
     micro_usd, rest = connection.execute(owed).one()
     return usd_from_pico_usd(joined_pico_usd(micro_usd, rest))

@@ -66,6 +66,7 @@ class Books:
         }
         self.since: dict[str, datetime] = {}  # the quota's store has counted
         self.num_unread: int | None = 0
+        self.audited_since: datetime | None = None  # of events that are checked one by one
         self._next: int | None = None
 
     def post(self, *events: UsageEvent, book: PriceBook = BOOK) -> None:
@@ -79,7 +80,7 @@ class Books:
             num_unread=lambda: self.num_unread,
             witnesses=self.journals,
             quota=self._totals,
-            since=None,
+            since=self.audited_since,
             grace=GRACE,
         )
         return audit(self.ledger_url, BOOK, scope, now=NOW)

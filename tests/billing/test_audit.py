@@ -17,6 +17,7 @@ from contracts.replica_usage import encode_replica_usage
 from contracts.spool import frame
 from contracts.usage import Outcome, UsageSource
 from tests.billing.audited_books import EVENTS, GRACE, NOW, Books, event, record
+from tests.billing.databases import execute
 from tests.billing.usage_events import (
     BOOK,
     MODEL,
@@ -24,13 +25,17 @@ from tests.billing.usage_events import (
     PRICE,
     SEGMENT,
     line,
+    usage,
     write_segment,
 )
 
 
-@pytest.fixture
-def books(either: Ledger, either_url: str, tmp_path: Path) -> Books:
-    return Books(either, either_url, tmp_path)
+@pytest.fixture(params=[None, NOON - timedelta(days=1)], ids=["of all events", "of the latest"])
+def books(either: Ledger, either_url: str, tmp_path: Path, request: pytest.FixtureRequest) -> Books:
+    """Counted anew, event by event, and by the sums that are kept: both find the same."""
+    found = Books(either, either_url, tmp_path)
+    found.audited_since = request.param
+    return found
 
 
 def test_books_that_agree_have_no_findings(books: Books) -> None:
@@ -80,6 +85,27 @@ def test_a_doubled_event_is_found_from_three_sides(books: Books) -> None:
 def test_a_doubled_event_under_a_number_of_its_own_is_found_as_well(books: Books) -> None:
     books.post(*EVENTS, msgspec.structs.replace(EVENTS[1], event_id="again", gateway_seq=4))
     assert books.found() == [(Kind.NO_WITNESS, "again"), (Kind.QUOTA_DIFFERS, "quota")]
+
+
+def test_numbers_that_are_there_twice_and_numbers_that_are_lost_do_not_make_up_for_it(
+    books: Books,
+) -> None:
+    """As many events as numbers, and the same sum."""
+    books.quota = None
+    books.records = []
+    numbers = (1, 2, 2, 5, 5, 6)  # 3 and 4 are lost
+    books.post(*(usage(n, gateway_seq=number) for n, number in enumerate(numbers)))
+    assert books.found() == [(Kind.SEQUENCE_GAP, "0a"), (Kind.NUMBERED_TWICE, "0a")]
+
+
+def test_sums_that_are_not_their_events_are_found_by_an_audit_of_all(books: Books) -> None:
+    books.post(*EVENTS)
+    execute(books.ledger_url, "UPDATE daily_usage SET output_text_tokens = output_text_tokens + 1")
+    found = (Kind.SUMS_DIFFER, "daily usage")
+    if books.audited_since is None:
+        assert books.found() == [found]
+    else:  # told beside the quota, as every other difference of theirs
+        assert books.found() == [(Kind.QUOTA_DIFFERS, "quota")]
 
 
 def test_a_mispriced_event_is_found(books: Books) -> None:

@@ -49,7 +49,9 @@ def test_one_event_becomes_one_entry_per_class(either: Ledger, either_url: str) 
         charged_pico_usd=64 * 300_000 + 36 * 3_000_000 + 7 * 15_000_001,
     )
     entries = rows(either_url, "ledger_entries")
-    assert [(e[2], e[5], e[6], e[7]) for e in sorted(entries, key=str)] == [
+    assert [
+        (e.token_class, e.tokens, e.pico_usd, e.price_id) for e in sorted(entries, key=str)
+    ] == [
         ("input_cache_read", 64, 64 * 300_000, "smol.1"),
         ("input_uncached", 36, 36 * 3_000_000, "smol.1"),
         ("output_text", 7, 7 * 15_000_001, "smol.1"),
@@ -202,7 +204,7 @@ def test_an_adapter_without_a_price_costs_what_its_model_does(
     either.record_prices(wider)
     assert [either.post_unpriced(wider) for _ in range(2)] == [1, 0]
     post(either, [usage(4, **of_known)], first=3, book=wider)
-    prices = {(row[1], row[7]) for row in rows(either_url, "ledger_entries")}
+    prices = {(row.event_id, row.price_id) for row in rows(either_url, "ledger_entries")}
     assert prices == {
         ("event-1", "smol.1"), ("event-2", "smol.1"), ("event-3", "new.1"), ("event-4", "law.1"),
     }  # fmt: skip

@@ -146,6 +146,31 @@ def test_an_alert_told_before_channels_were_known_is_told_to_none_of_them_again(
         execute(migrated_url, "DELETE FROM alert_deliveries")
 
 
+def test_what_was_posted_before_there_were_sums_is_in_them(migrated_url: str) -> None:
+    _migrate(migrated_url, to="0006")
+    for number, is_recovered in ((1, "false"), (2**31, "false"), (9, "true")):
+        execute(
+            migrated_url,
+            "INSERT INTO usage_events (tenant_id, event_id, request_id, model, occurred_at_us, "
+            "input_uncached_tokens, input_cache_read_tokens, output_text_tokens, source_id, "
+            "source_offset, payload, gateway_boot_id, gateway_seq, is_recovered, posted_at_us) "
+            f"VALUES ('acme', 'event-{number}', 'request', 'm', 5, 36, 64, 7, 's', {number}, '', "
+            f"'0a', {number}, {is_recovered}, {number + 10})",
+        )
+    entry = ("acme", "event-1", "output_text", 5, "m", 7, 70, "m.1")
+    execute(
+        migrated_url, f"INSERT INTO ledger_entries VALUES ({', '.join(map(repr, entry))}, NULL)"
+    )
+    open_for_posting(migrated_url).dispose()
+    (boot,) = rows(migrated_url, "gateway_boots")
+    # 2**31 is 1 more than the modulus
+    assert tuple(boot) == ("0a", "s", 2, 2**31, 1 + 1, 1 + 1, 11, 2**31 + 10)
+    (kept,) = rows(migrated_url, "ledger_entries")
+    assert tuple(kept) == ("acme", 5, "event-1", "output_text", "m", 7, 70, "m.1", None)
+    with pytest.raises(Exception, match="append-only"):
+        execute(migrated_url, "DELETE FROM ledger_entries")
+
+
 @pytest.fixture
 def migrated_url(either_url: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Of a database like ``either_url``'s, where a ledger of the first revision lies."""

@@ -32,6 +32,7 @@ from tests.billing.usage_events import (
     line,
     write_segment,
 )
+from tests.support.postgres import Postgres
 from tests.support.waiting import eventually
 
 
@@ -178,7 +179,7 @@ def test_a_late_report_and_the_price_of_its_event_at_once_lose_no_money(books: B
     url = books.ledger_url
     with closing(Ledger(url)) as other, ThreadPoolExecutor(2) as pool, ExitStack() as stack:
         if not url.startswith("sqlite"):  # whose transactions are one after the other as it is
-            row_is_held = stack.enter_context(holding_unpriced(url))
+            row_is_held = stack.enter_context(holding(url, "unpriced_events"))
         pricing = pool.submit(other.post_unpriced, wider)
         if not url.startswith("sqlite"):
             eventually(lambda: num_waiting(url) == 1, "the price to wait for the row")
@@ -199,12 +200,42 @@ def test_a_late_report_and_the_price_of_its_event_at_once_lose_no_money(books: B
     }
 
 
+def test_a_late_report_and_prices_for_the_same_day_do_not_wait_for_each_other(
+    postgres: Postgres, tmp_path: Path
+) -> None:
+    """In a circle, which PostgreSQL ends by ending one of them."""
+    url = postgres.new_database()
+    with (
+        closing(Ledger(url)) as ledger,
+        closing(Ledger(url)) as other,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        ledger.record_prices(BOOK)
+        books = Books(ledger, url, tmp_path)
+        books.records = [record(event(4, model="new"))]
+        recover_all(books)
+        books.post(event(1), event(5, model="new"))
+        wider = PriceBook([*BOOK.prices, replace(BOOK.prices[0], price_id="new.1", model="new")])
+        ledger.record_prices(wider)
+        with holding(url, "daily_usage") as days_are_held:
+            posting = pool.submit(books.post, event(6, model="new"), event(4, model="new"))
+            eventually(lambda: num_waiting(url) == 1, "the posting to come to its day")
+            pricing = pool.submit(other.post_unpriced, wider)
+            eventually(lambda: num_waiting(url) == 2, "the prices to come")
+            days_are_held.commit()
+        posting.result()
+        pricing.result()
+        other.post_unpriced(wider)
+    assert rows(url, "unpriced_events") == []
+    assert len(rows(url, "late_reports")) == 1
+
+
 @contextmanager
-def holding_unpriced(url: str) -> Iterator[Connection]:
-    """The rows of events without a price, as a transaction in the middle has them."""
+def holding(url: str, table: str) -> Iterator[Connection]:
+    """All its rows, as a transaction in the middle has them."""
     engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
     with engine.connect() as connection:
-        connection.execute(text("SELECT * FROM unpriced_events FOR UPDATE"))
+        connection.execute(text(f"SELECT * FROM {table} FOR UPDATE"))
         yield connection
     engine.dispose()
 

@@ -1,0 +1,177 @@
+"""What is billed by tenant, and gateways' numbers, as an audit asks for them.
+
+By the sums that are kept with each posting, so that an audit by the hour costs as much in a ledger
+of years as in a new one; or counted anew, event by event, which checks those sums as well.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import Connection, Select, func, not_, select
+
+from billing.audit import Account, Boot, Finding, finding_of_sums
+from billing.late_reports import late_numbers
+from billing.ledger_schema import (
+    SUMS_MODULUS,
+    TOKEN_COLUMNS,
+    daily_usage,
+    gateway_boots,
+    late_reports,
+    usage_events,
+)
+from billing.pricing import TOKEN_CLASSES
+
+_EVENT_TOKENS: Final = sum(
+    (func.sum(column) for column in TOKEN_COLUMNS[1:]), func.sum(TOKEN_COLUMNS[0])
+)
+_DAYS_TOKENS: Final = [daily_usage.c[f"{c.value}_tokens"] for c in TOKEN_CLASSES]
+_BY_GATEWAYS: Final = not_(usage_events.c.is_recovered)
+_NOTHING: Final = Account()
+
+
+def billed_accounts(connection: Connection) -> dict[str, Account]:
+    """By tenant, all that is in the ledger, as gateways tell it where they told it late."""
+    days = daily_usage.c
+    tokens = sum((func.sum(column) for column in _DAYS_TOKENS[1:]), func.sum(_DAYS_TOKENS[0]))
+    query = select(days.tenant_id, func.sum(days.num_requests), tokens).group_by(days.tenant_id)
+    return _accounts(connection, query)
+
+
+def recovered_accounts(connection: Connection) -> dict[str, Account]:
+    """By tenant: what an auditor has posted, as gateways tell it where they told it late."""
+    return _with_late(connection, _by_tenant().where(usage_events.c.is_recovered))
+
+
+def counted_accounts(connection: Connection) -> dict[str, Account]:
+    """As ``billed_accounts``, out of every event."""
+    return _with_late(connection, _by_tenant())
+
+
+def findings_of_sums(
+    kept: Mapping[str, Account], counted: Mapping[str, Account]
+) -> Iterator[Finding]:
+    for tenant_id in sorted({*kept, *counted}):
+        of_days, of_events = kept.get(tenant_id, _NOTHING), counted.get(tenant_id, _NOTHING)
+        if of_days != of_events:
+            yield finding_of_sums(tenant_id, of_days, of_events)
+
+
+def _by_tenant() -> Select[Any]:  # Any: names and numbers
+    tenant_id = usage_events.c.tenant_id
+    return select(tenant_id, func.count(), _EVENT_TOKENS).group_by(tenant_id)
+
+
+def _with_late(connection: Connection, query: Select[Any]) -> dict[str, Account]:
+    """With the tokens that gateways knew of and the replicas' records did not."""
+    accounts = _accounts(connection, query)
+    of_tenant = late_reports.c.tenant_id
+    more = select(of_tenant, func.sum(late_reports.c.more_tokens)).group_by(of_tenant)
+    for tenant_id, num_tokens in connection.execute(more):
+        accounts[tenant_id] += Account(0, int(num_tokens))
+    return accounts
+
+
+def _accounts(connection: Connection, query: Select[Any]) -> dict[str, Account]:
+    return {
+        tenant_id: Account(int(num_requests), int(num_tokens))
+        for tenant_id, num_requests, num_tokens in connection.execute(query)
+    }
+
+
+# Gateways' numbers
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Of the numbers of one boot's events."""
+
+    boot_id: str
+    num_events: int
+    last: int
+    numbers: int  # of remainders, as the squares
+    squares: int
+    first_posted_at_us: int
+    last_posted_at_us: int
+
+    def is_whole_with(self, coming: Sequence[int]) -> bool:
+        """Whether they are 1 to the last, each once.
+
+        Whatever is amiss with one or two of them is seen for certain; of three that are lost and
+        three that are there twice both sums must agree, by the modulus.
+        """
+        last = max(self.last, *coming, 0)
+        numbers = self.numbers + sum(coming)
+        squares = self.squares + sum(number * number for number in coming)
+        return (
+            self.num_events + len(coming) == last
+            and (numbers - last * (last + 1) // 2) % SUMS_MODULUS == 0
+            and (squares - last * (last + 1) * (2 * last + 1) // 6) % SUMS_MODULUS == 0
+        )
+
+
+def boots(
+    connection: Connection, waiting: Mapping[str, Sequence[int]], *, is_counted: bool
+) -> Iterator[Boot]:
+    """Those whose numbers cannot all be there once; no others, a boot may have written millions.
+
+    ``waiting``: numbers on their way here, by boot.  Events that an auditor has posted bear no
+    gateway's number, but for what it told late of them.
+    """
+    coming = {boot_id: list(numbers) for boot_id, numbers in waiting.items()}
+    for boot_id, late in late_numbers(connection):
+        coming.setdefault(boot_id, []).append(late)
+    doubled = _doubled(connection) if is_counted else frozenset()
+    for sums in _sums(connection, is_counted=is_counted):
+        on_the_way = coming.pop(sums.boot_id, [])
+        if sums.boot_id in doubled or not sums.is_whole_with(on_the_way):
+            yield Boot(sums.boot_id, [*_numbers(connection, sums), *on_the_way])
+    for boot_id, numbers in coming.items():
+        yield Boot(boot_id, numbers)
+
+
+def _sums(connection: Connection, *, is_counted: bool) -> list[_Sums]:
+    kept = gateway_boots.c
+    query = select(
+        kept.gateway_boot_id,
+        func.sum(kept.num_events),
+        func.max(kept.last_number),
+        func.sum(kept.sum_numbers),
+        func.sum(kept.sum_squares),
+        func.min(kept.first_posted_at_us),
+        func.max(kept.last_posted_at_us),
+    )
+    if is_counted:
+        events = usage_events.c
+        rest = events.gateway_seq % SUMS_MODULUS
+        query = select(
+            events.gateway_boot_id,
+            func.count(),
+            func.max(events.gateway_seq),
+            func.sum(rest),
+            func.sum(rest * rest % SUMS_MODULUS),
+            func.min(events.posted_at_us),
+            func.max(events.posted_at_us),
+        ).where(_BY_GATEWAYS)
+    boot_id = query.selected_columns[0]
+    query = query.group_by(boot_id).order_by(boot_id)
+    return [_Sums(row[0], *map(int, row[1:])) for row in connection.execute(query)]
+
+
+def _doubled(connection: Connection) -> frozenset[str]:
+    """Boots that gave a number twice, whatever the sums say."""
+    events = usage_events.c
+    query = select(events.gateway_boot_id).where(_BY_GATEWAYS).group_by(events.gateway_boot_id)
+    query = query.having(func.count() != func.count(events.gateway_seq.distinct()))
+    return frozenset(connection.scalars(query))
+
+
+def _numbers(connection: Connection, sums: _Sums) -> Sequence[int]:
+    """Found by when they were posted: there is no index by boot, which each event would pay for."""
+    events = usage_events.c
+    query = select(events.gateway_seq).where(
+        events.gateway_boot_id == sums.boot_id,
+        events.posted_at_us.between(sums.first_posted_at_us, sums.last_posted_at_us),
+        _BY_GATEWAYS,
+    )
+    return connection.scalars(query).all()
