@@ -25,6 +25,7 @@ from billing.kafka_source import KafkaSource, num_unread
 from billing.kafka_wiring import client_arguments
 from billing.ledger import Ledger, utc_now
 from billing.lookup import next_offset
+from billing.opening import done_or_stopped
 from billing.quota_store import trusting
 from billing.reconciliation import AuditRules, Sources, policy_tenants, reconcile
 from billing.settings import PREFIX, Settings, unread_variables
@@ -68,34 +69,53 @@ async def _run(settings: Settings) -> None:
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
-    ledger, told = Ledger(settings.ledger_url.get_secret_value()), Told(utc_now)
+    told = Told(utc_now)
+    async with _telling(settings, told):
+        with told.opening():
+            opened = await done_or_stopped(partial(_open, settings, told), stop)
+        if opened is None:
+            return
+        logger.info("started")
+        with closing(opened[0]):
+            await _consume(settings, told, *opened, stop)
+
+
+def _open(settings: Settings, told: Told) -> tuple[Ledger, CurrentPrices]:
+    """May take long: the ledger is brought up to date, and what waited for a price is rated."""
+    ledger = Ledger(settings.ledger_url.get_secret_value())
     try:
-        source = _source(settings, ledger)
-        consumer = Consumer(
-            source=source,
-            ledger=ledger,
-            prices=CurrentPrices(settings.price_book, ledger, told.note_progress),
-            poll_interval_s=settings.poll_interval_s,
-            progress=told,
-        )
-        try:
-            async with _telling(settings, told), _watching(settings, told):
-                await consumer.run(stop)
-        finally:
-            await source.close()
-    finally:
+        return ledger, CurrentPrices(settings.price_book, ledger, told.note_progress)
+    except BaseException:
         ledger.close()
+        raise
+
+
+async def _consume(
+    settings: Settings, told: Told, ledger: Ledger, prices: CurrentPrices, stop: asyncio.Event
+) -> None:
+    source = _source(settings, ledger)
+    consumer = Consumer(
+        source=source,
+        ledger=ledger,
+        prices=prices,
+        poll_interval_s=settings.poll_interval_s,
+        progress=told,
+    )
+    try:
+        async with _watching(settings, told):
+            await consumer.run(stop)
+    finally:
+        await source.close()
 
 
 @asynccontextmanager
 async def _telling(settings: Settings, told: Told) -> AsyncIterator[None]:
-    """Raises OSError when the port is taken."""
+    """From the first moment.  Raises OSError when the port is taken."""
     if settings.port is None:
-        logger.info("started")
         yield
         return
     async with Telemetry(told).served(settings.host, settings.port) as port:
-        logger.info("started", extra={"port": port})
+        logger.info("listening", extra={"port": port})
         yield
 
 
@@ -107,7 +127,11 @@ async def _watching(settings: Settings, told: Told) -> AsyncIterator[None]:
         watches = [watch(step, done) for step in _steps(settings, stack, done)]
         interval_s = settings.reconcile_interval_s
         if interval_s > 0:
-            books = ReconciliationWatch(_reconciliation(settings, done.is_set), told)
+            books = ReconciliationWatch(
+                _reconciliation(settings, done.is_set),
+                told,
+                has_quota_store=settings.quota_url is not None,
+            )
             first_s = min(interval_s, _SETTLED_IN_S)
             watches.append(watch(books.step, done, first_s=first_s, interval_s=interval_s))
         tasks = [asyncio.create_task(each) for each in watches]

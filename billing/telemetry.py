@@ -6,12 +6,13 @@ Asked by a probe and a scraper every few seconds: no framework is worth its star
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
 from typing import Final
 
-from billing.audit import Finding, Kind
+from billing.audit import Kind
+from billing.auditor import AuditReport
 from billing.ledger import PostResult
 from billing.money import usd_from_pico_usd
 from contracts import metrics as names
@@ -28,6 +29,7 @@ class Told:
     ) -> None:
         self._now = now
         self._monotonic_s = monotonic_s
+        self._is_opening = False
         self._moved_s = monotonic_s()  # the last transaction or round of reading, or the start
         self.read_at: datetime | None = None  # None: not yet without a fault
         self.posted_at: datetime | None = None
@@ -36,7 +38,18 @@ class Told:
         self.events: Counter[str] = Counter()  # by what became of them
         self.charged_pico_usd = 0
         self.differences: Counter[Kind] | None = None  # None: not compared yet
+        self.num_unpriced = self.num_dead_letters = 0  # in the ledger, by then
         self.reconciled_at: datetime | None = None
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """The books: an upgrade is one transaction, which takes as long as the ledger is."""
+        self._is_opening = True
+        try:
+            yield
+        finally:
+            self._is_opening = False
+            self.note_progress()
 
     def note_progress(self) -> None:
         """One transaction has ended.  Any thread may say so."""
@@ -66,11 +79,21 @@ class Told:
     @property
     def is_hung(self) -> bool:
         """No transaction for longer than the deadline of any: a new process is all that helps."""
-        return self._monotonic_s() - self._moved_s > _HUNG_AFTER_S
+        return not self._is_opening and self._monotonic_s() - self._moved_s > _HUNG_AFTER_S
 
-    def note_reconciled(self, findings: Sequence[Finding], at: datetime | None) -> None:
+    @property
+    def state(self) -> str:
+        """In a word, and what is in the way."""
+        if self._is_opening:
+            return "opening"
+        if self.is_hung:
+            return "hung"
+        return "ok" if self.fault is None else f"paused {self.fault}"
+
+    def note_reconciled(self, report: AuditReport, at: datetime | None) -> None:
         """``at`` None: not all could be read, so that the time of the last one stays."""
-        self.differences = Counter(finding.kind for finding in findings)
+        self.differences = Counter(finding.kind for finding in report.findings)
+        self.num_unpriced, self.num_dead_letters = report.num_unpriced, report.num_dead_letters
         if at is not None:
             self.reconciled_at = at
 
@@ -111,10 +134,15 @@ class Telemetry:
 
     def _health(self) -> str:
         told = self._told
-        state = "hung" if told.is_hung else "ok" if told.fault is None else f"paused {told.fault}"
         lag = "never posted" if told.lag_s is None else f"lag_s {told.lag_s:.3f}"
         return "\n".join(
-            [state, f"read_at {_said(told.read_at)}", f"posted_at {_said(told.posted_at)}", lag, ""]
+            [
+                told.state,
+                f"read_at {_said(told.read_at)}",
+                f"posted_at {_said(told.posted_at)}",
+                lag,
+                "",
+            ]
         )
 
     def _lines(self) -> Iterator[str]:
@@ -139,6 +167,12 @@ class Telemetry:
             yield f"{names.BILLING_RECONCILED_AT} {told.reconciled_at.timestamp():.0f}"
         if told.differences is None:
             return
+        for name, number in (
+            (names.BILLING_UNPRICED, told.num_unpriced),
+            (names.BILLING_DEAD_LETTERS, told.num_dead_letters),
+        ):
+            yield f"# TYPE {name} gauge"
+            yield f"{name} {number}"
         yield f"# TYPE {names.BILLING_DIFFERENCES} gauge"
         for kind in Kind:
             yield f'{names.BILLING_DIFFERENCES}{{kind="{kind.value}"}} {told.differences[kind]}'

@@ -7,7 +7,7 @@ billing runs.  A failure is said once, until it is over, and never stops the pos
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -83,15 +83,20 @@ class CounterWatch:
 class ReconciliationWatch:
     """Compares all accounts; what differs is told in the log and the metrics."""
 
-    def __init__(self, reconcile: Callable[[], AuditReport], told: Told) -> None:
+    def __init__(
+        self, reconcile: Callable[[], AuditReport], told: Told, *, has_quota_store: bool
+    ) -> None:
         self._reconcile = reconcile
         self._told = told
+        self._has_quota_store = has_quota_store
 
     def step(self) -> None:
         """Raises LedgerUnavailable, PriceBookInvalid, ContractError, OSError."""
         report = self._reconcile()
-        is_whole = not report.unreadable_segments
-        self._told.note_reconciled(report.findings, utc_now() if is_whole else None)
+        unknown = list(self._unknown(report))
+        self._told.note_reconciled(report, None if unknown else utc_now())
+        for what in unknown:
+            logger.error("not all accounts compared", extra={"reason": what})
         for name in report.unreadable_segments[:_MOST_TOLD]:
             logger.error("segment not compared", extra={"segment": name})
         if report.missing and not report.has_read_all:
@@ -105,3 +110,12 @@ class ReconciliationWatch:
             }
             logger.error("accounts differ", extra=about)
         logger.info("accounts compared", extra={"num_events": len(report.findings)})
+
+    def _unknown(self, report: AuditReport) -> Iterator[str]:
+        """Without which a comparison is no proof that the accounts agree."""
+        if report.unreadable_segments:
+            yield "the spool's segments"
+        if report.num_unread is None:
+            yield "the brokers"
+        if self._has_quota_store and not report.knows_quota:
+            yield "the quota's store"

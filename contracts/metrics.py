@@ -64,7 +64,9 @@ BILLING_POSTED_AT: Final = "pandal_billing_posted_timestamp_seconds"  # the last
 BILLING_LAG: Final = "pandal_billing_lag_seconds"  # of that batch, from its newest event's end on
 BILLING_CHARGED_USD: Final = "pandal_billing_charged_usd_total"  # of events with a price
 BILLING_DIFFERENCES: Final = "pandal_billing_differences"  # label kind; of the last reconciliation
-BILLING_RECONCILED_AT: Final = "pandal_billing_reconciled_timestamp_seconds"
+BILLING_RECONCILED_AT: Final = "pandal_billing_reconciled_timestamp_seconds"  # the last whole one
+BILLING_UNPRICED: Final = "pandal_billing_unpriced_events"  # that waited for a price then
+BILLING_DEAD_LETTERS: Final = "pandal_billing_dead_letters"  # that nobody had replayed then
 
 # Admin API
 ADMIN_REQUESTS: Final = "pandal_admin_requests_total"  # labels method, route, status

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -161,19 +162,42 @@ def test_what_cannot_be_compared_is_told(
     serve(tmp_path, *EVENTS, event(4))
     segment = unreadable_segment(sources)
     told = Told(utc_now)
-    books = ReconciliationWatch(lambda: reconcile(sources, RULES), told)
+    books = ReconciliationWatch(lambda: reconcile(sources, RULES), told, has_quota_store=True)
     books.step()
     errors = [record for record in caplog.records if record.levelname == "ERROR"]
     assert [record.msg for record in errors] == [
+        "not all accounts compared",
         "segment not compared",
         "nothing is posted from the replicas' records",
         "accounts differ",
     ]
-    assert vars(errors[0])["segment"] == SEGMENT
+    assert vars(errors[1])["segment"] == SEGMENT
     assert told.reconciled_at is None
     segment.rmdir()
     books.step()
     assert told.reconciled_at is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_checked"),
+    [
+        ({}, True),
+        ({"num_unread": no_broker}, False),
+        ({"quota_url": "unix:///nowhere/quota.sock"}, False),
+        ({"quota_url": None}, True),  # there is none to ask
+    ],
+    ids=["all is known", "no brokers", "no quota", "without a quota store"],
+)
+def test_books_are_checked_only_where_all_could_be_asked(
+    sources: Sources, changes: dict[str, Any], is_checked: bool
+) -> None:
+    asked, told = replace(sources, **changes), Told(utc_now)
+    has_quota_store = asked.quota_url is not None
+    books = ReconciliationWatch(
+        lambda: reconcile(asked, RULES), told, has_quota_store=has_quota_store
+    )
+    books.step()
+    assert (told.reconciled_at is not None) is is_checked
 
 
 def test_a_segment_whose_events_are_all_posted_need_not_be_readable(

@@ -4,7 +4,9 @@ import asyncio
 import random
 import sqlite3
 import time
+import urllib.request
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -128,6 +130,20 @@ def test_it_posts_what_is_spooled_and_stops_cleanly_on_sigterm(service: Service)
     assert statement(service.ledger_url, "acme", "2026-11").num_requests == 20
     last = msgspec.json.decode(billing.log().splitlines()[-1])
     assert (last["message"], last["service"]) == ("stopped", "billing")
+
+
+def test_while_its_ledger_opens_it_answers_and_can_be_stopped(service: Service) -> None:
+    """Another process's upgrade, of which nobody knows how long it takes."""
+    port = free_port()
+    other = sqlite3.connect(service.ledger_url.removeprefix("sqlite:///"), isolation_level=None)
+    other.execute("PRAGMA journal_mode = WAL")
+    other.execute("BEGIN IMMEDIATE")
+    with closing(other), service.start(BILLING_PORT=str(port)) as billing:
+        billing.until_log_has("listening")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as answer:
+            assert answer.read().startswith(b"opening\n")
+        assert billing.terminate() == 0
+    assert '"message":"started"' not in billing.log()
 
 
 def test_killed_at_any_moment_it_loses_and_doubles_nothing(service: Service) -> None:

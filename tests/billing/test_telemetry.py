@@ -40,6 +40,13 @@ def test_it_is_ok_after_the_start_and_hung_when_nothing_moves(clock: Clock, told
     assert health(told) == ("503 Service Unavailable", "hung")
 
 
+def test_opening_the_books_is_no_hang_however_long_it_takes(clock: Clock, told: Told) -> None:
+    with told.opening():
+        clock.now_s = LONG_S
+        assert health(told) == ("200 OK", "opening")
+    assert health(told) == ("200 OK", "ok")
+
+
 def test_what_cannot_be_read_pauses_it_and_a_new_process_would_not_help(told: Told) -> None:
     told.note_paused(SourceUnavailable.__name__)
     assert health(told) == ("200 OK", "paused SourceUnavailable")

@@ -5,12 +5,10 @@ times as far apart as the alert's windows ask; the gateway's replica is a stand-
 """
 
 import asyncio
-import http.client
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -23,32 +21,23 @@ from billing.ledger import PostResult
 from contracts.metrics import GATEWAY_OUTBOX_BYTES, GATEWAY_TENANT_BUDGET_USED
 from contracts.quota import QuotaRule
 from tests.autoscaler.pools import Scene
-from tests.chart import manifests
-from tests.chart.test_rendering import CI, scenario
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat
 from tests.gateway.processes import Gateway
 from tests.gateway.upstream_server import Behaviour, Generation, Upstream, words
 from tests.replica.replica_process import ReplicaProcess
-from tests.support.helm import helm
-from tests.support.promql import Timeline, fires
+from tests.support.alerts import HOUR_S, MINUTE_S, Rules, asked, rendered_rules, watch
+from tests.support.promql import fires
 from tests.support.waiting import eventually
 
-MINUTE_S, HOUR_S = 60.0, 3_600.0
 CONTEXT = 4_096
 OUTBOX_BYTES = 20_000  # for some twenty events
-
-Rules = Mapping[str, Mapping[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def rules(tmp_path_factory: pytest.TempPathFactory) -> Rules:
-    """By the alert's name, as the chart installs them in namespace ``ns``."""
-    (everything,) = (path for path in CI if scenario(path) == "everything")
     room = f"gateway.settings.spoolMaxWaitingBytes={OUTBOX_BYTES}"
-    rendered = helm(4, tmp_path_factory.mktemp("helm")).template([everything], "--set", room)
-    (found,) = manifests.of_kind(rendered, "PrometheusRule")
-    return {rule["alert"]: rule for group in found["spec"]["groups"] for rule in group["rules"]}
+    return rendered_rules(tmp_path_factory.mktemp("helm"), "--set", room)
 
 
 @pytest.fixture(scope="module")
@@ -77,37 +66,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaProcess]
     ) as process:
         process.wait_ready()
         yield process
-
-
-class Watch:
-    """One server, scraped when a test says so."""
-
-    def __init__(self, scrape: Callable[[], str]) -> None:
-        self.timeline = Timeline()
-        self._scrape = scrape
-
-    def look(self) -> None:
-        self.timeline.add(self._scrape(), namespace="ns", pod="pod-0")
-
-    def hold(self, span_s: float, every_s: float = MINUTE_S) -> None:
-        """As it is now, for so long."""
-        text = self._scrape()
-        for _ in range(round(span_s / every_s)):
-            self.timeline.now_s += every_s
-            self.timeline.add(text, namespace="ns", pod="pod-0")
-
-
-def watch(port: int) -> Watch:
-    return Watch(lambda: _asked(port, "GET", "/metrics").decode())
-
-
-def _asked(port: int, method: str, path: str, body: bytes | None = None) -> bytes:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    try:
-        connection.request(method, path, body, {"content-type": "application/json"})
-        return connection.getresponse().read()
-    finally:
-        connection.close()
 
 
 def completed(engine: ReplicaProcess, prompt: str, max_tokens: int = 1) -> None:
@@ -222,7 +180,7 @@ async def test_an_outbox_that_grows(
 
 
 def waiting_bytes(gateway: Gateway) -> float:
-    lines = _asked(gateway.port, "GET", "/metrics").decode().splitlines()
+    lines = asked(gateway.port, "GET", "/metrics").decode().splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(GATEWAY_OUTBOX_BYTES))
 
 
@@ -270,7 +228,7 @@ def charged(usd: int) -> PostResult:
 
 
 def budget_line(gateway: Gateway) -> str:
-    lines = _asked(gateway.port, "GET", "/metrics").decode().splitlines()
+    lines = asked(gateway.port, "GET", "/metrics").decode().splitlines()
     return next((x for x in lines if x.startswith(GATEWAY_TENANT_BUDGET_USED)), "")
 
 

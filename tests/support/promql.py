@@ -94,6 +94,8 @@ def evaluate(node: Any, timeline: Timeline, at_s: float) -> Any:  # a vector, or
 
 
 def _called(node: Any, timeline: Timeline, at_s: float) -> Any:  # as ``evaluate``
+    if node.func.name == "time":
+        return at_s
     (argument,) = node.args
     if node.func.name == "absent":
         return {} if evaluate(argument, timeline, at_s) else {frozenset(): 1.0}

@@ -64,6 +64,9 @@ https://sre.google/workbook/alerting-on-slos/
 {{ include "pandal.alert" (list . "PandalOutboxSheds" "critical" "0m" (printf "sum(increase(pandal_gateway_shed_events_total%s[10m])) > 0" $here) "The outbox was full: usage events were given up") }}
 {{- end }}
 {{- if .Values.billing.enabled }}
+{{ include "pandal.alert" (list . "PandalBillingStopped" "critical" "5m" (printf "time() - max by (pod) (pandal_billing_read_timestamp_seconds%s) > 600 or absent(pandal_billing_read_timestamp_seconds%s)" $here $here) "Nothing has been booked without a fault for ten minutes") }}
+{{ include "pandal.alert" (list . "PandalEventsUnpriced" "warning" "0m" (printf "sum(increase(pandal_billing_events_total{namespace=%q, outcome=\"unpriced\"}[1h])) > 0 or max(pandal_billing_unpriced_events%s) > 0" .Release.Namespace $here) "Usage waits for a price") }}
+{{ include "pandal.alert" (list . "PandalDeadLetters" "warning" "0m" (printf "sum(increase(pandal_billing_events_total{namespace=%q, outcome=\"dead\"}[1h])) > 0" .Release.Namespace) "Usage events were put aside and are not billed") }}
 {{ include "pandal.alert" (list . "PandalSpendSurges" "warning" "15m" (printf "%s)) > 3 * %s offset 1d)) and %s)) > 10" $spent $spent $spent) "Three times the money of this hour yesterday") }}
 {{- end }}
 {{- if and .Values.billing.enabled (gt (float64 .Values.billing.settings.reconcileIntervalS) 0.0) }}

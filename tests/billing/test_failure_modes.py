@@ -1,0 +1,108 @@
+"""What billing's alerts are for, caused on a real process: each fires then, and not before."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from contracts.metrics import BILLING_EVENTS, BILLING_READ_AT, BILLING_UNPRICED
+from tests.billing.billing_process import BillingProcess
+from tests.billing.test_service import Service
+from tests.billing.usage_events import SEGMENT, line, usage, write_segment
+from tests.support.alerts import MINUTE_S, Rules, Watch, asked, rendered_rules, watch
+from tests.support.ports import free_port
+from tests.support.promql import fires
+from tests.support.waiting import eventually
+
+
+@pytest.fixture(scope="module")
+def rules(tmp_path_factory: pytest.TempPathFactory) -> Rules:
+    return rendered_rules(tmp_path_factory.mktemp("helm"))
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def service(tmp_path_factory: pytest.TempPathFactory) -> Service:
+    found = Service(tmp_path_factory.mktemp("billing"))
+    found.spool_dir.mkdir()
+    return found
+
+
+@pytest.fixture
+def billing(service: Service, port: int) -> Iterator[BillingProcess]:
+    """Reads a spool that is empty."""
+    interval = {"BILLING_RECONCILE_INTERVAL_S": "0.2"}
+    with service.start(BILLING_PORT=str(port), **interval) as billing:
+        eventually_told(billing, port, BILLING_READ_AT)
+        yield billing
+        assert billing.terminate() == 0
+
+
+def eventually_told(billing: BillingProcess, port: int, told: str) -> None:
+    billing.until_log_has("listening")
+
+    def is_told() -> bool:
+        return f"\n{told}" in asked(port, "GET", "/metrics").decode()
+
+    eventually(is_told, told)
+
+
+def watched(port: int) -> Watch:
+    """From now on: billing tells times."""
+    found = watch(port)
+    found.timeline.now_s = time.time()
+    return found
+
+
+def test_a_ledger_that_refuses(
+    rules: Rules, service: Service, billing: BillingProcess, port: int
+) -> None:
+    alert = rules["PandalBillingStopped"]
+    service.execute(
+        "CREATE TRIGGER broken BEFORE INSERT ON ledger_entries "
+        "BEGIN SELECT RAISE(ABORT, 'out of order'); END"
+    )
+    write_segment(service.spool_dir, SEGMENT, line(usage(1)))
+    billing.until_log_has("billing paused")
+    found = watched(port)
+    found.hold(9 * MINUTE_S)  # it may be over by then
+    assert not fires(alert, found.timeline)
+    found.hold(8 * MINUTE_S)
+    assert fires(alert, found.timeline)
+
+
+def test_a_model_without_a_price(
+    rules: Rules, service: Service, billing: BillingProcess, port: int
+) -> None:
+    alert, found = rules["PandalEventsUnpriced"], watched(port)
+    write_segment(service.spool_dir, SEGMENT, line(usage(1)))
+    eventually_told(billing, port, f'{BILLING_EVENTS}{{outcome="posted"}} 1')
+    found.hold(10 * MINUTE_S)
+    assert not fires(alert, found.timeline)
+    with (service.spool_dir / SEGMENT).open("ab") as segment:
+        segment.write(line(usage(2, model="new")))
+    eventually_told(billing, port, f'{BILLING_EVENTS}{{outcome="unpriced"}} 1')
+    found.hold(MINUTE_S)
+    assert fires(alert, found.timeline)
+    eventually_told(billing, port, f"{BILLING_UNPRICED} 1")
+    found.hold(120 * MINUTE_S)  # and as long as it waits
+    assert fires(alert, found.timeline)
+
+
+def test_a_line_that_is_no_event(
+    rules: Rules, service: Service, billing: BillingProcess, port: int
+) -> None:
+    alert, found = rules["PandalDeadLetters"], watched(port)
+    write_segment(service.spool_dir, SEGMENT, line(usage(1)))
+    eventually_told(billing, port, f'{BILLING_EVENTS}{{outcome="posted"}} 1')
+    found.hold(10 * MINUTE_S)
+    assert not fires(alert, found.timeline)
+    with (service.spool_dir / SEGMENT).open("ab") as segment:
+        segment.write(b"deadbeef no event\n")
+    eventually_told(billing, port, f'{BILLING_EVENTS}{{outcome="dead"}} 1')
+    found.hold(MINUTE_S)
+    assert fires(alert, found.timeline)
