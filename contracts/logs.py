@@ -1,9 +1,11 @@
 """One JSON line per event: constant message, declared fields, and nothing a client typed."""
 
+import io
 import logging
+import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, TextIO
 
 import msgspec
 
@@ -47,9 +49,22 @@ def configure_logging(service: str, level: str, handler: logging.Handler | None 
 
     To standard error means that whoever logs waits for whoever reads.
     """
-    handler = logging.StreamHandler() if handler is None else handler
+    handler = logging.StreamHandler(_standard_error()) if handler is None else handler
     handler.setFormatter(JsonFormatter(service))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def _standard_error() -> TextIO:
+    """Buffered by lines also under PYTHONUNBUFFERED, as in images.
+
+    Python's text layer drops the rest of a line of which an unbuffered stream takes a part, as a
+    full disk does, and the next line would go on where it broke off.
+    """
+    raw = getattr(sys.stderr, "buffer", None)
+    if not isinstance(raw, io.RawIOBase):
+        return sys.stderr
+    buffered = io.BufferedWriter(raw)
+    return io.TextIOWrapper(buffered, "utf-8", "backslashreplace", line_buffering=True)
 
 
 def log_bad_settings(service: str, faults: Mapping[str, str]) -> None:

@@ -39,7 +39,8 @@ class LineWriter(logging.Handler):
         self._state = threading.RLock()  # held for moments; reentrant, for a collector may log
         self._lines: list[bytes] = []
         self._num_pending_bytes = 0  # of these lines, and of those being written
-        self._num_dropped = 0  # since the last notice
+        self.num_dropped = 0  # since the last notice
+        self._is_torn = False  # the last line there
         self._is_woken = False  # there is something to write, and the thread will be told
         self._is_closing = threading.Event()
         self._wakes: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False: the last
@@ -58,7 +59,7 @@ class LineWriter(logging.Handler):
         """Each ends in a newline."""
         with self._state:
             if self._num_pending_bytes >= self._max_pending_bytes:
-                self._num_dropped += lines.count(b"\n")
+                self.num_dropped += lines.count(b"\n")
             else:
                 self._num_pending_bytes += len(lines)
                 self._lines.append(lines)
@@ -70,6 +71,8 @@ class LineWriter(logging.Handler):
         self._is_closing.set()
         self._wakes.put(False)
         self._thread.join(_CLOSE_S)
+        if self._shared_lock is not None and not self._thread.is_alive():
+            self._shared_lock.close()
         super().close()
 
     # The writer thread
@@ -84,7 +87,7 @@ class LineWriter(logging.Handler):
         with self._state:
             self._is_woken = False
             lines, self._lines = self._lines, []
-            num_dropped, self._num_dropped = self._num_dropped, 0
+            num_dropped, self.num_dropped = self.num_dropped, 0
         block = b"".join(lines)
         notice = self._notice(num_dropped) if num_dropped else b""
         self._write(block + notice)
@@ -100,22 +103,33 @@ class LineWriter(logging.Handler):
         return logger.makeRecord(__name__, logging.ERROR, "", 0, message, (), None, extra=fields)
 
     def _write(self, block: bytes) -> None:
-        view = memoryview(block)
-        try:
-            with self._turn():
-                while view:
-                    view = view[os.write(self._descriptor, view) :]
-        except OSError:
-            with self._state:  # nobody reads any more, or the disk is full
-                self._num_dropped += bytes(view).count(b"\n")
+        rest = memoryview(block)
+        with self._turn():
+            try:
+                if self._is_torn:  # or the next line would go on where that one broke off
+                    os.write(self._descriptor, b"\n")
+                    self._is_torn = False
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest) :]
+            except OSError:  # nobody reads any more, or the disk is full
+                num_written = len(block) - len(rest)
+                if num_written and block[num_written - 1 : num_written] != b"\n":
+                    self._is_torn = True
+                with self._state:
+                    self.num_dropped += bytes(rest).count(b"\n")
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
-        if self._shared_lock is None:
+        """Whether a line is torn is the whole file's: the lock's file has a byte then."""
+        lock = self._shared_lock
+        if lock is None:
             yield
             return
-        fcntl.flock(self._shared_lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        was_torn = self._is_torn = os.fstat(lock.fileno()).st_size > 0
         try:
             yield
         finally:
-            fcntl.flock(self._shared_lock, fcntl.LOCK_UN)
+            if self._is_torn is not was_torn:
+                os.ftruncate(lock.fileno(), int(self._is_torn))  # takes no room on a disk
+            fcntl.flock(lock, fcntl.LOCK_UN)

@@ -2,9 +2,28 @@
 
 import json
 import logging
+import os
+import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from contracts.logs import JsonFormatter
+
+FILLS_THE_DISK = """
+import logging, resource, signal
+from contracts.logs import configure_logging
+
+configure_logging("test", "info")
+logging.raiseExceptions = False
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+logging.info("before")
+resource.setrlimit(resource.RLIMIT_FSIZE, (200, resource.RLIM_INFINITY))
+logging.info("torn")
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+logging.info("after")
+"""
 
 
 def render(**extra: object) -> dict[str, object]:
@@ -31,3 +50,18 @@ def test_a_traceback_stays_on_the_line() -> None:
     except ZeroDivisionError:
         line = render(exc_info=sys.exc_info())
     assert "ZeroDivisionError" in str(line["traceback"])
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["as usual", "in an image"])
+def test_a_full_disk_tears_no_line_for_good(tmp_path: Path, unbuffered: str) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        subprocess.run(
+            [sys.executable, "-c", FILLS_THE_DISK],
+            stderr=log,
+            check=True,
+            timeout=60,
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    told = [json.loads(line)["message"] for line in (tmp_path / "log").read_text().splitlines()]
+    assert told == ["before", "torn", "after"]

@@ -19,6 +19,7 @@ from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, get, hang_up, post, request_bytes
 from tests.gateway.processes import Gateway, Policies, Valkey
 from tests.gateway.upstream_server import Generation, Upstream, words
+from tests.support.file_limit import file_limit
 from tests.support.waiting import eventually
 
 
@@ -212,21 +213,6 @@ async def test_a_settlement_outlives_an_outage(
     else:
         own_valkey.start()
     assert alone.only_event().output_text_tokens == 3
-
-
-@contextmanager
-def file_limit(num_bytes: int) -> Iterator[None]:
-    """A full disk for this process: writes beyond ``num_bytes`` of a file fail with EFBIG.
-
-    Never longer than needed: the test runner's own output may be a file.
-    """
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def payload(seq: int) -> bytes:

@@ -19,6 +19,8 @@ from gateway.line_writer import LineWriter
 from tests.gateway.http_client import get
 from tests.gateway.processes import PATIENCE_S, Gateway, Policies, Valkey
 from tests.gateway.upstream_server import Upstream
+from tests.support.file_limit import file_limit
+from tests.support.waiting import eventually
 
 NUM_THREADS = 4
 NUM_LINES = 1_000
@@ -104,6 +106,29 @@ def test_a_record_that_cannot_be_formatted_harms_nobody() -> None:
     writer.close()
     messages = [line["message"] for line in reader.lines()]
     assert messages == ["log record cannot be formatted", "the next one"]
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["alone", "among workers"])
+def test_a_line_that_a_full_disk_has_torn_takes_no_other_with_it(
+    tmp_path: Path, is_shared: bool
+) -> None:
+    """Nor one of another worker."""
+    log, lock = tmp_path / "log", tmp_path / "lock" if is_shared else None
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    writers = [LineWriter(descriptor, shared_lock=lock) for _ in range(1 + is_shared)]
+    for writer in writers:
+        writer.setFormatter(JsonFormatter("test"))
+    writers[0].write(b'{"message":"whole"}\n')
+    eventually(lambda: log.read_bytes().endswith(b"\n"), "a line")
+    with file_limit(log.stat().st_size + 10):
+        writers[0].write(b'{"message":"torn"}\n')
+        eventually(lambda: writers[0].num_dropped == 1, "a line to be given up")
+    writers[-1].write(b'{"message":"the next"}\n')
+    for writer in reversed(writers):
+        writer.close()
+    os.close(descriptor)
+    lines = log.read_bytes().splitlines()
+    assert lines[:3] == [b'{"message":"whole"}', b'{"message"', b'{"message":"the next"}']
 
 
 @pytest.mark.parametrize("ending", ["", "raise RuntimeError", "raise SystemExit(3)"])
