@@ -21,6 +21,7 @@ from billing.reconciliation import AuditRules, Sources, policy_tenants, reconcil
 from contracts.names import USAGE_TOPIC
 from pandal.errors import NotAudited
 from pandal.fleet_books import FleetBooks, translated
+from pandal.screen import as_written
 from pandal.settings import KAFKA_BOOTSTRAP, CommandSettings
 
 
@@ -67,7 +68,7 @@ def _num_unread(ledger_url: str, settings: CommandSettings) -> int:
 def show_report(console: Console, report: AuditReport) -> None:
     console.print(_accounts_table(report.accounts))
     for line in _remarks(report):
-        console.print(Text(line))
+        console.print(as_written(line))
     if not report.findings:
         if report.unreadable_segments:
             console.print(Text("no difference in what could be read", "bold yellow"))
@@ -81,7 +82,8 @@ def show_report(console: Console, report: AuditReport) -> None:
         table.add_column(heading, overflow="fold")
     for finding in report.findings:
         tenant = "-" if finding.tenant_id is None else finding.tenant_id
-        table.add_row(finding.kind.value, tenant, finding.subject, finding.detail)
+        about = map(as_written, (tenant, finding.subject, finding.detail))
+        table.add_row(finding.kind.value, *about)
     console.print(table)
 
 
@@ -130,7 +132,7 @@ def _accounts_table(accounts: Mapping[str, Accounts]) -> Table:
     for name, of_tenant in accounts.items():
         cells = (of_tenant.engine, of_tenant.quota, of_tenant.ledger)
         more = (of_tenant.waiting, of_tenant.recovered, of_tenant.acknowledged)
-        table.add_row(name, *(_cell(account) for account in (*cells, *more)))
+        table.add_row(as_written(name), *(_cell(account) for account in (*cells, *more)))
     return table
 
 

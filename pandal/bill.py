@@ -14,6 +14,7 @@ from billing.statement import Statement, statement
 from contracts.names import tenant_id
 from pandal.books import check_is_known, time_zone_of
 from pandal.fleet_books import FleetBooks, translated
+from pandal.screen import as_written
 
 HOW_TO_PRICE: Final = (
     "add the model to the price book (BILLING_PRICE_BOOK=FILE; 'pandal prices export' prints one "
@@ -38,11 +39,11 @@ def read_statement(books: FleetBooks, tenant: str, month: str | None, now: datet
 
 def show_statement(console: Console, found: Statement) -> None:
     title = f"{found.tenant_id}, {found.month} ({found.time_zone}): {found.num_requests} requests"
-    console.print(Text(title, "bold"))
+    console.print(as_written(title, "bold"))
     if found.lines:
         console.print(_table(found))
     for each in found.adjustments:
-        console.print(Text(f"{each.kind:<10}  {plain(each.usd)} USD  {each.reason}"))
+        console.print(as_written(f"{each.kind:<10}  {plain(each.usd)} USD  {each.reason}"))
     if found.lines or found.adjustments:
         console.print(Text(f"total       {plain(found.total_usd)} USD"))
         console.print(Text(f"amount due  {plain(found.amount_due_usd)} USD"))
@@ -51,7 +52,7 @@ def show_statement(console: Console, found: Statement) -> None:
         console.print(Text(f"refused or failed before any token, not charged: {num_idle}"))
     if found.num_unpriced_requests:
         fact = f"requests not priced yet: {found.num_unpriced_requests}"
-        console.print(Text(f"{fact} ({', '.join(found.unpriced_models)})", "yellow"))
+        console.print(as_written(f"{fact} ({', '.join(found.unpriced_models)})", "yellow"))
         console.print(Text(HOW_TO_PRICE))
 
 
@@ -64,7 +65,7 @@ def _table(found: Statement) -> Table:
     for line in found.lines:
         if line.model != shown:
             shown = line.model
-            table.add_row(Text(line.model, "bold"))
+            table.add_row(as_written(line.model, "bold"))
         table.add_row(
             f"  {line.token_class.value}",
             f"{line.tokens:,}",

@@ -53,7 +53,7 @@ def audit(
     ] = None,
     recover: Annotated[
         bool, typer.Option(help="Mend what is certain: see docs/billing.md.")
-    ] = True,
+    ] = False,
     price_book: PriceBookOption = None,
     ledger_url: LedgerUrlOption = None,
     data_dir: DataDirOption = None,

@@ -84,6 +84,11 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def as_written(text: str, style: str = "") -> Text:
+    """As somebody else wrote it, in a table or a line of Rich's: nor is it marked up."""
+    return Text(one_line(text), style)
+
+
 def silence(stream: IO[str]) -> None:
     """Its reader has gone.  Python would try once more at its exit, and complain."""
     with suppress(OSError), Path(os.devnull).open("wb") as nowhere:

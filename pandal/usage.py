@@ -14,6 +14,7 @@ from billing.usage_report import UsageQuery, UsageRow, usage_rows
 from contracts.names import tenant_id
 from pandal.books import check_is_known
 from pandal.fleet_books import FleetBooks, translated
+from pandal.screen import as_written
 
 _BAR_CELLS: Final = 24
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
@@ -32,7 +33,7 @@ def read_usage(books: FleetBooks, query: UsageQuery) -> list[UsageRow]:
 
 def show_usage(console: Console, query: UsageQuery, rows: Sequence[UsageRow]) -> None:
     whose = "all tenants" if query.tenant_id is None else query.tenant_id
-    console.print(Text(f"{whose}, {query.first} to {query.last} (UTC)", "bold"))
+    console.print(as_written(f"{whose}, {query.first} to {query.last} (UTC)", "bold"))
     if not rows:
         console.print(Text("nothing was used"))
         return
@@ -45,7 +46,7 @@ def show_usage(console: Console, query: UsageQuery, rows: Sequence[UsageRow]) ->
     for row in rows:
         counts = (f"{row.num_requests:,}", f"{row.total_tokens:,}")
         usd = _usd(row.usd, row.num_unpriced_requests)
-        table.add_row(row.group, *counts, usd, bar(row.total_tokens, most))
+        table.add_row(as_written(row.group), *counts, usd, bar(row.total_tokens, most))
     console.print(table)
     requests, tokens = sum(r.num_requests for r in rows), sum(r.total_tokens for r in rows)
     total_usd = sum_usd(row.usd for row in rows)

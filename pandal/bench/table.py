@@ -16,6 +16,7 @@ from pandal.bench.report import (
     Section,
     Server,
 )
+from pandal.screen import as_written
 
 _NUM_FOR_P99: Final = 100
 _LONG_S: Final = 10.0
@@ -30,8 +31,7 @@ def show(console: Console, report: BenchReport | GoodputReport) -> None:
 
 
 def _show_run(console: Console, report: BenchReport) -> None:
-    text = heading(report.url, report.model, report.load)
-    console.print(text, markup=False, highlight=False)
+    console.print(as_written(heading(report.url, report.model, report.load)))
     if report.is_interrupted:
         console.print("INTERRUPTED: what was in flight is not in the figures", markup=False)
     sections = [report.total] if len(report.tenants) == 1 else [report.total, *report.tenants]
@@ -40,7 +40,7 @@ def _show_run(console: Console, report: BenchReport) -> None:
         console.print(few, markup=False, highlight=False)
     console.print(generator_line(report.generator), markup=False, highlight=False)
     if report.server is not None:
-        console.print(server_line(report.server), markup=False, highlight=False)
+        console.print(as_written(server_line(report.server)))
 
 
 def heading(url: str, model: str, load: Load) -> str:
@@ -173,7 +173,7 @@ def _latency_table(sections: Sequence[Section]) -> Table:
     for section in sections:
         for name, found in latency_rows(section):
             points = (found.p50, found.p90, found.p95, found.p99, found.mean, found.max)
-            table.add_row(section.name, name, *map(milliseconds, points))
+            table.add_row(as_written(section.name), name, *map(milliseconds, points))
     return table
 
 
@@ -181,7 +181,7 @@ def _figures_table(sections: Sequence[Section]) -> Table:
     table = Table(show_header=False)
     for section in sections:
         for name, text in figures_of(section).items():
-            table.add_row(section.name, name, text)
+            table.add_row(as_written(section.name), name, as_written(text))
     return table
 
 

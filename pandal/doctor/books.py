@@ -17,6 +17,7 @@ from billing.unpriced import unpriced_models
 from pandal.audit import run_audit, sources_of
 from pandal.bill import HOW_TO_PRICE
 from pandal.doctor.finding import Finding, failure, fine, warning
+from pandal.doctor.spans import span
 from pandal.errors import PandalError
 from pandal.fleet import BILLING
 from pandal.fleet_books import FleetBooks, translated
@@ -69,7 +70,7 @@ def spool_findings(folder: Path, now_s: float) -> Iterator[Finding]:
         sizes.append(status.st_size)
         ages_s.append(now_s - status.st_mtime)
     free_bytes = shutil.disk_usage(folder).free
-    oldest = f", the oldest written {_span(max(ages_s))} ago" if ages_s else ""
+    oldest = f", the oldest written {span(max(ages_s))} ago" if ages_s else ""
     yield fine(
         "spool",
         f"{sum(sizes) / 1e6:.1f} MB, segments: {len(sizes)}{oldest}; "
@@ -151,9 +152,3 @@ def _revision(ledger_url: str) -> str | None:
             return stored_revision(connection)
     finally:
         engine.dispose()
-
-
-def _span(seconds: float) -> str:
-    if seconds < 120:
-        return f"{max(seconds, 0):.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from textwrap import wrap
 from typing import Annotated, Final
@@ -41,6 +42,10 @@ def doctor(
         list[str] | None,
         typer.Option(help="A replica's URL; repeatable.", show_default="the running fleet's"),
     ] = None,
+    billing: Annotated[
+        list[str] | None,
+        typer.Option(help="The URL of a billing elsewhere, http://HOST:9200; repeatable."),
+    ] = None,
     data_dir: DataDirOption = None,
     admin: AdminOption = None,
     as_json: JsonOption = False,
@@ -49,7 +54,12 @@ def doctor(
     from pandal.installation import require_extras
 
     require_extras(("gateway", "billing"))
-    found = list(_findings(replica or [], data_dir, admin))
+    from pandal.doctor.billing import billing_url_findings
+
+    found = [
+        *_findings(replica or [], data_dir, admin, needs_fleet=not billing),
+        *chain.from_iterable(map(billing_url_findings, billing or [])),
+    ]
     if as_json:
         say(msgspec.json.encode(found).decode())
     else:
@@ -80,7 +90,7 @@ def _wrapped(head: str, text: str) -> Iterator[str]:
 
 
 def _findings(
-    replicas: Sequence[str], data_dir: Path | None, admin: str | None
+    replicas: Sequence[str], data_dir: Path | None, admin: str | None, *, needs_fleet: bool
 ) -> Iterator[Finding]:
     from pandal.doctor.replicas import examine, replica_findings
     from pandal.doctor.valkey import valkey_findings
@@ -90,7 +100,8 @@ def _findings(
     is_elsewhere = admin_client(data_dir, admin) is not None
     store = quota_address(data_dir)
     if fleet is None and store == local_quota(local) and not (replicas or is_elsewhere):
-        yield failure("fleet", f"none is running on {local.root}", "pandal up starts one")
+        if needs_fleet:
+            yield failure("fleet", f"none is running on {local.root}", "pandal up starts one")
         if not local.policies.exists():
             return
     else:

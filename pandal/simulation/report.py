@@ -6,6 +6,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from pandal.screen import as_written
 from pandal.simulation.comparison import MAX_COST_RATIO, Comparison
 from pandal.simulation.outcome import Outcome
 
@@ -14,11 +15,12 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 def show(console: Console, comparison: Comparison) -> None:
     case = comparison.case
-    console.print(
+    title = (
         f"{case.name}: {len(case.setting.arrivals):,} requests in "
         f"{case.setting.duration_s / 60:.0f} min, cold start {case.cold_start_s:.0f} s, "
         f"late after {case.setting.ttft_slo_s:g} s"
     )
+    console.print(as_written(title))
     figures = Table(box=None, pad_edge=False)
     figures.add_column("autoscaler", no_wrap=True)
     for column in ("late", "", "TTFT p95", "GPU-h", "changes", "flips", "killed", "most"):

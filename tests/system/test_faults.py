@@ -214,7 +214,7 @@ def test_after_all_faults_engine_quota_and_ledger_agree_with_what_clients_saw(
     assert load.outcomes["left"] > num_requests / 20, load.outcomes
     assert len(load.outcomes) > 2, "nothing broke off"
     eventually(lambda: has_all_arrived(fleet), "all events to be in the ledger", patience_s=300)
-    once = ("--json", "--patience-s", "120", "--grace-s", "0")
+    once = ("--json", "--recover", "--patience-s", "120", "--grace-s", "0")
     brokers = {} if kafka is None else {"PANDAL_KAFKA_BOOTSTRAP": kafka.bootstrap}
     audited = run_pandal("audit", *once, data_dir=fleet.data_dir, environment=brokers)
     report = json.loads(audited.stdout)

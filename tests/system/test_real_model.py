@@ -345,7 +345,7 @@ def test_what_a_killed_gateway_never_billed_is_posted_from_its_replicas_record(
     )
     lost = witnessed(directory, "replica-0")[-1]
     for _ in range(2):
-        audited = run_pandal("audit", "--grace-s", "0", "--json", data_dir=directory)
+        audited = run_pandal("audit", "--recover", "--grace-s", "0", "--json", data_dir=directory)
         report = json.loads(audited.stdout)
         assert (audited.returncode, report["findings"]) == (0, [])
         used = ledger_account(directory, TENANTS) - before
