@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -26,7 +27,7 @@ from tests.kubernetes.pod_fleet import PodFleet
 from tests.support.control_plane import ControlPlane, kubebuilder_assets
 from tests.support.helm import Helm, helm
 
-PATIENCE_S = 60.0  # only a test that fails waits so long
+PATIENCE_S = 90.0  # only a test that fails waits so long
 _numbers = itertools.count(1)
 
 
@@ -77,6 +78,12 @@ async def eventually(is_true: Callable[[], Awaitable[bool]], what: str) -> None:
             return
         await asyncio.sleep(0.1)
     pytest.fail(f"waited in vain: {what}")
+
+
+def audited(plane: ControlPlane) -> list[Json]:
+    """What has been asked of the API server, but for a line that is still being written."""
+    whole, _, _ = plane.audit_log.read_text().rpartition("\n")
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 async def install_definition(

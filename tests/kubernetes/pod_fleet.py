@@ -6,7 +6,7 @@ a pod can hold longer streams.  Whoever is deleted while it has any is noted: a 
 
 import asyncio
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -51,6 +51,7 @@ class PodFleet:
     namespace: str
     label_selector: str = ""  # of the pods that are engines; empty: all are
     rate_per_s: float = 0.0
+    num_streams: int = 0  # of each engine from when it is first seen
     port: int = field(default_factory=free_port)
     engines: dict[str, Engine] = field(default_factory=dict)  # by address
     cut: list[str] = field(default_factory=list)
@@ -72,6 +73,12 @@ class PodFleet:
         finally:
             for server in self._servers:
                 server.close()
+
+    def stream(self, num_streams: int) -> None:
+        """So many at each engine, also at those that are still to come."""
+        self.num_streams = num_streams
+        for engine in self.engines.values():
+            engine.num_streams = num_streams
 
     def named(self, name: str) -> Engine:
         return next(e for e in self.engines.values() if e.name == name)
@@ -110,16 +117,17 @@ class PodFleet:
 
     async def _begin(self, ip: str, name: str) -> None:
         is_known = ip in self.engines
-        self.engines[ip] = Engine(name)
+        self.engines[ip] = Engine(name, num_streams=self.num_streams)
         if is_known:
             return
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            head = await reader.readuntil(b"\r\n\r\n")
-            method, path, *_ = head.decode().split()
-            writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + self._answer(ip, method, path).encode())
-            await writer.drain()
-            writer.close()
+            with closing(writer), suppress(asyncio.IncompleteReadError, OSError):  # who asked died
+                head = await reader.readuntil(b"\r\n\r\n")
+                method, path, *_ = head.decode().split()
+                page = self._answer(ip, method, path)
+                writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + page.encode())
+                await writer.drain()
 
         self._servers.append(await asyncio.start_server(answer, ip, self.port))
 

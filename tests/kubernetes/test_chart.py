@@ -20,7 +20,7 @@ import yaml
 from autoscaler.kubernetes import paths
 from autoscaler.kubernetes.api import KubernetesApi
 from tests.kubernetes import objects
-from tests.kubernetes.conftest import Scene, eventually, install_definition
+from tests.kubernetes.conftest import Scene, audited, eventually, install_definition
 from tests.kubernetes.pod_fleet import PodFleet
 from tests.kubernetes.release import Release
 from tests.support.control_plane import ControlPlane
@@ -246,8 +246,7 @@ def _asked(scene: Scene, component: str) -> tuple[set[tuple[str, str, str]], lis
     """What it asked the API server for, and what was denied, by the audit log."""
     used, denied = set(), []
     account = f"system:serviceaccount:{NAMESPACE}:r-pandal-{component}"
-    for line in scene.plane.audit_log.read_text().splitlines():
-        entry = json.loads(line)
+    for entry in audited(scene.plane):
         if entry["user"]["username"] != account or "objectRef" not in entry:
             continue
         reference = entry["objectRef"]
@@ -269,14 +268,18 @@ async def _uninstall(release: Release, api: KubernetesApi) -> None:
 
     await eventually(are_gone, "the pods to be gone")
     kinds = release.kubectl("api-resources", "--verbs=list", "--namespaced", "-o", "name").stdout
-    left = release.kubectl(
-        "get", ",".join(kinds.split()), "-n", NAMESPACE, "-o", "name", "--ignore-not-found",
-        "-l", "app.kubernetes.io/instance=r",
-    )  # fmt: skip
-    assert left.returncode == 0, left.stderr
-    assert left.stdout.split() == [
-        "persistentvolumeclaim/r-pandal-ledger", "persistentvolumeclaim/r-pandal-spool",
-    ]  # fmt: skip
+
+    async def are_left() -> bool:
+        left = await asyncio.to_thread(
+            release.kubectl, "get", ",".join(kinds.split()), "-n", NAMESPACE, "-o", "name",
+            "--ignore-not-found", "-l", "app.kubernetes.io/instance=r",
+        )  # fmt: skip
+        assert left.returncode == 0, left.stderr
+        return left.stdout.split() == [
+            "persistentvolumeclaim/r-pandal-ledger", "persistentvolumeclaim/r-pandal-spool",
+        ]  # fmt: skip
+
+    await eventually(are_left, "the claims to be all that is left")  # slices go after services
     leases = msgspec.json.decode(await api.get(paths.leases(NAMESPACE)))
     assert leases["items"] == []
 

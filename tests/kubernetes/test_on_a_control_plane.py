@@ -1,7 +1,6 @@
 """The autoscaler over a real control plane: its resource, scaling, who leads, what breaks."""
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -12,6 +11,7 @@ import msgspec
 import pytest
 import yaml
 
+from autoscaler.cluster import ClusterView
 from autoscaler.errors import ClusterRefused
 from autoscaler.kubernetes import paths
 from autoscaler.kubernetes.api import KubernetesApi, connected
@@ -26,11 +26,11 @@ from autoscaler.pool import Phase
 from autoscaler.replica_line import HttpReplicaLine
 from pandal.explain import lines, read_cluster
 from tests.kubernetes import objects
-from tests.kubernetes.conftest import Scene, SceneOf, eventually
+from tests.kubernetes.conftest import PATIENCE_S, Scene, SceneOf, audited, eventually
 from tests.support.control_plane import ControlPlane
 from tests.support.muffled_proxy import muffled_proxy
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 VARIANT: Json = objects.pool("x")["spec"]["variants"][0]
 POOLS = paths.pools("default")
@@ -121,8 +121,7 @@ async def _assert_resigned_and_told(scene: Scene) -> None:
 def _assert_rules_are_what_is_used(scene: Scene) -> None:
     """Every permission was needed, and nothing was denied."""
     used, denied = set(), []
-    for line in scene.plane.audit_log.read_text().splitlines():
-        entry = json.loads(line)
+    for entry in audited(scene.plane):
         if "objectRef" not in entry or "resource" not in entry["objectRef"]:
             continue
         if not entry["user"]["username"].startswith("system:serviceaccount:fleet:"):
@@ -143,41 +142,42 @@ def _assert_rules_are_what_is_used(scene: Scene) -> None:
     assert used == allowed
 
 
-async def holder(scene: Scene) -> str:
-    leases = await scene.get(paths.leases(scene.namespace))
-    found = [lease["spec"].get("holderIdentity", "") for lease in leases["items"]]
-    return str(found[0]) if found else ""
+async def a_holder(scene: Scene, *, other_than: str = "") -> str:
+    """Of the lease: on a slow machine one may lose it, and nobody hold it for a moment."""
+    found: list[str] = []
+
+    async def is_held() -> bool:
+        leases = await scene.get(paths.leases(scene.namespace))
+        holders = (lease["spec"].get("holderIdentity", "") for lease in leases["items"])
+        found[:] = [holder for holder in holders if holder not in ("", other_than)]
+        return found != []
+
+    await eventually(is_held, f"somebody to lead, other than {other_than or 'nobody'}")
+    return found[0]
 
 
 async def test_when_the_leader_dies_in_a_drain_the_next_one_finishes_it(scene_of: SceneOf) -> None:
-    scene = await scene_of(cold_start_s=1.0)
-    leader, standby = scene.start_autoscaler(), scene.start_autoscaler()
+    scene = await scene_of(cold_start_s=1.0, drainDeadlineSeconds=600)
+    scene.start_autoscaler()
+    scene.start_autoscaler()
     await scene.until(lambda status: status.get("ready") == 1, "a leader to look")
-    first = await holder(scene)
-    dying = leader if first.startswith("autoscaler-0") else standby
     scene.fleet.rate_per_s = 40.0
     await scene.until(lambda status: status.get("ready", 0) >= 4, "more to be ready")
-    streaming = [engine for engine in scene.fleet.engines.values() if engine.is_ready]
-    for engine in streaming:
-        engine.num_streams = 1
+    scene.fleet.stream(1)
     scene.fleet.rate_per_s = 3.0
     await scene.until(
         lambda status: any(v["draining"] > 0 for v in status.get("variants", ())), "a drain"
     )
-    dying.kill()
-
-    async def is_followed() -> bool:
-        return await holder(scene) not in ("", first)
-
-    await eventually(is_followed, "the other one to lead")
-    second = await holder(scene)
+    first = await a_holder(scene)
+    scene.processes[int(first.removeprefix("autoscaler-").partition("_")[0])].kill()
+    second = await a_holder(scene, other_than=first)
     await scene.until(
         lambda status: status.get("decidedBy", "").startswith(second), "the other one to write"
     )
-    assert any(engine.is_cordoned for engine in streaming), "what was begun is not forgotten"
+    is_cordoned = [engine.is_cordoned for engine in scene.fleet.engines.values()]
+    assert any(is_cordoned), "what was begun is not forgotten"
     assert scene.fleet.cut == []
-    for engine in streaming:
-        engine.num_streams = 0
+    scene.fleet.stream(0)
     await scene.until_count(lambda count: count == 1, "the second leader to finish")
     assert scene.fleet.cut == []
     codes = [reason["code"] for reason in (await scene.pool())["status"]["reasons"]]
@@ -192,8 +192,12 @@ async def test_a_person_is_respected_within_the_bounds_and_corrected_outside(
     scene.fleet.rate_per_s = 3.0
     await scene.until(lambda status: status.get("reason") == "steady", "a steady pool")
     await scene.set_count(3)
-    await scene.until(lambda status: status.get("reason") == "manual", "the person to be seen")
-    assert await scene.count() == 3
+    await scene.until(
+        lambda status: (
+            status.get("reason") == "manual" and [v["ordered"] for v in status["variants"]] == [3]
+        ),
+        "the person's count to be kept",
+    )
     await scene.until_count(lambda count: count == 1, "the person's time to be over")
     await scene.set_count(6)
     await scene.until_count(lambda count: count <= 4, "what is above the ceiling to be corrected")
@@ -324,8 +328,37 @@ class NobodyLeads:
         return False
 
 
+async def looked_at(scene: Scene) -> ClusterView:
+    """What the first look sees that is answered; the watches that it begins end with it."""
+    inputs = WatchInputs(
+        WatchTimings(), time.monotonic, random.random, asyncio.sleep, first_list_s=PATIENCE_S
+    )
+    leadership = NobodyLeads()
+    spec = pool_spec(scene.name, (await scene.pool())["spec"])
+    notebook = Notebook(scene.api, f"{paths.pools(scene.namespace)}/{scene.name}", leadership)
+    views: list[ClusterView] = []
+
+    async with asyncio.TaskGroup() as group:
+        watches = PodWatches(scene.api, scene.namespace, inputs, group)
+        line = HttpReplicaLine(1.0)
+        home = Home(scene.api, scene.namespace, leadership, watches, line, list, time.time)
+        cluster = KubernetesCluster(home, spec, notebook)
+
+        async def is_answered() -> bool:
+            with suppress(ClusterRefused):  # 429: a kind's first list of an API server begun anew
+                views.append(await cluster.observe())
+            return views != []
+
+        await eventually(is_answered, "a look to be answered")
+        for task in asyncio.all_tasks():
+            if task.get_name().startswith("watch pods"):
+                task.cancel()
+    return views[0]
+
+
 async def test_a_thousand_pods_are_one_look(scene_of: SceneOf) -> None:
     scene = await scene_of(replicas=0, maxReplicas=1000)
+    scene.fleet.label_selector = "app=none"  # or it lists a thousand pods five times a second
     limit = asyncio.Semaphore(32)
 
     async def add(number: int) -> None:
@@ -334,24 +367,6 @@ async def test_a_thousand_pods_are_one_look(scene_of: SceneOf) -> None:
             await scene.api.create(paths.pods(scene.namespace), pod)
 
     await asyncio.gather(*(add(number) for number in range(1000)))
-    inputs = WatchInputs(WatchTimings(), time.monotonic, random.random, asyncio.sleep)
-    leadership = NobodyLeads()
-    spec = pool_spec(scene.name, (await scene.pool())["spec"])
-    notebook = Notebook(scene.api, f"{paths.pools(scene.namespace)}/{scene.name}", leadership)
-    seen = asyncio.get_running_loop().create_future()
-
-    async def look() -> None:
-        async with asyncio.TaskGroup() as group:
-            watches = PodWatches(scene.api, scene.namespace, inputs, group)
-            line = HttpReplicaLine(1.0)
-            home = Home(scene.api, scene.namespace, leadership, watches, line, list, time.time)
-            seen.set_result(await KubernetesCluster(home, spec, notebook).observe())
-
-    looking = asyncio.create_task(look())
-    view = await seen
-    looking.cancel()
-    with suppress(asyncio.CancelledError):
-        await looking
+    view = await looked_at(scene)
     assert len(view.variants[0].replicas) == 1000
     assert view.variants[0].count(Phase.STARTING) == 1000
-    await scene.api.delete(paths.pods(scene.namespace))
