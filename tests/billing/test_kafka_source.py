@@ -224,7 +224,7 @@ async def test_a_broker_that_falls_silent_is_noticed_and_found_again(
     """aiokafka#1154: without a deadline of ours the consumer would wait for ever."""
     topic = await new_topic(tansu.bootstrap, num_partitions=1)
     await send_events(tansu.bootstrap, topic, [usage(1)], num_partitions=1)
-    async with reading(tansu, topic, ledger.next_offset, stall_timeout_s=1) as source:
+    async with reading(tansu, topic, ledger.next_offset, stall_timeout_s=3) as source:
         await poll_until(source, 1, posting(ledger))
         tansu.pause()
         try:
@@ -243,7 +243,7 @@ async def test_going_back_on_a_broker_that_is_silent_is_an_error_that_may_pass(
     """Only the beginning has to be asked for; what is polled next is where the ledger stands."""
     topic = await new_topic(tansu.bootstrap, num_partitions=1)
     await send_events(tansu.bootstrap, topic, [usage(1), usage(2)], num_partitions=1)
-    async with reading(tansu, topic, ledger.next_offset, stall_timeout_s=1) as source:
+    async with reading(tansu, topic, ledger.next_offset, stall_timeout_s=3) as source:
         await poll_until(source, 2, lambda _batch: None)
         tansu.pause()
         try:
@@ -257,7 +257,7 @@ async def test_going_back_on_a_broker_that_is_silent_is_an_error_that_may_pass(
 
 async def test_silence_without_events_is_no_failure(tansu: Broker) -> None:
     topic = await new_topic(tansu.bootstrap, num_partitions=1)
-    async with reading(tansu, topic, from_the_beginning, stall_timeout_s=1) as source:
+    async with reading(tansu, topic, from_the_beginning, stall_timeout_s=3) as source:
         for _ in range(10):
             assert await source.poll() == []
 

@@ -40,7 +40,7 @@ def test_a_postgresql_that_does_not_answer_is_left_in_the_end(
 ) -> None:
     """What the address says itself counts."""
     url = postgres.new_database()
-    engine = opened(f"{url}&connect_timeout=3")
+    engine = opened(f"{url}&connect_timeout=33")
     with engine.begin() as connection:
         known: Any = connection.connection.driver_connection
         parameters = known.info.get_parameters()
@@ -50,7 +50,7 @@ def test_a_postgresql_that_does_not_answer_is_left_in_the_end(
         ]
     engine.dispose()
     assert limits == ["1min", "5min"]
-    assert (parameters["connect_timeout"], parameters["tcp_user_timeout"]) == ("3", "30000")
+    assert (parameters["connect_timeout"], parameters["tcp_user_timeout"]) == ("33", "30000")
 
 
 def test_a_new_ledger_is_for_its_owner_only(ledger: Ledger, ledger_url: str) -> None:

@@ -96,7 +96,7 @@ Falls = Callable[..., Any]  # of steps
 
 
 async def knows(gateway: Gateway, model: str) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while model not in gateway.pipeline.ready_models():  # noqa: ASYNC110  # polls, as probes do
             await asyncio.sleep(0.005)
 

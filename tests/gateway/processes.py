@@ -26,7 +26,7 @@ from tests.gateway.upstream_server import Upstream
 from tests.support.waiting import eventually
 
 PEPPER = "a pepper for the tests"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Valkey:
@@ -57,7 +57,7 @@ class Valkey:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         if self.process is not None:
             self.process.send_signal(number)
-            self.process.wait(10)
+            self.process.wait(60)
             self.process = None
 
     def signal(self, number: signal.Signals) -> None:

@@ -120,6 +120,6 @@ async def begun(upstream: Upstream, num_tokens: int) -> None:
 
 async def until(is_true: Callable[[], bool]) -> None:
     """Lets this process's own event loop run for as long as it takes."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not is_true():  # noqa: ASYNC110  # of many facts, few have an event
             await asyncio.sleep(0.001)

@@ -37,8 +37,8 @@ def test_the_first_outcome_stands() -> None:
 
 async def test_a_task_may_wait_for_a_completion_and_be_cancelled() -> None:
     done, never = Completion[int](), Completion[int]()
-    waiting = asyncio.create_task(asyncio.wait_for(done, 5))
-    cancelled = asyncio.create_task(asyncio.wait_for(never, 5))
+    waiting = asyncio.create_task(asyncio.wait_for(done, 60))
+    cancelled = asyncio.create_task(asyncio.wait_for(never, 60))
     await asyncio.sleep(0)
     done.resolve(7)
     cancelled.cancel()
@@ -86,7 +86,7 @@ async def test_a_flow_may_wait_for_a_task() -> None:
     results: list[int] = []
 
     async def later() -> int:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await asyncio.sleep(0)
         return 3
 
@@ -95,7 +95,7 @@ async def test_a_flow_may_wait_for_a_task() -> None:
 
     ended = asyncio.Event()
     Flow(wait(), lambda _: ended.set()).start()
-    await asyncio.wait_for(ended.wait(), 5)
+    await asyncio.wait_for(ended.wait(), 60)
     assert results == [3]
 
 

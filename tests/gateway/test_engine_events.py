@@ -284,7 +284,7 @@ async def test_a_gateway_finds_again_what_such_an_engine_holds(
             assert b"reason=home" in await asked_route(gateway, scene)
             salt = upstream.generations[-1].received.document["cache_salt"]
             publisher.publish(batch(stored(TOKENS, salt=salt)))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while b"reason=cached" not in await asked_route(gateway, scene):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)  # events come when they come
 

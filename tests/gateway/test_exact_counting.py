@@ -95,7 +95,7 @@ class HeldCounter(RecordingCounter):
 
     def num_tokens(self, text: str) -> int:
         self.is_asked.set()
-        self.may_count.wait(20)
+        self.may_count.wait(60)
         return super().num_tokens(text)
 
 

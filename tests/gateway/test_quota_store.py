@@ -110,7 +110,7 @@ def guarded_store(tmp_path: Path) -> Iterator[Path]:
     eventually(lambda: is_accepting(path), "the store to listen")
     yield path
     process.terminate()
-    process.wait(10)
+    process.wait(60)
 
 
 @pytest.fixture
@@ -122,11 +122,11 @@ def limited_store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pa
         [*command, "--dir", str(tmp_path), *request.param.split()], stdout=subprocess.DEVNULL
     )
     try:
-        eventually(lambda: is_accepting(path), "the store to listen", patience_s=20)
+        eventually(lambda: is_accepting(path), "the store to listen")
         yield path
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 EVERYBODY = "--user default on nopass"
@@ -162,11 +162,11 @@ def guarded_sentinel(tmp_path: Path) -> Iterator[int]:
         [str(get_binary_path()), str(told), "--sentinel"], stdout=subprocess.DEVNULL
     )
     try:
-        eventually(lambda: is_listening(port), "the Sentinel to listen", patience_s=20)
+        eventually(lambda: is_listening(port), "the Sentinel to listen")
         yield port
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def address_of(path: Path, password: str | None) -> RespAddress:
 
 async def test_the_right_password_opens(guarded_store: Path) -> None:
     async with running(address_of(guarded_store, "open sesame")) as client:
-        await asyncio.wait_for(client.connected.wait(), 10)
+        await asyncio.wait_for(client.connected.wait(), 60)
 
 
 @pytest.mark.parametrize(("password", "reason"), [("hunter2", "WRONGPASS"), (None, "NOAUTH")])

@@ -58,7 +58,7 @@ def test_who_is_known_is_spoken_to(
         client = RespClient(address, 5.0)
         running = asyncio.create_task(client.run())
         try:
-            await asyncio.wait_for(client.connected.wait(), 10)
+            await asyncio.wait_for(client.connected.wait(), 60)
             return await client.call(pack("ECHO", large))
         finally:
             running.cancel()

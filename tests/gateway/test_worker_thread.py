@@ -33,7 +33,7 @@ async def test_a_cancelled_wait_leaves_the_call_and_later_ones_alone() -> None:
 
     def slow() -> None:
         has_begun.set()
-        may_end.wait(20)
+        may_end.wait(60)
         has_ended.set()
 
     running = asyncio.create_task(worker.call(slow))

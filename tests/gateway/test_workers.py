@@ -141,7 +141,7 @@ def test_a_port_that_another_gateway_has_is_taken(pair: Gateway, tmp_path: Path)
     with second.log_path.open("ab") as log:
         second.spawn(log.fileno())
     assert second.process is not None
-    assert second.process.wait(20) == 3
+    assert second.process.wait(60) == 3
 
 
 def test_samples_are_added_up_by_name_and_labels() -> None:

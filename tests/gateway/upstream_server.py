@@ -167,7 +167,7 @@ class Upstream:
 
     def start(self) -> None:
         self._thread.start()
-        self._listening.wait(10)
+        self._listening.wait(60)
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -183,7 +183,7 @@ class Upstream:
             self._loop.call_soon(done.set)
 
         self._loop.call_soon_threadsafe(close)
-        done.wait(5)
+        done.wait(60)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -44,7 +44,7 @@ class Node:
     def stop(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(60)
             self._process = None
 
     def command(self, *words: object) -> object:

@@ -24,7 +24,7 @@ from pandal.scaling_news import ScalingNews
 from pandal.supervisor import Supervisor
 from tests.support.ports import free_port
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 ENGINE = Path(__file__).with_name("tiny_engine.py")
 
 

@@ -40,7 +40,7 @@ async def is_waiting(data_dir: DataDir) -> bool:
 
 
 async def returns(data_dir: DataDir) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await spool_booked(data_dir, patience_s=LONG_S)
 
 
@@ -80,5 +80,5 @@ async def test_a_spool_without_events_needs_no_ledger(data_dir: DataDir) -> None
 
 async def test_its_patience_ends(data_dir: DataDir) -> None:
     write_segment(data_dir, frame(b"one"))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await spool_booked(data_dir, patience_s=0.1)

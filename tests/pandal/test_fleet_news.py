@@ -10,7 +10,7 @@ from pandal.child import ChildSpec
 from pandal.fleet_news import FleetNews
 from pandal.supervisor import Supervisor
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 WAIT_FOREVER = "import signal; signal.pause()"
 
 MakeChild = Callable[..., ChildSpec]

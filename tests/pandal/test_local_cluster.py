@@ -63,7 +63,7 @@ class Places:
 
 
 async def until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not is_true():  # noqa: ASYNC110 - the state is another process's
             await asyncio.sleep(0.01)
 

@@ -15,7 +15,7 @@ from pandal.errors import FleetFailed
 from pandal.processes import identify
 from pandal.supervisor import Supervisor
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 WAIT_FOREVER = "import signal; print('up', flush=True); signal.pause()"
 DEAF = "import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=True); signal.pause()"
 FAILING = "import sys; sys.exit('out of luck')"

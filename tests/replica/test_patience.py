@@ -61,7 +61,7 @@ async def test_a_client_that_takes_nothing_is_given_up(caplog: pytest.LogCapture
     flood = Flood()
     patience = Patience(read_timeout_s=60, write_timeout_s=0.1)
     async with served(PatientApp(flood, patience)) as client:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await flood.has_ended.wait()
             await asyncio.to_thread(read_to_reset, client)
     assert "client gave up" in caplog.text
@@ -97,7 +97,7 @@ async def test_no_client_is_waited_for_once_writing_is_over(ends_first: bool) ->
     if ends_first:
         patience.end_writing()
     async with served(PatientApp(flood, patience)):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await flood.has_begun.wait()
             patience.end_writing()
             await flood.has_ended.wait()

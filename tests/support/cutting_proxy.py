@@ -72,7 +72,7 @@ class CuttingProxy:
 
     async def close(self) -> None:
         """Once its clients have gone: each connection then comes to its end."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await asyncio.gather(*self._serving, return_exceptions=True)
         await _closed(*self._writers)
 

@@ -114,16 +114,15 @@ class FleetProcess:
         return self.process.wait(timeout=PATIENCE_S)
 
     def terminate(self) -> int:
-        """Ctrl-C and SIGTERM promise ten seconds."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=10)
+        return self.wait()
 
     def end(self) -> None:
         """For fixtures: whatever has become of it."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(timeout=20)
+                self.process.wait(timeout=PATIENCE_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()

@@ -67,7 +67,7 @@ def test_a_stop_signal_leaves_no_process(start_fleet: StartFleet, signal_: signa
     fleet.wait_until_serving()
     assert len(processes_of(fleet.data_dir)) >= 5
     fleet.process.send_signal(signal_)
-    assert fleet.process.wait(timeout=10) == 0
+    assert fleet.wait() == 0
     assert processes_of(fleet.data_dir) == []
     assert "stopped" in fleet.screen
 
@@ -76,7 +76,7 @@ def test_a_stop_signal_during_the_start_leaves_no_process(start_fleet: StartFlee
     fleet = start_fleet()
     eventually(lambda: (fleet.data_dir / "fleet.json").exists(), "nothing was started")
     fleet.process.send_signal(signal.SIGINT)
-    assert fleet.process.wait(timeout=10) == 128 + signal.SIGINT
+    assert fleet.wait() == 128 + signal.SIGINT
     assert processes_of(fleet.data_dir) == []
 
 
@@ -112,7 +112,7 @@ def test_an_answer_under_way_at_the_stop_is_booked(start_fleet: StartFleet) -> N
         fleet.process.send_signal(signal.SIGTERM)
         text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
     assert "word19" in text
-    assert fleet.process.wait(timeout=10) == 0
+    assert fleet.wait() == 0
     assert ledger_account(fleet.data_dir, ["acme"]).num_tokens == 22
 
 
@@ -148,7 +148,7 @@ def test_a_second_signal_does_not_wait_for_answers_under_way(start_fleet: StartF
         fleet.process.send_signal(signal.SIGINT)
         eventually(lambda: "stopping" in fleet.screen, "the first signal went unheard")
         fleet.process.send_signal(signal.SIGINT)
-        assert fleet.process.wait(timeout=10) == 0
+        assert fleet.wait() == 0
         stream.close()
     assert processes_of(fleet.data_dir) == []
 

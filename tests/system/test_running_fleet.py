@@ -170,8 +170,8 @@ def test_a_killed_child_is_started_again_and_said(fleet: FleetProcess, name: str
     pid = fleet.child_pid(name)
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: fleet.child_pid(name) != pid, "it was not started again")
-    assert f"{name} was ended by SIGKILL" in fleet.screen
-    assert f"{name}.log" in fleet.screen
+    eventually(lambda: f"{name} was ended by SIGKILL" in fleet.screen, "it was not said")
+    eventually(lambda: f"{name}.log" in fleet.screen, "it was not said where more is")
     eventually(lambda: answers(fleet.url, api_key), "the fleet does not answer again")
     eventually(lambda: accounts_agree(fleet.data_dir, tenant), "not booked alike")
 

@@ -266,7 +266,7 @@ def test_ctrl_c_reports_what_was_measured_so_far(start_server: StartServer, tmp_
         assert "loading" in process.stderr.readline()
         assert "in flight" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        printed, _ = process.communicate(timeout=30)
+        printed, _ = process.communicate(timeout=90)
         assert process.returncode == 130
     assert "INTERRUPTED" in printed
     found = json.loads(out.read_bytes())
