@@ -117,7 +117,8 @@ class Gateway:
             prompt.text.chain,
         )
         decision = self._profile.decide(request, self._group)
-        self._hot.went(request.affinity, decision.endpoint.name)
+        if request.affinity.conversation != request.affinity.key:
+            self._hot.went(request.affinity, decision.endpoint.name)
         return decision
 
     def begin(self, name: str, uncached_tokens: int, prompt: Prompt, request_id: str) -> None:

@@ -131,7 +131,13 @@ _usage_decoder = msgspec.json.Decoder(_UsageCarrier)
 
 def reported_usage(document: bytes) -> Usage | None:
     """The ``usage`` member of an OpenAI object, or ``None`` where there is no valid one."""
-    usage = _usage_at_end(document) if len(document) > _SHORT_BYTES else _usage_of(document)
+    try:
+        if len(document) > _SHORT_BYTES:
+            usage = _usage_at_end(document)
+        else:
+            usage = _usage_decoder.decode(document).usage
+    except UNDECODABLE:
+        return None
     if usage is None:
         return None
     cached = reasoning = 0  # classes are disjoint: more cached than prompt is not

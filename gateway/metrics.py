@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from contracts import metrics as names
-from gateway.metering import Meter
 from gateway.shadow_metrics import ShadowMetrics
 from gateway.tenant_metrics import TenantMetrics
 from gateway.trace import Trace
@@ -88,19 +87,17 @@ class Metrics:
                 self.num_output_tokens += usage.completion_tokens
             if self.tenants is not None and trace.grant is not None:
                 self.tenants.count(trace.grant.tenant.tenant_id, trace.status, usage)
-            self._count_answer(trace.meter, trace.started_monotonic_s)
-
-    def _count_answer(self, meter: Meter, started_monotonic_s: float) -> None:
-        if meter.first_byte_monotonic_s is not None:
-            self.ttft_s.observe(meter.first_byte_monotonic_s - started_monotonic_s)
-        if meter.route is not None:
-            self.routes[meter.route] += 1
-        if meter.served is not None:
-            self.num_fallbacks += 1
-        if meter.num_breaks:
-            self.num_breaks += meter.num_breaks
-            for seconds in meter.recoveries_s:
-                self.recovery_s.observe(seconds)
+            meter = trace.meter
+            if meter.first_byte_monotonic_s is not None:
+                self.ttft_s.observe(meter.first_byte_monotonic_s - trace.started_monotonic_s)
+            if meter.route is not None:
+                self.routes[meter.route] += 1
+            if meter.served is not None:
+                self.num_fallbacks += 1
+            if meter.num_breaks:
+                self.num_breaks += meter.num_breaks
+                for seconds in meter.recoveries_s:
+                    self.recovery_s.observe(seconds)
 
     def count_shipped(self, num_events: int) -> None:
         self.num_shipped += num_events

@@ -14,7 +14,7 @@ from collections.abc import Set
 
 from contracts.admission import TokenCounting
 from contracts.usage import Outcome
-from gateway.admission.verdict import Reservation
+from gateway.admission.verdict import Reservation, turn_of
 from gateway.api.context import InferenceRequest, RequestContext
 from gateway.api.errors import error_body, error_event, error_headers, error_status
 from gateway.api.request_body import check_prompt_may_fit, prompt_too_long
@@ -98,23 +98,25 @@ class Pipeline:
         stages = self._stages
         trace = stages.access_log.begin(stages.ids.request_id(), exchange)
         try:
-            head = exchange.head
             trace.grant = grant = stages.authenticator.authenticate(
-                head.authorization, exchange.peer
+                exchange.head.authorization, exchange.peer
             )
             trace.authenticated_monotonic_s = stages.clock.monotonic_s()
-            may_be_known = head.idempotency_key is not None or grant.tenant.cache is not None
+            may_be_known = (
+                exchange.head.idempotency_key is not None or grant.tenant.cache is not None
+            )
             if may_be_known and await self._known.answer(exchange, trace, grant):
                 return
-            turn = stages.turn(exchange, grant)
+            turn = turn_of(grant.key_number, exchange.body)
+            if grant.admission.ttft_target_ms is not None:
+                stages.turnstile.check(grant, exchange.body, turn)  # a flood must cost little
             trace.request = request = stages.read(exchange, grant)
             if grant.by_model:
                 grant = grant.for_model(request.model)
             if grant.admission.counting is TokenCounting.EXACT:
                 trace.request = request = await self._counted(request, exchange, grant, trace)
             context = stages.context(trace, grant, request)
-            plan = stages.plans.plan_for(grant, request.model)
-            reservation = reservation_of(context, plan, turn)
+            reservation = reservation_of(context, stages.plans.plan_for(grant, request.model), turn)
             self._check_can_be_served(request, reservation, grant)
             verdict = await stages.limiter.reserve(reservation)
             stages.admit(reservation, verdict, trace)
@@ -156,13 +158,15 @@ class Pipeline:
         """Before anything is reserved: a request that cannot run should not cost a request."""
         if request.estimated_prompt_tokens > grant.admission.max_prompt_tokens:
             raise prompt_too_long(request, grant)
-        reservation.plan.check_fits(
-            tokens=reservation.reserved_tokens,
-            budget_tokens=reservation.budget_tokens,
-            nano_usd=reservation.reserved_nano_usd,
-            prompt_tokens=request.estimated_prompt_tokens,
-        )
-        if self._stages.desk.spool.is_failing:
+        plan, spool = reservation.plan, self._stages.desk.spool
+        if plan.has_budget or reservation.reserved_tokens > plan.most_tokens:
+            plan.check_fits(
+                tokens=reservation.reserved_tokens,
+                budget_tokens=reservation.budget_tokens,
+                nano_usd=reservation.reserved_nano_usd,
+                prompt_tokens=request.estimated_prompt_tokens,
+            )
+        if spool.is_behind or spool.is_held_back:
             raise SpoolUnavailable("Usage cannot be recorded now.")
         fleet = self._stages.fleet
         if request.model not in fleet.pool.ready_models and not grant.tenant.fallbacks:

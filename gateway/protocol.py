@@ -193,7 +193,8 @@ class DataPlaneProtocol(ClientConnection):
         if len(body) == num_bytes:
             exchange.body = body
             exchange.is_whole = True
-            self._begin(exchange)
+            self._answering_since_s = self.loop.time()
+            self._start(exchange)
             return
         self._reading_since_s = self.loop.time()
         self._incoming, self._incoming_parts = exchange, []

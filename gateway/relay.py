@@ -27,7 +27,7 @@ from gateway.resilience.hedged_attempts import HedgedAttempts
 from gateway.resilience.resumable_answer import ResumableAnswer
 from gateway.resilience.resumption import resumed
 from gateway.resilience.retries import Retries
-from gateway.upstream.replica_client import read_body
+from gateway.upstream.replica_client import read_body, whole_body
 from gateway.upstream.response import Taker, UpstreamResponse
 
 _UNHURRIED_ABORT_S = 30.0  # with the client gone only its reservation waits; a step may take long
@@ -178,7 +178,10 @@ class Relay:
             return await self._relay_stream(response)
         self._splitter, meter = None, self._meter
         max_bytes = self._fleet.limits.max_answer_bytes
-        body = await read_body(response, max_bytes, self.exchange.watch)
+        if response.is_ended:  # as most are by the time their head is looked at
+            body = whole_body(response, max_bytes)
+        else:
+            body = await read_body(response, max_bytes, self.exchange.watch)
         if meter.provider is not None and self._attempts.translation is not None:
             body = self._attempts.translation.document(body)
         meter.is_document = True

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from gateway.access_log import AccessLog
 from gateway.admission.quota_plan import PlanBook, QuotaPlan
 from gateway.admission.redis_limiter import RedisLimiter
-from gateway.admission.verdict import Reservation, Verdict, refused, turn_of
+from gateway.admission.verdict import Reservation, Verdict, refused
 from gateway.api.context import InferenceRequest, RequestContext
 from gateway.api.headers import rate_limit_headers, request_id_header
 from gateway.api.request_body import RequestReader
@@ -42,16 +42,6 @@ class Stages:
     access_log: AccessLog
     clock: Clock
     ids: IdMaker
-
-    def turn(self, exchange: Exchange, grant: Grant) -> int:
-        """See ``verdict.turn_of``.  Raises Overloaded for one who surely would be refused.
-
-        Before its body is read: a flood of them must cost little.
-        """
-        turn = turn_of(grant.key_number, exchange.body)
-        if grant.admission.ttft_target_ms is not None:
-            self.turnstile.check(grant, exchange.body, turn)
-        return turn
 
     def read(self, exchange: Exchange, grant: Grant) -> InferenceRequest:
         """Once; the exchange then has the body that the replica gets.
@@ -114,5 +104,6 @@ def reservation_of(context: RequestContext, plan: QuotaPlan, turn: int) -> Reser
 
 
 def answer_head(trace: Trace) -> bytes:
-    head = request_id_header(trace.request_id)
-    return head if trace.budget is None else head + rate_limit_headers(trace.budget)
+    if trace.budget is None:
+        return request_id_header(trace.request_id)
+    return rate_limit_headers(trace.budget, trace.request_id)

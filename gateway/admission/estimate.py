@@ -68,10 +68,13 @@ class TokenEstimator:
     def estimate(self, model: str, prompt: Prompt) -> int:
         if prompt.mix is None:
             return prompt.size
-        ratios = self._models.get(model)
+        mix, size, ratios = prompt.mix, prompt.size, self._models.get(model)
         if ratios is None:
-            return math.ceil(_safe_ratio(prompt.mix, prompt.size) * prompt.size)
-        return math.ceil(_ratio(ratios.high, prompt.mix, prompt.size) * prompt.size)
+            return math.ceil(_safe_ratio(mix, size) * size)
+        ratio = ratios.high(mix * _KINDS_PER_MIX + _SIZE_CLASSES[size.bit_length()])
+        if ratio is None:
+            ratio = _ratio(ratios.high, mix, size)
+        return math.ceil(ratio * size)
 
     def likely(self, model: str, prompt: Prompt) -> float:
         """As likely too many as too few."""

@@ -48,6 +48,7 @@ class LimitKind(enum.Enum):
         self.number = number
         self.words = words
         self.counted = counted
+        self.counted_word = counted.value  # an enum's own attribute takes two calls
         self.is_budget = is_budget
 
 
@@ -99,40 +100,29 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def refused(refusal: Refusal, reservation: Reservation) -> RateLimited | InsufficientQuota:
     """What the client is told."""
-    limit = refusal.limit
+    limit, wait_s = refusal.limit, whole_seconds(refusal.retry_after_ms)
     where = f" ({refusal.rule})" if refusal.rule else ""
-    allowed, used, needs = (
-        _in_words(limit, count)
-        for count in (
-            refusal.allowed,
-            refusal.allowed - refusal.remaining,
-            _needed(limit, reservation),
-        )
-    )
-    counts = f"limit {allowed}, used {used}, this request needs {needs}"
+    allowed, used = refusal.allowed, refusal.allowed - refusal.remaining
+    if limit.counted is Counted.NANO_USD:
+        needs = usd_of_nano(reservation.reserved_nano_usd)
+        counts = f"limit {usd_of_nano(allowed)}, used {usd_of_nano(used)}"
+    else:
+        counts = f"limit {allowed}, used {used}"
+        needs = str(_needed(limit, reservation))
+    counts = f"{limit.words}{where}: {counts}, this request needs {needs}"
     if limit.is_budget:
         return InsufficientQuota(
-            f"Quota exceeded for {limit.words}{where}: {counts}; "
-            f"a new period begins in {whole_seconds(refusal.retry_after_ms)} s.",
+            f"Quota exceeded for {counts}; a new period begins in {wait_s} s.",
             retry_after_ms=refusal.retry_after_ms,
         )
     return RateLimited(
-        f"Rate limit reached for {limit.words}{where}: {counts}; "
-        f"retry in {whole_seconds(refusal.retry_after_ms)} s.",
-        limit=limit.counted.value,
+        f"Rate limit reached for {counts}; retry in {wait_s} s.",
+        limit=limit.counted_word,
         retry_after_ms=refusal.retry_after_ms,
     )
 
 
 def _needed(limit: LimitKind, reservation: Reservation) -> int:
-    match limit.counted:
-        case Counted.REQUESTS | Counted.CONCURRENT_REQUESTS:
-            return 1
-        case Counted.NANO_USD:
-            return reservation.reserved_nano_usd
-        case Counted.TOKENS:
-            return reservation.budget_tokens if limit.is_budget else reservation.reserved_tokens
-
-
-def _in_words(limit: LimitKind, count: int) -> str:
-    return usd_of_nano(count) if limit.counted is Counted.NANO_USD else str(count)
+    if limit.counted is not Counted.TOKENS:
+        return 1
+    return reservation.budget_tokens if limit.is_budget else reservation.reserved_tokens

@@ -21,14 +21,13 @@ _NO_RETRY: Final = b"x-should-retry: false\r\n"
 def error_body(error: GatewayError) -> bytes:
     if isinstance(error, UpstreamRefused):
         return error.error
-    return encode_error(
-        ErrorBody(
-            message=str(error),
-            type=error.limit if isinstance(error, RateLimited) else error.type,
-            param=error.param,
-            code=error.code,
-        )
+    body = ErrorBody(
+        message=str(error),
+        type=error.limit if isinstance(error, RateLimited) else error.type,
+        param=error.param,
+        code=error.code,
     )
+    return _encoder.encode(ErrorResponse(error=body))
 
 
 def encode_error(error: ErrorBody) -> bytes:

@@ -4,7 +4,6 @@ from functools import lru_cache
 
 from contracts.names import HEADER_ROUTE
 from gateway.admission.verdict import Budget
-from gateway.errors import whole_seconds
 from gateway.routing.decision import Decision
 
 _MAX_EXPLAINED = 16
@@ -34,8 +33,8 @@ def route_header(decision: Decision, costs: str) -> bytes:
     return f"{HEADER_ROUTE}: {printable}\r\n".encode()
 
 
-def rate_limit_headers(budget: Budget) -> bytes:
-    """OpenAI's six and the IETF's two.
+def rate_limit_headers(budget: Budget, request_id: str) -> bytes:
+    """OpenAI's six and the IETF's two, behind the request's id.
 
     https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/11/: a policy is a quota
     of units in a window of seconds; ``r`` are left of it for the next ``t`` seconds.
@@ -45,13 +44,15 @@ def rate_limit_headers(budget: Budget) -> bytes:
     limits, policy = _of_limits(budget.requests_limit, budget.tokens_limit)
     requests_s, tokens_s = -(-requests_ms // 1000), -(-tokens_ms // 1000)
     if budget.retry_after_ms is not None:  # never beyond it, which the draft forbids
-        most_s = whole_seconds(budget.retry_after_ms)
+        most_s = -(-budget.retry_after_ms // 1000)
         requests_s, tokens_s = min(requests_s, most_s), min(tokens_s, most_s)
     return (
-        b"%bx-ratelimit-remaining-requests: %d\r\nx-ratelimit-remaining-tokens: %d\r\n"
+        b"x-request-id: %b\r\n%b"
+        b"x-ratelimit-remaining-requests: %d\r\nx-ratelimit-remaining-tokens: %d\r\n"
         b"x-ratelimit-reset-requests: %b\r\nx-ratelimit-reset-tokens: %b\r\n"
         b'%bratelimit: "requests";r=%d;t=%d, "tokens";r=%d;t=%d\r\n'
     ) % (
+        request_id.encode(),
         limits,
         requests_left,
         tokens_left,

@@ -35,7 +35,6 @@ from gateway.resilience.pause import pause
 from gateway.resilience.resumable_answer import ResumableAnswer
 from gateway.resilience.retries import Retries
 from gateway.routing.decision import Decision
-from gateway.routing.replica import Replica
 from gateway.routing.stay import Stay
 from gateway.upstream.response import UpstreamResponse
 
@@ -150,8 +149,13 @@ class Attempts:
         self._num_begun += 1
         request, breakers = context.request, self._retries.breakers
         began_s = fleet.clock.monotonic_s()
+        body = self._exchange.body
+        if replica.has_reported and request.is_stream:
+            body = self._resumable(body)
+        else:
+            self.answer = None
         response = replica.client.post(
-            request.operation.path_bytes, self._headers(request_id), self._body_for(replica)
+            request.operation.path_bytes, self._headers(request_id), body
         )
         probe = breakers.begin(request.model, replica.name) if breakers.failing else None
         stay = fleet.begin(replica, request, began_s, decision.cached_tokens, request_id)
@@ -220,6 +224,8 @@ class Attempts:
                 if not self._has_done_nothing(attempt, failure):
                     raise
             else:
+                if response.status == 200 and not self._retries.breakers.failing:
+                    return response
                 if not self._has_done_nothing(attempt):
                     return response
             tried.add(self.leave())
@@ -350,9 +356,10 @@ class Attempts:
         """One of another make cannot."""
         return self._fleet.pool[decision.endpoint.name].has_reported
 
-    def _body_for(self, replica: Replica) -> bytes:
-        request, body = self._context.request, self._exchange.body
-        if not replica.has_reported or not request.is_resumable:
+    def _resumable(self, body: bytes) -> bytes:
+        """As one of our own replicas gets it, if it can go on with the stream."""
+        request = self._context.request
+        if not request.is_resumable:
             self.answer = None
             return body
         if self.answer is None:

@@ -52,8 +52,7 @@ class HotPrefixes:
             self._calm.move_to_end(point)
 
     def went(self, affinity: Affinity, replica: str) -> None:
-        if affinity.conversation == affinity.key:
-            return  # the key's home is its own
+        """Of a conversation that shares its key with others."""
         conversation = hash(affinity.conversation)
         self._went[conversation] = replica
         self._went.move_to_end(conversation)
@@ -61,7 +60,7 @@ class HotPrefixes:
             self._went.popitem(last=False)
 
     def last_of(self, affinity: Affinity) -> str | None:
-        """Where the conversation went last, if it shares its key and is not new."""
+        """Where the conversation, which shares its key, went last; ``None``: it is new."""
         return self._went.get(hash(affinity.conversation))
 
     def tick(self) -> None:

@@ -46,7 +46,9 @@ class Router:
         if len(endpoints) == 1:
             return Decision(endpoints[0], Reason.ONLY, None, endpoints, (0,), (0,))
         decision = self._profile.decide(request, group)
-        self._hot.went(request.affinity, decision.endpoint.name)
+        affinity = request.affinity
+        if affinity.conversation != affinity.key:  # else the key's home is its own
+            self._hot.went(affinity, decision.endpoint.name)
         return decision
 
     def candidates(self, model: str) -> Candidates:

@@ -229,11 +229,6 @@ async def read_body(
 
     ``watch`` waits for a chunk and may end the wait by raising.
     """
-    if response.is_ended:  # as most are by the time their head is looked at
-        body = response.take()
-        if len(body) > max_bytes:
-            raise _too_large(max_bytes)
-        return body
     parts: list[bytes] = []
     num_bytes = 0
     while not response.is_exhausted and (chunk := await watch(response.next_chunk())):
@@ -243,6 +238,14 @@ async def read_body(
             raise _too_large(max_bytes)
         parts.append(chunk)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def whole_body(response: UpstreamResponse, max_bytes: int) -> bytes:
+    """As ``read_body``, of an answer that has ended."""
+    body = response.take()
+    if len(body) > max_bytes:
+        raise _too_large(max_bytes)
+    return body
 
 
 def _too_large(max_bytes: int) -> UpstreamAnswerTooLarge:

@@ -47,13 +47,13 @@ class PrefixOwners:
         if saving < _LEAST_RATIO * request.prompt_tokens:
             return self.least_tokens.score(request, group)
         point = ring_point(affinity.key)
-        last = group.places.get(self.hot.last_of(affinity) or "")
-        if last is not None and self._is_worth_it(last, request, saving, group):
-            first = group.places.get(group.ring.home(point), last)
-            return _at(last, request, group, saving, () if first == last else (first, last))
-        uses = self.hot.use(point)
-        if affinity.conversation == affinity.key:  # its turns come one after another
-            uses = 1.0
+        uses = 1.0
+        if affinity.conversation != affinity.key:  # else its turns come one after another
+            last = group.places.get(self.hot.last_of(affinity) or "")
+            if last is not None and self._is_worth_it(last, request, saving, group):
+                first = group.places.get(group.ring.home(point), last)
+                return _at(last, request, group, saving, () if first == last else (first, last))
+            uses = self.hot.use(point)
         worth = _TIMES_THE_SAVING * saving / uses
         if point not in self.hot.owners:
             home = group.places.get(group.ring.home(point))
