@@ -8,6 +8,7 @@ from gateway.admission.quota_store import QuotaStore
 from gateway.resp_address import RespAddress
 
 _LOOK_S = 0.01
+_PASSING = ("LOADING", "READONLY", "MASTERDOWN", "BUSY")  # refusals that only time mends
 
 
 @asynccontextmanager
@@ -32,8 +33,10 @@ async def connected_store(
     async with running_store(address, call_deadline_s) as store:
         try:
             async with asyncio.timeout(connect_s):
-                while not store.is_reachable:  # noqa: ASYNC110  # it tells by no event
-                    await asyncio.sleep(_LOOK_S)
+                while not store.is_reachable:
+                    if store.refusal is not None and store.refusal.reason not in _PASSING:
+                        raise store.refusal
+                    await asyncio.sleep(_LOOK_S)  # it tells by no event
         except TimeoutError:
             if store.refusal is not None:
                 raise store.refusal from None

@@ -19,7 +19,7 @@ from gateway.admission.quota_store import QuotaStore, slot_of
 from gateway.admission.record import Noted, NotedAsk, noted
 from gateway.admission.replay import Decision, Replay
 from gateway.admission.resp import error_text, pack
-from gateway.errors import QuotaUnavailable
+from gateway.errors import QuotaRefused, QuotaUnavailable
 from gateway.resp_address import RespAddress
 from pandal.connected_store import connected_store
 from pandal.errors import Unreachable
@@ -146,6 +146,9 @@ async def _connected(address: RespAddress) -> AsyncIterator[QuotaStore]:
             address, call_deadline_s=_CALL_DEADLINE_S, connect_s=_CONNECT_S
         ) as store:
             yield store
+    except QuotaRefused as exc:
+        why = exc.reason if exc.detail is None else f"{exc.reason}: {exc.detail}"
+        raise Unreachable(f"the quota store cannot be used ({why})") from exc
     except (TimeoutError, QuotaUnavailable) as exc:
         raise Unreachable("the quota store does not answer") from exc
 

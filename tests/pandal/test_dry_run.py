@@ -11,6 +11,7 @@ from contracts.names import tenant_id
 from contracts.policy import ApiKeyRecord, PolicyDocument, TenantPolicy
 from gateway.resp_address import RespAddress
 from pandal.dry_run import Hindsight, dry_run, told
+from pandal.errors import Unreachable
 from tests.gateway.processes import Valkey
 from tests.gateway.quota_bench import Terms, reservation_of, running_limiter
 
@@ -68,3 +69,11 @@ def test_who_would_have_been_refused_and_who_served(valkey: Valkey) -> None:
     assert (wider.newly_served, wider.newly_served_tokens) == (1, 40)
     assert run(1_000, since_s=4e9) == []
     assert valkey.num_open_reservations("acme") == before
+
+
+def test_a_store_that_does_not_let_us_in_is_told_by_its_word(valkey: Valkey) -> None:
+    with valkey.client as client:
+        client.config_set("requirepass", "open sesame")
+    address, names = RespAddress.parse(valkey.url), [tenant_id("acme")]
+    with pytest.raises(Unreachable, match="NOAUTH"):
+        asyncio.run(dry_run(address, document(100), document(50), names, 0.0))
