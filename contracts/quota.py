@@ -7,6 +7,7 @@ Money is in nano-dollars.  A price per thousand tokens is then exact to a millio
 million tokens, as billing's are.  The ledger is the truth; these numbers only say when to stop.
 """
 
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Annotated
 
@@ -84,6 +85,14 @@ class ModelPrice(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
             + output * self.output_text
         )
         return -(-thousandfold // _TOKENS_PER_PRICE_UNIT)
+
+
+def price_of(
+    prices: Mapping[str, ModelPrice], model: str, adapter_of: str | None
+) -> ModelPrice | None:
+    """By model; of an adapter that has none that of the model it adapts, as billing has it."""
+    price = prices.get(model)
+    return prices.get(adapter_of) if price is None and adapter_of is not None else price
 
 
 def usd_of_nano(nano_usd: int) -> str:

@@ -96,7 +96,7 @@ async def create_app(
     access_log = AccessLog(parts.metrics, clock, write_log, telemetry.tracer)
     readiness = Readiness(parts.policies.live, parts.replicas.pool, parts.limiter, parts.spool)
     spooled = _spooled(settings, parts, Life(boot_id, clock, place))
-    plans = PlanBook(is_recorded=settings.records_admissions)
+    plans = PlanBook(is_recorded=settings.records_admissions, adapter_of=parts.fleet.pool.parent)
     async with (
         _closing(parts.replicas.pool),
         _open(parts.spool),

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Final
 
 from contracts.names import TenantId
+from contracts.quota import price_of
 from contracts.usage import UsageEvent
 from gateway.admission.debts import Debt, Debts, fault_fields, log_paid
 from gateway.errors import QuotaUnavailable
@@ -122,7 +123,7 @@ def debt_of(event: UsageEvent, grant: Grant | None) -> Debt:
     if grant is not None:
         grant = grant.for_model(event.model)
         limited_tokens -= int(cached * (1.0 - grant.admission.cached_token_weight))
-        price = grant.prices.get(event.model)
+        price = price_of(grant.prices, event.model, event.adapter_of)
         if price is not None:
             uncached = event.input_tokens - cached
             nano_usd = price.nano_usd(uncached=uncached, cached=cached, output=event.output_tokens)

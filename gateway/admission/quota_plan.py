@@ -1,9 +1,11 @@
 """Which limits one key's requests to one model meet: worked out once, not once a request."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from contracts.names import TenantId, quota_rule_name
-from contracts.quota import ModelPrice, QuotaRule, usd_of_nano
+from contracts.quota import ModelPrice, QuotaRule, price_of, usd_of_nano
+from gateway.admission.record import asked_by
 from gateway.admission.resp import pack_arguments
 from gateway.errors import InvalidRequest
 from gateway.policies import Grant
@@ -59,31 +61,45 @@ class QuotaPlan:
 class PlanBook:
     """The plans made so far, each as long as its grant is in force."""
 
-    def __init__(self, *, is_recorded: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        is_recorded: bool = True,
+        adapter_of: Callable[[str], str | None] = lambda _model: None,
+    ) -> None:
+        """``adapter_of``: which model one adapts, as its replicas tell now."""
         self._is_recorded = is_recorded
-        self._plans: dict[tuple[str, str], tuple[Grant, QuotaPlan]] = {}
+        self._adapter_of = adapter_of
+        self._plans: dict[tuple[str, str, str | None], tuple[Grant, QuotaPlan]] = {}
 
     def plan_for(self, grant: Grant, model: str) -> QuotaPlan:
         """Raises what ``quota_plan`` raises."""
-        pair = (grant.key.key_hash, model)
-        known = self._plans.get(pair)
+        has_no_price = grant.prices and model not in grant.prices
+        adapted = self._adapter_of(model) if has_no_price else None
+        of_what = (grant.key.key_hash, model, adapted)
+        known = self._plans.get(of_what)
         if known is not None and known[0] is grant:
             return known[1]
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
-        plan = quota_plan(grant, model, is_recorded=self._is_recorded)
-        self._plans[pair] = (grant, plan)
+        plan = quota_plan(grant, model, adapter_of=adapted, is_recorded=self._is_recorded)
+        self._plans[of_what] = (grant, plan)
         return plan
 
 
-def quota_plan(grant: Grant, model: str, *, is_recorded: bool = True) -> QuotaPlan:
+def quota_plan(
+    grant: Grant, model: str, *, adapter_of: str | None = None, is_recorded: bool = True
+) -> QuotaPlan:
     """``is_recorded``: the store keeps what is asked for, for a while and within bounds.
 
-    Raises InvalidRequest for a model whose money budget cannot be counted."""
+    ``adapter_of``: the model that an adapter without a price of its own is priced as.
+
+    Raises InvalidRequest for a model whose money budget cannot be counted.
+    """
     rules, shadows = _matching_rules(grant, model)
     has_money_budget = any(rule.has_money_budget for rule in rules)
     counts_money = has_money_budget or any(rule.has_money_budget for rule in shadows)
-    price = grant.prices.get(model) if counts_money else None
+    price = price_of(grant.prices, model, adapter_of) if counts_money else None
     if has_money_budget and price is None:
         raise InvalidRequest(
             "A budget in money holds here, and the policy states no price for this model.",
@@ -94,7 +110,7 @@ def quota_plan(grant: Grant, model: str, *, is_recorded: bool = True) -> QuotaPl
     assert most_tokens is not None, "the tenant's own rule limits both rates"
     all_rules = (*rules, *shadows)
     parts = [part for rule in all_rules for part in _script_arguments(rule)]
-    who = f"{grant.key.key_id}\n{model}" if is_recorded else ""
+    who = asked_by(grant.key.key_id, model, adapter_of) if is_recorded else ""
     arguments = [len(all_rules), len(shadows), who, *parts]
     return QuotaPlan(
         tenant_id=grant.tenant.tenant_id,

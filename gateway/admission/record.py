@@ -8,6 +8,11 @@ import msgspec
 from gateway.errors import QuotaUnavailable
 
 
+def asked_by(key_id: str, model: str, adapter_of: str | None) -> str:
+    """``NotedAsk.who``."""
+    return "\n".join((key_id, model) if adapter_of is None else (key_id, model, adapter_of))
+
+
 class NotedAsk(msgspec.Struct, frozen=True, array_like=True):
     seconds: int  # of the store's clock
     microseconds: int
@@ -22,11 +27,16 @@ class NotedAsk(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def key_id(self) -> str:
-        return self.who.partition("\n")[0]
+        return self.who.split("\n")[0]
 
     @property
     def model(self) -> str:
-        return self.who.partition("\n")[2]
+        return self.who.split("\n")[1]
+
+    @property
+    def adapter_of(self) -> str | None:
+        """The model that it was priced as, where that was not its own."""
+        return next(iter(self.who.split("\n")[2:]), None)
 
     @property
     def at_us(self) -> int:

@@ -141,7 +141,7 @@ class Replay:
                 if grant.tenant.tenant_id == self._tenant
             }
         if ask.who not in self._plans:
-            self._plans[ask.who] = _planned(self._by_key.get(ask.key_id), ask.model)
+            self._plans[ask.who] = _planned(self._by_key.get(ask.key_id), ask.model, ask.adapter_of)
         return self._plans[ask.who]
 
     async def _use(self, reservation_id: str, *used: int, at_us: int) -> None:
@@ -163,14 +163,14 @@ class Replay:
         )
 
 
-def _planned(grant: Grant | None, model: str) -> QuotaPlan | str:
+def _planned(grant: Grant | None, model: str, adapter_of: str | None) -> QuotaPlan | str:
     if grant is None:
         return "the key is no longer good"
     grant = grant.for_model(model)
     try:
         if grant.scope is not None and not grant.scope.has_model(model):
             return "the model is not allowed"
-        return quota_plan(grant, model, is_recorded=False)
+        return quota_plan(grant, model, adapter_of=adapter_of, is_recorded=False)
     except GatewayError as exc:
         return str(exc.code).replace("_", " ")
 

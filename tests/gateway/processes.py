@@ -20,6 +20,7 @@ from contracts.policy import (
     encode_policy_document,
     hash_api_key,
 )
+from contracts.quota import ModelPrice
 from contracts.spool import unframe
 from contracts.usage import UsageEvent, decode_usage_event
 from tests.gateway.upstream_server import Upstream
@@ -88,7 +89,13 @@ class Policies:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._tenants: dict[str, TenantPolicy] = {}
+        self._prices: tuple[ModelPrice, ...] = ()
         self._version = 0
+        self._write()
+
+    def price(self, *prices: ModelPrice) -> None:
+        """For budgets in money; these and no others."""
+        self._prices = prices
         self._write()
 
     def add(self, tenant: str, key: str, *, tier: str = "gold", **limits: object) -> None:
@@ -106,7 +113,8 @@ class Policies:
 
     def _write(self) -> None:
         self._version += 1
-        document = PolicyDocument(version=self._version, tenants=tuple(self._tenants.values()))
+        tenants = tuple(self._tenants.values())
+        document = PolicyDocument(version=self._version, tenants=tenants, prices=self._prices)
         replacement = self.path.with_suffix(".new")
         replacement.write_bytes(encode_policy_document(document))
         replacement.replace(self.path)

@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
+from contracts.quota import ModelPrice, QuotaRule
 from contracts.usage import UsageEvent
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import Reply, chat, get
-from tests.gateway.processes import Gateway
+from tests.gateway.processes import Gateway, Policies
 from tests.gateway.upstream_server import Upstream
 from tests.support.waiting import PATIENCE_S
 
@@ -50,6 +52,31 @@ async def test_events_tell_adapters_from_models(tenant: Tenant, upstream: Upstre
         assert sent == model
         assert (event.model_requested, event.model, event.adapter) == (asked, model, adapter)
         assert event.adapter_of == (None if adapter is None else "model-a")
+
+
+async def test_a_budget_in_money_counts_an_adapter_as_it_is_billed(
+    start_gateway: Callable[..., Gateway],
+    make_tenant: Callable[..., Tenant],
+    upstream: Upstream,
+    policies: Policies,
+) -> None:
+    """By its own price, or by that of what it adapts: it is never turned away for having none."""
+    upstream.adapters = ("law", "org/poetry")
+    price = ModelPrice(model="model-a", input_uncached=1, input_cache_read=1, output_text=1)
+    policies.price(price)
+    try:
+        budget = QuotaRule(nano_usd_per_month=10**12)
+        tenant = make_tenant(start_gateway(), rules=(budget,))
+        await tenant.accepted()
+        assert (await tenant.chat(chat() | {"model": "law"})).status == 200
+        policies.price(msgspec.structs.replace(price, model="model-b"))
+        reply = await tenant.chat(chat() | {"model": "law"})
+        async with asyncio.timeout(PATIENCE_S):
+            while reply.status == 200:  # until the gateway has read that
+                reply = await tenant.chat(chat() | {"model": "law"})
+        assert reply.error["code"] == "model_not_priced"
+    finally:
+        policies.price()
 
 
 @pytest.mark.parametrize("model", ["law:model-a", "model-a:", "model-a:prose", "default:law"])

@@ -225,6 +225,8 @@ def test_a_debt_is_what_the_gateway_would_have_settled() -> None:
     key = ApiKeyRecord(key_id="key", key_hash="hash", key_prefix="sk")
     grant = grant_of(policy, key, {"m": price})
     assert debt_of(event, grant) == Debt("aa-1", 17, 12, 9_000, is_untold=False)
+    adapted = msgspec.structs.replace(event, model="law", adapter="law", adapter_of="m")
+    assert debt_of(adapted, grant).nano_usd == 9_000
     assert debt_of(event, None) == Debt("aa-1", 17, 17, 0, is_untold=False)
 
 
