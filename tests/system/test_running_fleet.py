@@ -1,5 +1,6 @@
 """What befalls a running fleet, over a model server that answers at once; one tenant a test."""
 
+import http.client
 import json
 import logging
 import os
@@ -10,11 +11,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import openai
 import pytest
 
+from contracts.metrics import GATEWAY_QUOTA_LOST
+from tests.support.alerts import MINUTE_S, Rules, asked, rendered_rules, watch
+from tests.support.promql import fires
 from tests.support.waiting import eventually
 from tests.system.accounts import accounts_agree, ledger_account, quota_account
 from tests.system.conftest import StartFleet
@@ -33,6 +38,11 @@ def fleet(upstream_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield process
     finally:
         process.end()
+
+
+@pytest.fixture(scope="module")
+def rules(tmp_path_factory: pytest.TempPathFactory) -> Rules:
+    return rendered_rules(tmp_path_factory.mktemp("helm"))
 
 
 def test_a_second_fleet_on_the_data_dir_is_refused(
@@ -161,6 +171,56 @@ def test_a_raised_limit_takes_effect_while_the_fleet_runs(fleet: FleetProcess) -
     assert not answers(fleet.url, api_key)
     create_key(fleet.data_dir, "growing", "--rpm", "1000")
     assert answers(fleet.url, api_key)
+
+
+def test_clients_that_do_not_wait_raise_their_alert(fleet: FleetProcess, rules: Rules) -> None:
+    """docs/runbooks/PandalRetryStorm.md"""
+    api_key = create_key(fleet.data_dir, "stormy", "--rpm", "5")
+    found = watch(fleet.port)
+    found.hold(10 * MINUTE_S)
+    assert not fires(rules["PandalRetryStorm"], found.timeline)
+    for _ in range(2):
+        assert ask_again_and_again(fleet.port, api_key, times=350) > 340
+        found.hold(4 * MINUTE_S)
+    assert fires(rules["PandalRetryStorm"], found.timeline)
+
+
+def ask_again_and_again(port: int, api_key: str, times: int) -> int:
+    """How often it was refused for it."""
+    body = json.dumps({"model": "default", "messages": [{"role": "user", "content": "now"}]})
+    headers = {"content-type": "application/json", "authorization": f"Bearer {api_key}"}
+    num_refused = 0
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        for _ in range(times):
+            connection.request("POST", "/v1/chat/completions", body, headers)
+            answer = connection.getresponse()
+            answer.read()
+            num_refused += answer.status == 429
+    return num_refused
+
+
+def test_a_quota_store_that_hangs_raises_its_alert(fleet: FleetProcess, rules: Rules) -> None:
+    """docs/runbooks/PandalQuotaStoreLost.md"""
+    api_key = create_key(fleet.data_dir, "hanging")
+    alert, found, store = rules["PandalQuotaStoreLost"], watch(fleet.port), fleet.child_pid("quota")
+    found.hold(5 * MINUTE_S)
+    assert not fires(alert, found.timeline)
+
+    def is_lost() -> bool:
+        answers(fleet.url, api_key)  # the gateway's share, or refused
+        return f"\n{GATEWAY_QUOTA_LOST} 1" in asked(fleet.port, "GET", "/metrics").decode()
+
+    os.kill(store, signal.SIGSTOP)
+    try:
+        eventually(is_lost, "the gateway to miss it")
+        found.hold(3 * MINUTE_S)
+        assert fires(alert, found.timeline)
+    finally:
+        os.kill(store, signal.SIGCONT)
+    eventually(lambda: not is_lost(), "the gateway to find it again")
+    found.hold(MINUTE_S)
+    assert not fires(alert, found.timeline)
+    eventually(lambda: accounts_agree(fleet.data_dir, "hanging"), "not booked alike")
 
 
 @pytest.mark.parametrize("name", ["gateway", "billing", "quota", "response-cache"])
