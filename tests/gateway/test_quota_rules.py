@@ -5,25 +5,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, date, datetime, timedelta
 from importlib import resources
 
-import msgspec
 import pytest
 
-from contracts.names import tenant_id
-from contracts.policy import ApiKeyRecord, TenantPolicy
 from contracts.quota import ModelPrice, QuotaRule
-from gateway.admission.quota_plan import PlanBook
-from gateway.admission.record import NotedAsk, asked_by
 from gateway.admission.verdict import LimitKind, Refusal, Reservation, Verdict, refused
 from gateway.errors import InsufficientQuota, InvalidRequest, RateLimited
 from tests.gateway.processes import Valkey
-from tests.gateway.quota_bench import (
-    MODEL,
-    Bench,
-    Terms,
-    grant_of,
-    reservation_of,
-    running_limiter,
-)
+from tests.gateway.quota_bench import MODEL, Bench, Terms, reservation_of, running_limiter
 from tests.support.waiting import eventually
 
 PRICE = ModelPrice(model=MODEL, input_uncached=2_000, input_cache_read=500, output_text=6_000)
@@ -377,23 +365,6 @@ def test_what_can_never_fit_is_no_rate_limit() -> None:
         plan.check_fits(tokens=1, budget_tokens=501, nano_usd=0)
     with pytest.raises(InvalidRequest, match=r"than the budget of 0\.0000001 USD ever"):
         plan.check_fits(tokens=1, budget_tokens=1, nano_usd=101)
-
-
-def test_an_adapter_without_a_price_is_counted_as_what_it_adapts_now() -> None:
-    key = ApiKeyRecord(key_id="k1", key_hash="k1", key_prefix="sk")
-    rules = (QuotaRule(nano_usd_per_month=100),)
-    policy = TenantPolicy(tenant_id=tenant_id("acme"), tier="gold", rules=rules)
-    dearer = msgspec.structs.replace(PRICE, model="model-b", output_text=PRICE.output_text + 1)
-    grant = grant_of(policy, key, {PRICE.model: PRICE, dearer.model: dearer})
-    adapted: dict[str, str] = {"law": PRICE.model}
-    plans = PlanBook(adapter_of=adapted.get)
-    assert plans.plan_for(grant, "law").price == PRICE
-    assert plans.plan_for(grant, "law") is plans.plan_for(grant, "law")
-    adapted["law"] = dearer.model
-    assert plans.plan_for(grant, "law").price == dearer
-    for priced_as in (None, dearer.model):  # and a dry run prices it as it was priced then
-        ask = NotedAsk(0, 0, asked_by("k1", "law", priced_as), 0, 1, 1, 0, "", "", 0)
-        assert (ask.key_id, ask.model, ask.adapter_of) == ("k1", "law", priced_as)
 
 
 def test_a_model_without_a_price_is_not_served_under_a_budget_in_money() -> None:
