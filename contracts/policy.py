@@ -136,6 +136,7 @@ class TenantPolicy(
     fallbacks: tuple[FallbackChain, ...] = ()  # one a model
     cache: CachePolicy | None = None  # None: no answer is kept
     hedging: HedgePolicy | None = None  # None: nothing is asked for twice at once
+    providers: tuple[str, ...] = ()  # who may serve beside our own replicas, where they can
 
 
 class PolicyDocument(

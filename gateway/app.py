@@ -1,7 +1,7 @@
 """The composition root: opens every client, wires every part, and closes them in reverse."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -31,8 +31,11 @@ from gateway.outbox.spool import Spool
 from gateway.outbox_wiring import Life, Loop, owed_settlements, shipping
 from gateway.pipeline import Pipeline
 from gateway.policy_wiring import PolicyParts, wire_policies
+from gateway.provider_wiring import members_of_pools, wire_providers
+from gateway.providers.provider import Provider
 from gateway.readiness import Readiness
 from gateway.replica_wiring import Replicas, wire_replicas
+from gateway.resilience.fallback import Fallbacks
 from gateway.resilience_wiring import wire_resilience
 from gateway.resp_address import RespAddress
 from gateway.routing.pool import ReplicaPool
@@ -70,6 +73,7 @@ class _Parts:
     costs: CostModel
     exact: ExactCounting
     limiter: RedisLimiter
+    fallbacks: Fallbacks
     replicas: Replicas
     fleet: Fleet
     turnstile: Turnstile
@@ -96,18 +100,17 @@ async def create_app(
     access_log = AccessLog(parts.metrics, clock, write_log, telemetry.tracer)
     readiness = Readiness(parts.policies.live, parts.replicas.pool, parts.limiter, parts.spool)
     spooled = _spooled(settings, parts, Life(boot_id, clock, place))
-    plans = PlanBook(is_recorded=settings.records_admissions, adapter_of=parts.fleet.pool.parent)
     async with (
-        _closing(parts.replicas.pool),
+        _closing(parts.replicas.pool, parts.fallbacks.providers),
         _open(parts.spool),
         _background([*telemetry.loops, *_watching(settings, parts, place), *spooled]),
-        wire_resilience(settings, clock, ids, plans, parts.metrics) as resilience,
+        wire_resilience(settings, clock, ids, parts.fallbacks, parts.metrics) as resilience,
     ):
         await parts.policies.start()
         pipeline = Pipeline(
             Stages(
                 authenticator=parts.policies.authenticator,
-                plans=plans,
+                plans=parts.fallbacks.plans,
                 reader=_reader(parts),
                 exact=parts.exact,
                 limiter=parts.limiter,
@@ -148,7 +151,8 @@ def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
     address = RespAddress.parse(settings.quota_url.get_secret_value(), settings.redis_ca_file)
     name = f"{settings.gateway_id}/{boot_id}"
     quota = QuotaStore(address, settings.quota_call_deadline_s, greeting(name))
-    metrics, replicas = Metrics(settings.metrics_tenants), wire_replicas(settings, clock)
+    metrics, providers = Metrics(settings.metrics_tenants), wire_providers(settings)
+    replicas = wire_replicas(settings, clock, members_of_pools(providers))
     turnstile: Turnstile  # which looks who may go whenever the fleet before it gets on
     limits, costs = _limits(settings), CostModel(settings.prompt_estimate_quantile)
     fleet = Fleet(
@@ -179,6 +183,7 @@ def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
             lease_s=settings.quota_lease_s,
             monotonic_s=clock.monotonic_s,
         ),
+        fallbacks=Fallbacks(_plans(settings, replicas.pool), providers),
         replicas=replicas,
         fleet=fleet,
         turnstile=turnstile,
@@ -186,6 +191,10 @@ def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
         metrics=metrics,
         budgets=budgets,
     )
+
+
+def _plans(settings: Settings, pool: ReplicaPool) -> PlanBook:
+    return PlanBook(is_recorded=settings.records_admissions, adapter_of=pool.parent)
 
 
 def _spool(settings: Settings, boot_id: str) -> Spool:
@@ -280,11 +289,13 @@ def _spooled(settings: Settings, parts: _Parts, life: Life) -> list[Loop]:
 
 
 @asynccontextmanager
-async def _closing(pool: ReplicaPool) -> AsyncGenerator[None]:
+async def _closing(pool: ReplicaPool, providers: Mapping[str, Provider]) -> AsyncGenerator[None]:
     try:
         yield
     finally:
         await pool.close()
+        for provider in providers.values():
+            await provider.replica.client.close()
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ from gateway.metering import Usage
 from gateway.prompt import Prompt
 from gateway.routing.decision import Decision, Reason
 from gateway.routing.endpoint import Endpoint, RoutingRequest
+from gateway.routing.outside import Outside
 from gateway.routing.pool import ReplicaPool
 from gateway.routing.prefix_memory import PrefixMemory, Promise
 from gateway.routing.replica import Replica
@@ -61,12 +62,12 @@ class Fleet:
 
     def require_candidate(self, request: InferenceRequest) -> None:
         """Raises NoReplicaAvailable."""
-        if not self._router.candidates(request.model).endpoints:
+        if not self._router.candidates(request.model, request.providers).endpoints:
             raise NoReplicaAvailable(f"No replica that serves '{request.model}' is ready.")
 
     def has_candidate(self, request: InferenceRequest, tried: Collection[str]) -> bool:
         """One that has not been ``tried``."""
-        endpoints = self._router.candidates(request.model).endpoints
+        endpoints = self._router.candidates(request.model, request.providers).endpoints
         return any(endpoint.name not in tried for endpoint in endpoints)
 
     def choose(
@@ -80,13 +81,13 @@ class Fleet:
             request.estimated_prompt_tokens,
             request.estimated_prompt_tokens + request.reserved_completion_tokens,
             () if request.text is None else request.text.chain,
+            request.providers,
         )
         decision = self._router.decide(wanted, tried)
         if target_ms is None or self._excess_of(decision.endpoint, request, target_ms) <= 0.0:
             return decision
-        endpoints = [
-            e for e in self._router.candidates(request.model).endpoints if e.name not in tried
-        ]
+        group = self._router.candidates(request.model, request.providers)
+        endpoints = [e for e in group.endpoints if e.name not in tried]
         excesses_s = [self._excess_of(endpoint, request, target_ms) for endpoint in endpoints]
         best = endpoints[excesses_s.index(min(excesses_s))]
         if best is decision.endpoint:
@@ -103,19 +104,18 @@ class Fleet:
         """Some replica is expected to meet the target, or would work on nothing else."""
         self.is_forecasting = True
         return any(
-            self._excess_s(replica, request, target_s) <= 0.0
-            for replica in self._replicas_for(request.model)
+            self._excess_s(replica, request, target_s) <= 0.0 for replica in self._takers(request)
         )
 
     def has_slack(self, request: InferenceRequest, target_s: float) -> bool:
         """As ``has_room``, for one who should be in nobody's way."""
         self.is_forecasting = True
-        forecasts = [self._forecast(r, request) for r in self._replicas_for(request.model)]
+        forecasts = [self._forecast(r, request) for r in self._takers(request)]
         return any(f is None or f.excess_in_slack_s(target_s) <= 0.0 for f in forecasts)
 
     def drain_s(self, request: InferenceRequest, target_s: float, prompt_tokens: int) -> float:
         """Until there is room, if so many tokens more are to be prefilled before."""
-        replicas = self._replicas_for(request.model)
+        replicas = self._takers(request)
         excess_s = [self._excess_s(replica, request, target_s) for replica in replicas]
         return max(0.0, min(excess_s, default=0.0)) + self._prefill_s(replicas, prompt_tokens)
 
@@ -138,6 +138,8 @@ class Fleet:
         request_id: str = "",
     ) -> Stay:
         """``cached_tokens``: of the prompt, as expected there; ``request_id``: the replica's."""
+        if replica.outside is not None:
+            return self._begin_outside(replica, replica.outside, request, now_s)
         if request.text is not None:
             self._router.expect(
                 request_id, request.text, request.estimated_prompt_tokens, replica.endpoint
@@ -158,8 +160,24 @@ class Fleet:
         num_tokens = uncached + request.reserved_completion_tokens
         return Stay(replica, uncached, num_tokens, visit, promise)
 
+    def _begin_outside(
+        self, replica: Replica, outside: Outside, request: InferenceRequest, now_s: float
+    ) -> Stay:
+        """Of whose cache nothing is expected, nor learned."""
+        visit = None
+        if self.is_forecasting:
+            visit = replica.forecast.send(
+                self._likely_tokens(request), now_s, tells_first_token=request.is_stream
+            )
+        prompt = outside.counted(request.estimated_prompt_tokens)
+        stay = Stay(replica, prompt, outside.counted(request.estimated_tokens), visit)
+        stay.sent_s = now_s
+        return stay
+
     def first_token(self, stay: Stay, now_s: float) -> None:
         stay.first_token()
+        if stay.sent_s is not None and stay.replica.outside is not None:
+            stay.replica.outside.note_ttft(now_s - stay.sent_s, now_s)
         if stay.visit is None:
             return
         outcome = stay.replica.forecast.first_token(stay.visit, now_s)
@@ -232,5 +250,9 @@ class Fleet:
         known = sum(1.0 / forecast.per_token_s for forecast in forecasts if forecast is not None)
         return num_tokens / known if known > 0.0 else 0.0
 
-    def _replicas_for(self, model: str) -> list[Replica]:
-        return [self.pool[endpoint.name] for endpoint in self._router.candidates(model).endpoints]
+    def _takers(self, request: InferenceRequest) -> list[Replica]:
+        return self._replicas_for(request.model, request.providers)
+
+    def _replicas_for(self, model: str, providers: tuple[str, ...] = ()) -> list[Replica]:
+        endpoints = self._router.candidates(model, providers).endpoints
+        return [self.pool[endpoint.name] for endpoint in endpoints]

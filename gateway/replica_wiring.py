@@ -1,6 +1,6 @@
 """The part of the composition root that is about replicas: finding, watching and choosing them."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -19,6 +19,7 @@ from gateway.routing.pool import PoolTimings, ReplicaPool
 from gateway.routing.prefix_index import PrefixIndex
 from gateway.routing.prefix_reuse import PrefixReuse
 from gateway.routing.profiles import RoutingOptions, routing_profile
+from gateway.routing.replica import Replica
 from gateway.routing.replica_events import ReplicaEvents
 from gateway.routing.router import Router
 from gateway.settings import Settings
@@ -37,14 +38,14 @@ class Replicas:
     loops: list[Loop]
 
 
-def wire_replicas(settings: Settings, clock: Clock) -> Replicas:
+def wire_replicas(settings: Settings, clock: Clock, outside: Sequence[Replica]) -> Replicas:
     random = Random().random
     make_client = partial(ReplicaClient, timeouts=_timeouts(settings))
     timings = PoolTimings(
         settings.poll_interval_s, settings.poll_timeout_s, settings.routing_slow_start_s
     )
     clients = [make_client(replica.name, replica.url) for replica in settings.replicas]
-    pool = ReplicaPool(clients, settings.model_aliases, timings, clock)
+    pool = ReplicaPool(clients, settings.model_aliases, timings, clock, outside)
     index = PrefixIndex(settings.routing_index_blocks) if settings.routing == "exact" else None
     router = _router(settings, pool, index, random)
     membership = Membership(pool, make_client)

@@ -1,20 +1,16 @@
 """The part of the composition root that is about failures: retries, fallbacks, kept answers."""
 
 import asyncio
-import ssl
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from random import SystemRandom
 from typing import Final
-from urllib.parse import urlsplit
 
 from contracts import metrics as names
-from gateway.admission.quota_plan import PlanBook
 from gateway.admission.resp import RespClient
 from gateway.clock import Clock, IdMaker
 from gateway.metrics import Metrics
-from gateway.providers.provider import Api, Provider, provider_headers
 from gateway.resilience.breaker import Breakers
 from gateway.resilience.fallback import Fallbacks
 from gateway.resilience.hedging import Hedging
@@ -24,9 +20,7 @@ from gateway.resilience.retry_budget import RetryBudget
 from gateway.resilience.shared_keys import SharedKeyLimits, SharedKeys
 from gateway.resp_address import RespAddress
 from gateway.response_cache.response_cache import ResponseCache
-from gateway.routing.replica import Replica
-from gateway.settings import ProviderAddress, Settings
-from gateway.upstream.replica_client import ReplicaClient, Timeouts
+from gateway.settings import Settings
 
 _MAX_KEPT_ANSWERS: Final = 100_000  # under idempotency keys, whatever their size
 _MAX_SHARED_BYTES: Final = 1024 * 1024  # of one that other gateways can repeat
@@ -42,9 +36,8 @@ class Resilience:
 
 @asynccontextmanager
 async def wire_resilience(
-    settings: Settings, clock: Clock, ids: IdMaker, plans: PlanBook, metrics: Metrics
+    settings: Settings, clock: Clock, ids: IdMaker, fallbacks: Fallbacks, metrics: Metrics
 ) -> AsyncGenerator[Resilience]:
-    providers = {address.name: _provider(settings, address) for address in settings.providers}
     limits = RetryLimits(
         max_retries=settings.max_retries,
         longest_wait_s=settings.retry_wait_s,
@@ -55,22 +48,18 @@ async def wire_resilience(
         RetryBudget(settings.retry_budget_ratio),
         Breakers(clock.monotonic_s),
         SystemRandom().random,
-        Fallbacks(plans, providers),
+        fallbacks,
         Hedging(RetryBudget(settings.retry_budget_ratio)),
     )
-    try:
-        deadlines_s = settings.cache_call_deadline_s, settings.idempotency_call_deadline_s
-        async with (
-            _store(settings, "response cache", deadlines_s[0]) as cache,
-            _store(settings, "store of idempotency keys", deadlines_s[1]) as keys,
-        ):
-            idempotency = _idempotency(settings, clock, ids, keys)
-            resilience = Resilience(retries, idempotency, ResponseCache(cache))
-            _tell(metrics, resilience)
-            yield resilience
-    finally:
-        for provider in providers.values():
-            await provider.replica.client.close()
+    deadlines_s = settings.cache_call_deadline_s, settings.idempotency_call_deadline_s
+    async with (
+        _store(settings, "response cache", deadlines_s[0]) as cache,
+        _store(settings, "store of idempotency keys", deadlines_s[1]) as keys,
+    ):
+        idempotency = _idempotency(settings, clock, ids, keys)
+        resilience = Resilience(retries, idempotency, ResponseCache(cache))
+        _tell(metrics, resilience)
+        yield resilience
 
 
 def _tell(metrics: Metrics, resilience: Resilience) -> None:
@@ -134,18 +123,3 @@ def _idempotency(
         )
         shared = SharedKeys(store, shared_limits, ids.request_id)
     return Idempotency(limits, clock.monotonic_s, shared)
-
-
-def _provider(settings: Settings, address: ProviderAddress) -> Provider:
-    timeouts = Timeouts(
-        connect_s=settings.connect_timeout_s,
-        head_s=settings.head_timeout_s,
-        idle_s=settings.idle_timeout_s,
-        keep_alive_s=settings.upstream_keep_alive_s,
-    )
-    url = urlsplit(address.url)
-    tls = ssl.create_default_context() if url.scheme == "https" else None
-    api = Api(address.api)
-    client = ReplicaClient(address.name, address.url, timeouts, tls)
-    headers = provider_headers(api, address.api_key.get_secret_value())
-    return Provider(api, Replica(client), url.path.rstrip("/"), headers)

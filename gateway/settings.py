@@ -42,14 +42,25 @@ class EventPublisher(BaseModel):
 
 
 class ProviderAddress(BaseModel):
-    """A server of another owner, for policies' fallback chains."""
+    """A server of another owner: for policies' fallback chains, and as a member of pools."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")  # before the model in events and prices
     url: str = Field(pattern=r"^https?://[^/:]+:\d+(/[^\s?#]*)?$")  # up to the API's own path
     api: Literal["openai", "anthropic"] = "openai"
-    api_key: SecretStr
+    api_key: SecretStr | None = None
+    api_key_file: Path | None = None  # read at the start, without what surrounds the key
+    models: dict[str, str] = {}  # beside replicas of these it serves what it calls so
+    weight: float = Field(default=1.0, gt=0)  # of a replica's; 0.1: where ten times as much waits
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Self:
+        if (self.api_key is None) == (self.api_key_file is None):
+            raise ValueError("a provider needs an api_key or an api_key_file")
+        if self.models and self.api != "openai":
+            raise ValueError("only a provider with OpenAI's API can stand beside replicas")
+        return self
 
 
 _Addresses = tuple[ReplicaAddress, ...] | tuple[ProviderAddress, ...]
@@ -74,7 +85,7 @@ class Settings(BaseSettings):
     kubernetes_namespace: str = "default"  # of the services
     kubernetes_url: str = Field(default="https://kubernetes.default.svc", pattern=r"^https://")
     kubernetes_credentials: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # a pod's
-    providers: tuple[ProviderAddress, ...] = ()  # only whom a policy names gets a request
+    providers: tuple[ProviderAddress, ...] = ()  # only whom a policy names gets its requests
     model_aliases: dict[str, str | dict[str, float]] = {}  # name -> model, or several by weight
     routing: Literal["prefix", "exact"] = "prefix"  # exact: by the replicas' own block events
     routing_index_blocks: int = Field(default=1_000_000, ge=1)  # of exact routing; 170 bytes each
@@ -179,8 +190,9 @@ class Settings(BaseSettings):
 
     @field_validator("replicas", "providers")
     @classmethod
-    def _names_are_unique(cls, value: _Addresses) -> _Addresses:
-        if len({address.name for address in value}) != len(value):
+    def _names_are_unique(cls, value: _Addresses, others: ValidationInfo) -> _Addresses:
+        taken = [address.name for address in (*value, *others.data.get("replicas", ()))]
+        if len(set(taken)) != len(taken):
             raise ValueError("each needs a name of its own")
         return value
 

@@ -40,6 +40,7 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     text: PromptText | None = None  # where routing looks at it
     counted: CountedPrompt | None = None  # where the policy wants it, and it could be had
     has_seed: bool = False  # the client's own
+    providers: tuple[str, ...] = ()  # who may serve it beside our own replicas
 
     @property
     def estimated_tokens(self) -> int:

@@ -113,6 +113,7 @@ class RequestReader:
             affinity=_affinity_of(body, raw, grant.salt, session),
             text=_text_of(body, grant.salt, model) if self.traces_text else None,
             has_seed=body.seed is not ABSENT and bytes(body.seed) != b"null",
+            providers=grant.tenant.providers,
         )
 
 

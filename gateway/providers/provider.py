@@ -1,6 +1,7 @@
 """One foreign provider: where it is, what it speaks, and the credential it is shown."""
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,9 +25,10 @@ class Api(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class Provider:
     api: Api
-    replica: Replica  # never among those that are chosen from
+    replica: Replica  # among those that are chosen from where it has models
     path: str  # before that of the operation, without its end
     headers: bytes  # complete lines, the credential's among them: nothing of a tenant's
+    models: Mapping[str, str]  # its own names, by those of our pools
 
     @property
     def name(self) -> str:

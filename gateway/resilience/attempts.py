@@ -27,15 +27,20 @@ from gateway.exchange import Exchange
 from gateway.fleet import Fleet
 from gateway.metering import Meter
 from gateway.providers.anthropic_answer import AnthropicAnswer
-from gateway.providers.provider import Api, Provider
+from gateway.providers.provider import Provider
 from gateway.resilience.attempt import Attempt
-from gateway.resilience.failures import is_replicas_end, is_replicas_failure, may_retry
+from gateway.resilience.failures import (
+    is_between_us,
+    is_replicas_end,
+    is_replicas_failure,
+    may_retry,
+)
 from gateway.resilience.fallback import Target
+from gateway.resilience.outside_attempt import begin_at, member_body
 from gateway.resilience.pause import pause
 from gateway.resilience.resumable_answer import ResumableAnswer
 from gateway.resilience.retries import Retries
 from gateway.routing.decision import Decision
-from gateway.routing.stay import Stay
 from gateway.upstream.response import UpstreamResponse
 
 MAX_ERROR_BYTES: Final = 64 * 1024
@@ -116,34 +121,34 @@ class Attempts:
         return self.give_up()
 
     def _begin_at(self, provider: Provider, tried: set[str]) -> Attempt:
-        """Sends it there, with nothing of ours or the tenant's but what was asked.
-
-        Raises NoReplicaAvailable.
-        """
-        request, replica = self._context.request, provider.replica
+        """As the policy's step has it.  Raises NoReplicaAvailable."""
+        request = self._context.request
         if provider.name in tried or provider.name in self._retries.breakers.barred(request.model):
             raise NoReplicaAvailable("The provider cannot take this request now.")
+        return self._begin_outside(provider, self._exchange.body, self._meter)
+
+    def _begin_outside(self, provider: Provider, body: bytes, meter: Meter) -> Attempt:
+        request_id = f"{self._context.request_id}-{self._num_begun}"
         self._num_begun += 1
-        began_s = self._fleet.clock.monotonic_s()
-        path = provider.path_of(request.operation).encode()
-        response = replica.client.post(path, provider.headers, self._exchange.body)
-        probe = self._retries.breakers.begin(request.model, provider.name)
-        stay = Stay(replica, request.estimated_prompt_tokens, request.estimated_tokens, None)
-        meter = self._meter
+        breakers = self._retries.breakers
+        attempt = begin_at(provider, self._fleet, breakers, self._context, request_id, body)
         meter.replica, meter.provider, meter.attempt = provider.name, provider.name, self._num_begun
-        meter.sent_monotonic_s = began_s
-        translation = None
-        if provider.api is Api.ANTHROPIC:
-            limit = self._fleet.limits.max_event_bytes
-            translation = AnthropicAnswer(int(self._fleet.clock.wall_s()), limit)
-        request_id = f"{self._context.request_id}-{self._num_begun - 1}"
-        return Attempt(
-            replica, request_id, response, began_s, stay, probe, translation, is_foreign=True
-        )
+        meter.sent_monotonic_s = attempt.began_monotonic_s
+        meter.adapter_of = None
+        return attempt
 
     def _begin_with(self, decision: Decision, meter: Meter) -> Attempt:
         """Sends the request to the replica that was decided for, and tells ``meter`` of it."""
         fleet, context = self._fleet, self._context
+        meter.route, meter.home = decision.reason, decision.home
+        if fleet.limits.explains_routes and self._exchange.header(_EXPLAIN) is not None:
+            meter.route_costs = route_costs(decision)
+            meter.explanation = route_header(decision, meter.route_costs)
+        if not decision.endpoint.keeps_prefixes:
+            self.answer = None
+            provider = self._retries.fallbacks.providers[decision.endpoint.name]
+            body = member_body(provider, context.request, self._exchange.body)
+            return self._begin_outside(provider, body, meter)
         replica = fleet.pool[decision.endpoint.name]
         request_id = f"{context.request_id}-{self._num_begun}"
         self._num_begun += 1
@@ -161,13 +166,9 @@ class Attempts:
         stay = fleet.begin(replica, request, began_s, decision.cached_tokens, request_id)
         if replica.prompt_tokens is not None and request.text is not None:
             replica.prompt_tokens.ask(request.text, self._exchange.body)
-        meter.replica, meter.attempt = replica.name, self._num_begun
+        meter.replica, meter.provider, meter.attempt = replica.name, None, self._num_begun
         meter.adapter_of = replica.adapters.get(request.model)
         meter.sent_monotonic_s = began_s
-        meter.route, meter.home = decision.reason, decision.home
-        if fleet.limits.explains_routes and self._exchange.header(_EXPLAIN) is not None:
-            meter.route_costs = route_costs(decision)
-            meter.explanation = route_header(decision, meter.route_costs)
         return Attempt(replica, request_id, response, began_s, stay, probe)
 
     def _headers(self, request_id: str) -> bytes:
@@ -290,7 +291,7 @@ class Attempts:
     def _note_end(self, attempt: Attempt, *, is_complete: bool) -> None:
         breakers = self._retries.breakers
         note = breakers.succeeded if is_complete else breakers.undecided
-        note(self._context.request.model, attempt.replica.name, attempt.probe)
+        note(*self._told(attempt))
 
     def _has_done_nothing(self, attempt: Attempt, failure: BaseException | None = None) -> bool:
         """And another may be asked at once.  Notes what an attempt's head, which is done, tells."""
@@ -298,14 +299,18 @@ class Attempts:
         if failure is None:
             if response.status != 200 or self._retries.breakers.failing:
                 self._note_status(attempt)
-            if response.status != 503 or not self._is_turned_away(attempt):
+            if not self._is_turned_away(attempt):
                 return False
             self._note_retry_after(response)
             response.discard()
             return True
-        self._note_failure(attempt)
         if not isinstance(failure, UpstreamUnreachable):
+            self._note_failure(attempt)
             return False
+        if attempt.is_foreign:  # which nobody asks whether it is back
+            self._retries.breakers.turned_away(*self._told(attempt))
+        else:
+            self._note_failure(attempt)
         self._fleet.pool.mark_unreachable(attempt.replica.name)
         response.cancel()
         return True
@@ -317,8 +322,10 @@ class Attempts:
 
     def _note_status(self, attempt: Attempt) -> None:
         breakers, status = self._retries.breakers, attempt.response.status
-        told = self._context.request.model, attempt.replica.name, attempt.probe
-        if is_replicas_failure(status):
+        told = self._told(attempt)
+        if attempt.is_foreign and is_between_us(status):
+            breakers.turned_away(*told, attempt.response.retry_after_s)
+        elif is_replicas_failure(status):
             breakers.failed(*told)
         elif status == 503:
             breakers.undecided(*told)  # full, or leaving: neither well nor ill
@@ -328,9 +335,11 @@ class Attempts:
             breakers.succeeded(*told)
 
     def _note_failure(self, attempt: Attempt) -> None:
-        self._retries.breakers.failed(
-            self._context.request.model, attempt.replica.name, attempt.probe
-        )
+        self._retries.breakers.failed(*self._told(attempt))
+
+    def _told(self, attempt: Attempt) -> tuple[str, str, int | None]:
+        """Of whom breakers are told."""
+        return self._context.request.model, attempt.replica.name, attempt.probe
 
     def _choose(self, tried: set[str]) -> Decision:
         request, barred = self._context.request, frozenset[str]()
@@ -342,11 +351,12 @@ class Attempts:
                 avoided = {*tried, *barred} if barred else tried
                 decision = self._fleet.choose(request, avoided, target_ms)
             except NoReplicaAvailable as error:
-                if not barred:
+                away = barred & self._retries.breakers.told(request.model)
+                if barred == away:
                     if self._retry_after_ms is not None:
                         error.retry_after_ms = self._retry_after_ms
                     raise
-                barred = frozenset()  # rather one that fails than none
+                barred = away  # rather one that fails than none
             else:
                 if not self._meter.num_breaks or self._can_resume(decision):
                     return decision
@@ -368,7 +378,11 @@ class Attempts:
 
     def _is_turned_away(self, attempt: Attempt) -> bool:
         """With its 503: the replica is draining or full, and has done nothing."""
-        return self._fleet.clock.monotonic_s() - attempt.began_monotonic_s < _AT_ONCE_S
+        status = attempt.response.status
+        if attempt.is_foreign and self._provider is None:
+            return is_between_us(status)
+        now_s = self._fleet.clock.monotonic_s()
+        return status == 503 and now_s - attempt.began_monotonic_s < _AT_ONCE_S
 
     def _note_retry_after(self, response: UpstreamResponse) -> None:
         if response.retry_after_s is not None:

@@ -34,6 +34,7 @@ class _Breaker(msgspec.Struct):
     num_openings: int = 0  # without a success in between
     probe_at_s: float | None = None  # None: closed
     probe: int | None = None  # half open, and the one request is under way
+    is_told: bool = False  # to keep away: by the other side itself
 
     def is_decided_by(self, probe: int | None) -> bool:
         """By the end of a request that began as that probe, or as none."""
@@ -63,6 +64,14 @@ class Breakers:
             if breaker.probe is not None or now_s < breaker.probe_at_s
         )
 
+    def told(self, model: str) -> frozenset[str]:
+        """Of the barred those that said so themselves: no request is better off with them."""
+        return frozenset(
+            replica
+            for (of_model, replica), breaker in self._breakers.items()
+            if of_model == model and breaker.is_told
+        )
+
     def begin(self, model: str, replica: str) -> int | None:
         """A request goes there.  The probe's number, if it is one: its end is told with that."""
         breaker = self._breakers.get((model, replica))
@@ -87,20 +96,34 @@ class Breakers:
             logger.info("breaker closed", extra={"model": model, "replica": replica})
 
     def failed(self, model: str, replica: str, probe: int | None) -> None:
-        now_s = self._monotonic_s()
-        breaker = self._breakers.setdefault((model, replica), _Breaker())
-        breaker.failed_at_s = now_s
+        breaker = self._failing((model, replica))
         if not breaker.is_decided_by(probe):
             return  # what had begun before
         breaker.num_failures += 1
-        if breaker.probe is None and breaker.num_failures < _FAILURES:
-            return
+        if breaker.probe is not None or breaker.num_failures >= _FAILURES:
+            self._open((model, replica), breaker, None)
+
+    def turned_away(
+        self, model: str, replica: str, probe: int | None, for_s: float | None = None
+    ) -> None:
+        """It said that it takes no more of these, maybe for how long: opens at once."""
+        breaker = self._failing((model, replica))
+        if breaker.is_decided_by(probe):
+            breaker.is_told = True
+            self._open((model, replica), breaker, for_s)
+
+    def _failing(self, at: tuple[str, str]) -> _Breaker:
+        breaker = self._breakers.setdefault(at, _Breaker())
+        breaker.failed_at_s = self._monotonic_s()
+        return breaker
+
+    def _open(self, at: tuple[str, str], breaker: _Breaker, for_s: float | None) -> None:
         breaker.probe = None
         breaker.num_openings += 1
-        open_s = backoff_s(_OPEN_S, breaker.num_openings)
-        breaker.probe_at_s = now_s + open_s
+        open_s = backoff_s(_OPEN_S, breaker.num_openings) if for_s is None else for_s
+        breaker.probe_at_s = breaker.failed_at_s + min(_FORGOTTEN_S, open_s)
         self.num_openings += 1
-        extra = {"model": model, "replica": replica, "open_s": open_s}
+        extra = {"model": at[0], "replica": at[1], "open_s": open_s}
         logger.info("breaker opened", extra=extra)
 
     def undecided(self, model: str, replica: str, probe: int | None) -> None:

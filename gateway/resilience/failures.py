@@ -11,6 +11,7 @@ from gateway.errors import GatewayError, UpstreamAnswerTooLarge, UpstreamRefused
 from gateway.upstream.response import UpstreamResponse
 
 _RETRIED_4XX: Final = frozenset({408, 409, 429})
+_BETWEEN_US: Final = frozenset({401, 402, 403, 404, 407, 429, 503})
 _FAILED_FOR_GOOD: Final = b'"code":"generation_failed"'
 _NOT_SUPPORTED: Final = b'"code":"%b"' % CODE_NOT_SUPPORTED.encode()
 
@@ -22,6 +23,12 @@ def is_retriable(status: int) -> bool:
 def is_replicas_failure(status: int) -> bool:
     """Not the client's doing, and more than being full."""
     return status >= 500 and status != 503
+
+
+def is_between_us(status: int) -> bool:
+    """Of a server of another owner: our account, our limits, our name for its model.  It has done
+    nothing, and another may serve the request as if it had not been asked."""
+    return status in _BETWEEN_US
 
 
 def is_replicas_end(failure: GatewayError) -> bool:

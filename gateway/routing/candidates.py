@@ -2,12 +2,14 @@
 for a decision among a thousand must not look at each."""
 
 from collections.abc import Collection, Sequence
+from operator import attrgetter
 from typing import Final
 
 from gateway.routing.endpoint import Endpoint, LoadSum
 from gateway.routing.ring import PrefixRing
 
 _MAX_WALKS: Final = 1_024
+_load_of = attrgetter("load_tokens")
 
 
 class Candidates:
@@ -22,6 +24,8 @@ class Candidates:
         self.places_by_bit = {endpoint.block_bit: place for place, endpoint in enumerate(endpoints)}
         self.bits = sum(bit for bit in self.places_by_bit if bit)  # of those that tell their blocks
         self._walks: dict[int, Sequence[int]] = {}
+        self.keeps_prefixes = any(endpoint.keeps_prefixes for endpoint in endpoints)
+        self._has_surcharges = any(endpoint.surcharge for endpoint in endpoints)
         self.is_even = False
         self.look()
         self.load = LoadSum(sum(endpoint.load_tokens for endpoint in endpoints))
@@ -39,6 +43,12 @@ class Candidates:
             walk = [self.places[name] for name in names if name in self.places]
             self._walks[point] = walk
         return walk
+
+    def loads(self, num_tokens: int) -> list[float]:
+        """Of all, as they count for a request of so many tokens."""
+        if not self._has_surcharges:
+            return list(map(_load_of, self.endpoints))
+        return [e.load_tokens + e.surcharge * num_tokens for e in self.endpoints]
 
     def look(self) -> None:
         """Whether all are as fast as another, and warm."""

@@ -24,6 +24,8 @@ class Endpoint(msgspec.Struct, eq=False):
     load_tokens: int = 0  # outstanding: prompts and the answers expected, ours and others'
     warmth: float = 1.0  # less: it has just joined, and not all of its keys have moved to it
     slowness: float = 1.0  # in prefilling, of the mean
+    surcharge: float = 0.0  # what a token of a request costs more there: see ``Outside.weight``
+    keeps_prefixes: bool = True  # False: another owner's, of whose cache nobody can tell
     block_bit: int = 0  # its place in the index of blocks; 0: it tells nobody which it has
     sums: list[LoadSum] = msgspec.field(default_factory=list)  # that its load is part of
 
@@ -43,3 +45,4 @@ class RoutingRequest(msgspec.Struct, frozen=True):
     prompt_tokens: int = 1
     num_tokens: int = 1  # those, and the answer expected
     chain: Sequence[int] = ()  # see ``text_chain``
+    providers: tuple[str, ...] = ()  # who may serve it beside our own replicas

@@ -39,8 +39,11 @@ class ReplicaPool:
         aliases: Mapping[str, Target],
         timings: PoolTimings,
         clock: Clock,
+        outside: Iterable[Replica] = (),
     ) -> None:
+        """``outside``: of other owners, who stay and are asked nothing, but work."""
         self._replicas = {client.name: Replica(client) for client in clients}
+        self._replicas |= {replica.name: replica for replica in outside}
         self._leaving: list[Replica] = []  # with requests that still run
         self._aliases = Aliases(aliases)
         self._timings = timings
@@ -54,10 +57,11 @@ class ReplicaPool:
         self._created_unix_s: dict[str, int] = {}
         self._bases = defaultdict[str, set[str]](set)  # whose each adapter is
         self._qualified: Mapping[str, str] = {}  # adapters by their names behind their bases'
-        self.ring = PrefixRing(self._replicas)  # ready or not: those that come back keep their keys
+        self.ring = PrefixRing()  # ready or not: those that come back keep their keys
         self.is_blind = True  # nobody knows what other gateways send
         self.takes_priority = False  # all replicas do
         self.version = 0  # rises with each change of who there is, serves what, and is ready
+        self._changed_members()
 
     def __getitem__(self, name: str) -> Replica:
         return self._replicas[name]
@@ -67,10 +71,12 @@ class ReplicaPool:
         return sum(replica.is_ready for replica in self._replicas.values())
 
     def endpoints(self) -> list[Endpoint]:
+        """Those of other owners among them."""
         return [replica.endpoint for replica in self._replicas.values()]
 
     def replicas(self) -> list[Replica]:
-        return list(self._replicas.values())
+        """Our own."""
+        return [replica for replica in self._replicas.values() if replica.outside is None]
 
     # Models
 
@@ -118,9 +124,8 @@ class ReplicaPool:
         return ModelNotFound(f"The model '{model}' does not exist.{known}")
 
     def serving(self, model: str) -> list[Replica]:
-        """Those that are ready and serve the model."""
-        replicas = self._replicas.values()
-        return [r for r in replicas if r.is_ready and model in r.endpoint.models]
+        """Our own that are ready and serve the model."""
+        return [r for r in self.replicas() if r.is_ready and model in r.endpoint.models]
 
     # Joining and leaving
 
@@ -136,8 +141,9 @@ class ReplicaPool:
         """Who joins gets work once it is ready; one of that name leaves, for it is another now.
 
         Who leaves gets no more work; what runs there goes on.  No matter if there is none.
+        The name of one of another owner is taken.
         """
-        joining = list(joining)
+        joining = [client for client in joining if not self._is_outside(client.name)]
         for name in (*leaving, *(client.name for client in joining)):
             self._remove(name)
         for client in joining:
@@ -146,8 +152,12 @@ class ReplicaPool:
                 self._start_poll(self._group, self._replicas[client.name])
         self._changed_members()
 
+    def _is_outside(self, name: str) -> bool:
+        replica = self._replicas.get(name)
+        return replica is not None and replica.outside is not None
+
     def _remove(self, name: str) -> None:
-        replica = self._replicas.pop(name, None)
+        replica = None if self._is_outside(name) else self._replicas.pop(name, None)
         if replica is None:
             return
         self._leaving.append(replica)
@@ -156,11 +166,12 @@ class ReplicaPool:
             poll.cancel()
 
     def mark_unreachable(self, name: str) -> None:
-        """Until the next poll finds it well."""
+        """Until the next poll finds it well; nobody polls one of another owner."""
         replica = self._replicas.get(name)
         if replica is not None:
             replica.record.note(is_failure=True)
-            self._set_ready(replica, is_ready=False)
+            if replica.outside is None:
+                self._set_ready(replica, is_ready=False)
 
     def note(self, name: str, *, is_failure: bool) -> None:
         """How a request there has ended."""
@@ -178,7 +189,7 @@ class ReplicaPool:
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
-                for replica in self._replicas.values():
+                for replica in self.replicas():
                     self._start_poll(group, replica)
                 while True:
                     await asyncio.sleep(_TICK_S)
@@ -188,13 +199,14 @@ class ReplicaPool:
                 self._group = None
 
     async def close(self) -> None:
-        for replica in (*self._replicas.values(), *self._leaving):
+        """Of our own."""
+        for replica in (*self.replicas(), *self._leaving):
             await replica.client.close()
 
     def refresh(self) -> None:
         """What changes with time alone."""
         now_s = self._clock.monotonic_s()
-        replicas = self._replicas.values()
+        replicas = self.replicas()
         neutral = neutral_tokens((replica.others for replica in replicas), now_s)
         self.is_blind = neutral is None
         for replica in replicas:
@@ -202,8 +214,11 @@ class ReplicaPool:
             replica.set_others_tokens(tokens)
             replica.refresh_kv(now_s)
             replica.warm_up(now_s, self._timings.slow_start_s)
-        _compare_speeds(replicas)
-        self._set_ejected(eject({replica.name: replica.record for replica in replicas}, now_s))
+        mean_rate = _compare_speeds(replicas)
+        for replica in self._replicas.values():
+            if replica.outside is not None:  # as much as one of ours would do meanwhile
+                replica.set_others_tokens(round(replica.outside.ttft_s(now_s) * mean_rate))
+        self._set_ejected(eject({name: r.record for name, r in self._replicas.items()}, now_s))
 
     async def _tick(self) -> None:
         self.refresh()
@@ -270,7 +285,7 @@ class ReplicaPool:
         replica.knows_load = answer.is_known
         if answer.load is not None or not answer.is_known:  # else it does not say now
             replica.has_reported = answer.load is not None
-        known = [r for r in self._replicas.values() if r.models is not None]
+        known = [replica for replica in self.replicas() if replica.models is not None]
         self.takes_priority = all(r.has_reported for r in known)
         if answer.load is not None:
             replica.report(answer.load, self._clock.monotonic_s())
@@ -290,7 +305,7 @@ class ReplicaPool:
             )
 
     def _changed_members(self) -> None:
-        self.ring.set_members(self._replicas)
+        self.ring.set_members(replica.name for replica in self.replicas())
         self._changed_models()
 
     def _changed_models(self) -> None:
@@ -306,8 +321,11 @@ class ReplicaPool:
         self._qualified = {f"{base}:{n}": n for n, base in told if n in self._own_names}
 
 
-def _compare_speeds(replicas: Collection[Replica]) -> None:
-    """Those that are nearly as fast as all count as such: measured rates always differ a little."""
+def _compare_speeds(replicas: Collection[Replica]) -> float:
+    """Those that are nearly as fast as all count as such: measured rates always differ a little.
+
+    The mean, in prompt tokens a second; 0: nobody tells.
+    """
     told = [r.prefill_tokens_per_s for r in replicas if r.prefill_tokens_per_s > 0]
     mean = sum(told) / len(told) if told else 0.0
     for replica in replicas:
@@ -315,3 +333,4 @@ def _compare_speeds(replicas: Collection[Replica]) -> None:
         slowness = mean / rate if rate > 0 else 1.0
         is_usual = 1 / _USUAL_SPEEDS < slowness < _USUAL_SPEEDS
         replica.endpoint.slowness = 1.0 if is_usual else slowness
+    return mean

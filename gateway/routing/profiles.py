@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gateway.routing.filters.permitted import Permitted
 from gateway.routing.filters.ready import Ready
 from gateway.routing.filters.serves_model import ServesModel
 from gateway.routing.hot_prefixes import HotPrefixes
@@ -39,4 +40,4 @@ def routing_profile(
     )
     if index is not None:
         scorer = ExactPrefix(index.anchors, owners)
-    return RoutingProfile([ServesModel(), Ready()], scorer, LeastCost(random))
+    return RoutingProfile([ServesModel(), Permitted(), Ready()], scorer, LeastCost(random))

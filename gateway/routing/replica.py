@@ -9,6 +9,7 @@ from gateway.routing.endpoint import Endpoint
 from gateway.routing.foreign_metrics import Engine, ForeignLoad
 from gateway.routing.kv_pressure import preemption_tokens
 from gateway.routing.others_load import FRESH_S, OthersLoad
+from gateway.routing.outside import Outside
 from gateway.routing.prompt_tokens import PromptTokens
 from gateway.routing.ttft_forecast import TtftForecast
 from gateway.upstream.replica_client import ReplicaClient
@@ -18,12 +19,25 @@ _BLIP_S: Final = 3.0  # away for no longer: it has not been restarted, and its c
 
 
 class Replica:
-    def __init__(self, client: ReplicaClient) -> None:
+    def __init__(
+        self,
+        client: ReplicaClient,
+        models: frozenset[str] | None = None,
+        outside: Outside | None = None,
+    ) -> None:
+        """``models`` and ``outside``: of another owner's, who is asked nothing."""
         self.client = client
         self.name = client.name
-        self.models: frozenset[str] | None = None  # None: it has never told
+        self.models = models  # None: it has never told
+        self.outside = outside  # None: it is ours
         self.adapters: Mapping[str, str] = {}  # whose each is, by those of the models that are one
-        self.endpoint = Endpoint(client.name, is_ready=False, models=frozenset())
+        self.endpoint = Endpoint(
+            client.name,
+            is_ready=outside is not None,
+            models=models or frozenset(),
+            surcharge=0.0 if outside is None else 1.0 / outside.weight - 1.0,
+            keeps_prefixes=outside is None,
+        )
         self.forecast = TtftForecast()
         self.others = OthersLoad()
         self.record = Record()

@@ -45,9 +45,11 @@ class PrefixRing:
             new = sorted(point for name in joining for point in self._points_of[name])
             self._points = sorted(self._points + new)  # of two sorted runs
 
-    def home(self, point: int) -> str:
-        """Of at least one member."""
+    def home(self, point: int) -> str | None:
+        """``None``: it has no member."""
         points = self._points
+        if not points:
+            return None
         return self._name_at[points[bisect(points, point) % len(points)]]
 
     def walk(self, point: int) -> Iterator[str]:

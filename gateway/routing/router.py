@@ -14,6 +14,8 @@ from gateway.routing.prefix_reuse import PrefixReuse
 from gateway.routing.profile import RoutingProfile
 from gateway.routing.ring import ring_point
 
+_Whose = str | tuple[str, tuple[str, ...]]  # a model's, and of which providers if there are any
+
 
 class Router:
     def __init__(
@@ -30,14 +32,14 @@ class Router:
         self._hot = hot
         self._reuse = reuse
         self._index = index
-        self._candidates: dict[str, Candidates] = {}  # by model, as of that version
+        self._candidates: dict[_Whose, Candidates] = {}  # as of that version
         self._version = pool.version
 
     def decide(self, request: RoutingRequest, tried: Collection[str] = ()) -> Decision:
         """Of those that have not been ``tried``.  Raises NoReplicaAvailable."""
-        group = self._candidates.get(request.model)
+        group = None if request.providers else self._candidates.get(request.model)
         if group is None or self._version != self._pool.version:
-            group = self.candidates(request.model)
+            group = self.candidates(request.model, request.providers)
         if tried:
             group = group.without(tried)
         endpoints = group.endpoints
@@ -46,24 +48,25 @@ class Router:
         if len(endpoints) == 1:
             return Decision(endpoints[0], Reason.ONLY, None, endpoints, (0,), (0,))
         decision = self._profile.decide(request, group)
-        affinity = request.affinity
-        if affinity.conversation != affinity.key:  # else the key's home is its own
-            self._hot.went(affinity, decision.endpoint.name)
+        affinity, chosen = request.affinity, decision.endpoint
+        if affinity.conversation != affinity.key and chosen.keeps_prefixes:  # else home is its own
+            self._hot.went(affinity, chosen.name)
         return decision
 
-    def candidates(self, model: str) -> Candidates:
+    def candidates(self, model: str, providers: tuple[str, ...] = ()) -> Candidates:
         """Filtered once for each change of the pool: what filters look at changes no faster."""
         if self._version != self._pool.version:
             self._forget_candidates()
-        candidates = self._candidates.get(model)
+        key = (model, providers) if providers else model
+        candidates = self._candidates.get(key)
         if candidates is None:
-            wanted = RoutingRequest(model, NO_AFFINITY)
+            wanted = RoutingRequest(model, NO_AFFINITY, providers=providers)
             kept = self._profile.candidates(wanted, self._pool.endpoints())
             healthy = [endpoint for endpoint in kept if not endpoint.is_ejected]
             candidates = Candidates(healthy or kept, self._pool.ring)  # never all of them
             candidates.is_blind = self._pool.is_blind
             candidates.follow()
-            self._candidates[model] = candidates
+            self._candidates[key] = candidates
         return candidates
 
     def expect(

@@ -6,7 +6,15 @@ from gateway.routing.ttft_forecast import Visit
 
 
 class Stay:
-    __slots__ = ("has_begun", "num_tokens", "promise", "prompt_tokens", "replica", "visit")
+    __slots__ = (
+        "has_begun",
+        "num_tokens",
+        "promise",
+        "prompt_tokens",
+        "replica",
+        "sent_s",
+        "visit",
+    )
 
     def __init__(
         self,
@@ -21,6 +29,7 @@ class Stay:
         self.num_tokens = num_tokens  # that count as its load now, those included
         self.visit = visit  # None: nobody asks for forecasts
         self.promise = promise  # None likewise
+        self.sent_s: float | None = None  # None: its first token teaches nothing of the replica
         self.has_begun = False  # its answer
         replica.num_in_flight += 1
         replica.endpoint.add_load(num_tokens)

@@ -85,7 +85,7 @@ class Upstream(Group):
 
 
 class Provider(Group):
-    """A server of another owner, which policies' fallback chains may name."""
+    """A server of another owner, which policies may name: in fallback chains and beside pools."""
 
     name: str = Field(
         pattern=ProviderAddress.model_fields["name"].metadata[0].pattern,
@@ -97,6 +97,12 @@ class Provider(Group):
     )
     api: Literal["openai", "anthropic"] = "openai"
     api_key: SecretKey
+    models: dict[str, str] = Field(
+        {}, description="Its names of the models that it serves beside replicas, by theirs"
+    )
+    weight: float = Field(
+        1.0, gt=0, description="Of a replica's; 0.1: where ten times as much waits"
+    )
 
 
 class Policies(Group):
@@ -182,7 +188,7 @@ class Gateway(Placement):
     )
     policies: Policies = Policies()
     upstreams: list[Upstream] = Field([], description="Servers beside the pools")
-    providers: list[Provider] = Field([], description="Only whom a policy names gets a request")
+    providers: list[Provider] = Field([], description="Only whom a policy names gets its requests")
     drain: Drain = Drain()
     service: Service = Service()
     ingress: Ingress = Ingress()

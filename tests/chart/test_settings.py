@@ -168,7 +168,8 @@ def test_providers_keys_stay_in_their_secrets(
     helm4: Helm, written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = {"existingSecret": "providers", "key": "openai"}
-    provider = {"name": "openai", "url": "https://api.openai.com:443", "apiKey": key}
+    url, models = "https://api.openai.com:443", {"smol": "gpt"}
+    provider = {"name": "openai", "url": url, "apiKey": key, "models": models, "weight": 0.1}
     objects = helm4.template(written({"gateway": {"providers": [provider]}}))
     spec = manifests.one(objects, "Deployment", "r-pandal-gateway")["spec"]["template"]["spec"]
     (variable,) = (v for v in spec["containers"][0]["env"] if v["name"] == "PROVIDER_KEY_0")
@@ -176,7 +177,9 @@ def test_providers_keys_stay_in_their_secrets(
     gateway = _read(objects, "r-pandal-gateway", "GATEWAY_", GatewaySettings, monkeypatch)
     assert isinstance(gateway, GatewaySettings)
     (found,) = gateway.providers
-    assert (found.name, found.url, found.api) == ("openai", provider["url"], "openai")
+    assert (found.name, found.url, found.api) == ("openai", url, "openai")
+    assert (found.models, found.weight) == (models, 0.1)
+    assert found.api_key is not None
     assert found.api_key.get_secret_value() == "$(PROVIDER_KEY_0)", "what Kubernetes fills in"
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 from contracts.admission import AdmissionPolicy
@@ -16,11 +17,13 @@ from gateway.policies import Grant
 from gateway.prompt import Affinity, Prompt
 from gateway.routing.aliases import Target
 from gateway.routing.hot_prefixes import HotPrefixes
+from gateway.routing.outside import Outside
 from gateway.routing.pool import PoolTimings, ReplicaPool
 from gateway.routing.prefix_index import PrefixIndex
 from gateway.routing.prefix_reuse import PrefixReuse
 from gateway.routing.profile import RoutingProfile
 from gateway.routing.profiles import RoutingOptions, routing_profile
+from gateway.routing.replica import Replica
 from gateway.routing.router import Router
 from gateway.upstream.replica_client import ReplicaClient, Timeouts
 
@@ -57,11 +60,21 @@ def fleet_of(
     on_progress: Callable[[], None] = lambda: None,
     aliases: Mapping[str, Target] | None = None,
     observe_ttft: ObserveTtft = lambda predicted, actual: None,
+    outside: Mapping[str, float] = MappingProxyType({}),
 ) -> Fleet:
-    """Its replicas are ready and serve ``m``, as if they had told so; nobody asks them."""
+    """Its replicas are ready and serve ``m``, as if they had told so; nobody asks them.
+
+    ``outside``: weights of other owners' that serve it, too.
+    """
     timeouts = Timeouts(connect_s=1.0, head_s=1.0, idle_s=1.0, keep_alive_s=1.0)
     clients = [ReplicaClient(name, "http://127.0.0.1:1", timeouts) for name in names]
-    pool = ReplicaPool(clients, aliases or {}, PoolTimings(1.0, 1.0, 30.0), clock)
+    theirs = [
+        Replica(
+            ReplicaClient(name, "http://127.0.0.1:1", timeouts), frozenset({"m"}), Outside(weight)
+        )
+        for name, weight in outside.items()
+    ]
+    pool = ReplicaPool(clients, aliases or {}, PoolTimings(1.0, 1.0, 30.0), clock, theirs)
     for name in names:
         pool[name].models = frozenset({"m"})
         pool[name].set_ready(is_ready=True)

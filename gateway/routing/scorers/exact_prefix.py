@@ -42,7 +42,7 @@ class ExactPrefix:
                 cached[places[bit]] = num_tokens
         usual = self.owners.reuse.expected_tokens(request.affinity, request.prompt_tokens)
         if found.known_tokens < usual:
-            home = group.places.get(group.ring.home(ring_point(request.affinity.key)))
+            home = group.places.get(group.ring.home(ring_point(request.affinity.key)) or "")
             if home is not None:
                 cached[home] = max(cached.get(home, 0.0), usual)
         costs, to_others = self._costs_uncached(request, group), _to_others(request, group)
@@ -53,11 +53,12 @@ class ExactPrefix:
     def _costs_uncached(self, request: RoutingRequest, group: Candidates) -> list[float]:
         prompt_tokens = request.prompt_tokens
         if group.is_even:
-            return [endpoint.load_tokens + prompt_tokens for endpoint in group.endpoints]
+            return [load + prompt_tokens for load in group.loads(request.num_tokens)]
         mean = group.load.tokens / len(group.endpoints)
         return [
             (endpoint.load_tokens + prompt_tokens + (1.0 - endpoint.warmth) * mean)
             * endpoint.slowness
+            + endpoint.surcharge * request.num_tokens
             for endpoint in group.endpoints
         ]
 

@@ -19,14 +19,16 @@ class LeastTokens:
         self._random = random
 
     def score(self, request: RoutingRequest, group: Candidates) -> Scores:
-        return self.spread(group, Reason.NO_PREFIX)
+        return self.spread(request, group, Reason.NO_PREFIX)
 
-    def spread(self, group: Candidates, reason: Reason, home: str | None = None) -> Scores:
-        num = len(group.endpoints)
+    def spread(
+        self, request: RoutingRequest, group: Candidates, reason: Reason, home: str | None = None
+    ) -> Scores:
+        num, num_tokens = len(group.endpoints), request.num_tokens
         places = self._two_of(num) if group.is_blind and num > 2 else range(num)
         mean = group.load.tokens / num
         costs = [  # one that has just joined counts as busy as the others, and less by and by
-            endpoint.load_tokens
+            endpoint.load_tokens + endpoint.surcharge * num_tokens
             if endpoint.warmth == 1.0
             else endpoint.load_tokens + (1.0 - endpoint.warmth) * mean
             for endpoint in map(group.endpoints.__getitem__, places)

@@ -12,7 +12,6 @@ goes on is where it went before, for most of what it needs is not the prefix tha
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from operator import attrgetter
 from typing import Final
 
 from gateway.routing.candidates import Candidates
@@ -26,7 +25,6 @@ from gateway.routing.scorers.least_tokens import LeastTokens
 _KEY_SHARES: Final = 65_536  # in which the keys of one that joins move to it
 _TIMES_THE_SAVING: Final = 2.0  # it is computed again, and so is what it displaces
 _LEAST_RATIO: Final = 0.1  # of a prompt: with less to be found again, any place is as good
-_load_of = attrgetter("load_tokens")
 _HEIR_SHARE: Final = 0.5  # of what home is worth: the heir has it only from the next time on
 
 
@@ -41,6 +39,8 @@ class PrefixOwners:
 
     def score(self, request: RoutingRequest, group: Candidates) -> Scores:
         affinity = request.affinity
+        if not group.keeps_prefixes:
+            return self.least_tokens.score(request, group)
         if request.prompt_tokens < self.least_prefix_tokens and not affinity.is_clients:
             return self.least_tokens.score(request, group)
         saving = self.reuse.expected_tokens(affinity, request.prompt_tokens)
@@ -51,12 +51,12 @@ class PrefixOwners:
         if affinity.conversation != affinity.key:  # else its turns come one after another
             last = group.places.get(self.hot.last_of(affinity) or "")
             if last is not None and self._is_worth_it(last, request, saving, group):
-                first = group.places.get(group.ring.home(point), last)
+                first = group.places.get(group.ring.home(point) or "", last)
                 return _at(last, request, group, saving, () if first == last else (first, last))
             uses = self.hot.use(point)
         worth = _TIMES_THE_SAVING * saving / uses
         if point not in self.hot.owners:
-            home = group.places.get(group.ring.home(point))
+            home = group.places.get(group.ring.home(point) or "")
             if home is not None:
                 endpoint = group.endpoints[home]
                 load = endpoint.load_tokens
@@ -83,7 +83,7 @@ class PrefixOwners:
         self, request: RoutingRequest, point: int, saving: float, worth: float, group: Candidates
     ) -> Scores:
         """Looks at everybody's load."""
-        loads = list(map(_load_of, group.endpoints))
+        loads = group.loads(request.num_tokens)
         walk = iter(group.walk(point)) if group.is_even else _members(point, group)
         owners = list(islice(walk, self.hot.num_owners(point)))
         usual = owners[0]
@@ -103,7 +103,7 @@ class PrefixOwners:
         if heir is not None and loads[heir] <= max(share, least + _HEIR_SHARE * worth):
             self.hot.grow(point, len(owners) + 1)
             return Scores((heir,), (loads[heir] + request.prompt_tokens,), Reason.GROWN, home)
-        return self.least_tokens.spread(group, Reason.SPILL, home)
+        return self.least_tokens.spread(request, group, Reason.SPILL, home)
 
 
 def _at(

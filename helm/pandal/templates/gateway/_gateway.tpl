@@ -58,7 +58,10 @@ GATEWAY_DRAIN_TIMEOUT_S: {{ $gateway.drain.timeoutS | int64 | quote }}
 {{- range $number, $provider := . }}
 {{- $variable := printf "PROVIDER_KEY_%d" $number }}
 {{ include "pandal.secretVariable" (list $variable $provider.apiKey) }}
-{{- $told = append $told (dict "name" $provider.name "url" $provider.url "api" (default "openai" $provider.api) "api_key" (printf "$(%s)" $variable)) }}
+{{- $entry := dict "name" $provider.name "url" $provider.url "api" (default "openai" $provider.api) "api_key" (printf "$(%s)" $variable) }}
+{{- with $provider.models }}{{ $_ := set $entry "models" . }}{{ end }}
+{{- with $provider.weight }}{{ $_ := set $entry "weight" . }}{{ end }}
+{{- $told = append $told $entry }}
 {{- end }}
 {{- if $told }}
 - name: GATEWAY_PROVIDERS
