@@ -12,7 +12,7 @@ from autoscaler.pool import Demand, PoolState
 
 RATE_WINDOW_S: Final = 60.0  # over which a rate is known as well as its count allows
 DRAIN_S: Final = (45.0, 15.0)  # a backlog shall be gone this long after capacity came; by urgency
-DRAIN_RATIO: Final = (0.3, 0.1)  # or so much of the wait for it, which is paid for as well
+DRAIN_RATIO: Final = (0.3, 0.1)  # or so much of the horizon, which is paid for as well
 UNKNOWN_DURATION_S: Final = 10.0  # of a request, until one has finished
 GATHER_RATIO: Final = (0.2, 1.0)  # of a shortage, how much is believed to last; by urgency
 NUM_SIGMAS: Final = (0.5, 2.0)  # of chance that capacity covers; by urgency
@@ -101,11 +101,13 @@ def outlook(state: PoolState, policy: PoolPolicy, memory: Memory, tick_s: float)
         max(now, ahead), window_s=window_s, num_sigmas=_by_urgency(NUM_SIGMAS, policy)
     )
 
+    drain_s = max(_by_urgency(DRAIN_S, policy), _by_urgency(DRAIN_RATIO, policy) * horizon_s)
+
     def backlog_after(wait_s: float) -> float:
         done = work_within(wait_s, state, policy, memory, rates)
         gathering = now * length * wait_s - done
-        drain_s = max(_by_urgency(DRAIN_S, policy), _by_urgency(DRAIN_RATIO, policy) * horizon_s)
-        return _backlog(policy, state.num_waiting * length, gathering) / drain_s
+        waiting = state.num_waiting * length
+        return _backlog(policy, waiting=waiting, gathering=gathering) / drain_s
 
     return Outlook(
         now=now * length,
@@ -124,7 +126,7 @@ def supply_tokens_per_s(state: PoolState, rates: Mapping[str, float]) -> float:
     return sum(found.num_capacity * rates[found.name] for found in state.variants)
 
 
-def _backlog(policy: PoolPolicy, waiting: float, gathering: float) -> float:
+def _backlog(policy: PoolPolicy, *, waiting: float, gathering: float) -> float:
     """Work that will have gathered when an order of now becomes ready.
 
     What is ready or on its way will have done its part by then; what it cannot do is what an order

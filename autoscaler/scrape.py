@@ -17,8 +17,11 @@ MAX_AT_ONCE: Final = 64
 # 1.0: the answer ends with the connection, whoever sends it.  0.0.4: names keep their spelling.
 _REQUEST: Final = (
     "{method} {path} HTTP/1.0\r\nHost: {host}:{port}\r\n"
-    "Accept: text/plain;version=0.0.4\r\nContent-Length: {length}\r\n"
-    "Content-Type: application/x-www-form-urlencoded\r\nConnection: close\r\n\r\n{form}"
+    "Accept: text/plain;version=0.0.4\r\nConnection: close\r\n{rest}"
+)
+_NO_BODY: Final = "Content-Length: 0\r\n\r\n"
+_FORM: Final = (
+    "Content-Type: application/x-www-form-urlencoded\r\nContent-Length: {length}\r\n\r\n{form}"
 )
 
 
@@ -49,13 +52,13 @@ async def get(address: Address, path: str, *, timeout_s: float) -> str:
 
 
 async def exchange(
-    address: Address, method: str, path: str, *, timeout_s: float, form: str = ""
+    address: Address, method: str, path: str, *, timeout_s: float, form: str | None = None
 ) -> str:
     """The same for any method, and with the fields of a form, encoded."""
+    rest = _NO_BODY if form is None else _FORM.format(length=len(form), form=form)
     request = _REQUEST.format(
-        method=method, path=path, host=address.host, port=address.port,
-        length=len(form), form=form,
-    )  # fmt: skip
+        method=method, path=path, host=address.host, port=address.port, rest=rest
+    )
     named = path.partition("?")[0]
     try:
         async with asyncio.timeout(timeout_s):

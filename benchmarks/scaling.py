@@ -1,20 +1,22 @@
 """The autoscaler beside public ones on every shipped scenario: what was kept, and where not.
 
-    python benchmarks/scaling.py [NUM_SEEDS]
+    python -m benchmarks.scaling [NUM_SEEDS] [--oracle]
 
 Figures are means over the seeds.  The scenarios marked * were not looked at while the policy's
-figures were chosen.  Cases run side by side, one on each core.
+figures were chosen.  Cases run side by side, one on each core.  ``--oracle`` also prints, of each
+case that was not kept, what is possible there to whoever has read the trace.
 """
 
+import argparse
 import os
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 
-from pandal.simulation.comparison import MAX_COST_RATIO, contestants, scenario_case
+from benchmarks.scaling_oracle import oracles_outcomes
+from pandal.simulation.comparison import MAX_COST_RATIO, Case, contestants, scenario_case
 from pandal.simulation.outcome import Outcome
 from pandal.simulation.request import COLD_STARTS_S
 from pandal.simulation.run import Simulation
@@ -37,20 +39,29 @@ def mean_hours(outcomes: Sequence[Outcome]) -> float:
     return sum(outcome.gpu_hours for outcome in outcomes) / len(outcomes)
 
 
-def row(name: str, cold_start_s: float, num_seeds: int) -> Row:
-    cases = [
+def cases_of(name: str, cold_start_s: float, num_seeds: int) -> Sequence[Case]:
+    return [
         scenario_case(SCENARIOS[name], cold_start_s=cold_start_s, seed=seed)
         for seed in range(1, num_seeds + 1)
     ]
-    makers = zip(*map(contestants, cases), strict=True)
+
+
+def row(name: str, cold_start_s: float, num_seeds: int) -> Row:
+    cases = cases_of(name, cold_start_s, num_seeds)
     outcomes, processor_s = [], []
-    for of_one in makers:
+    for of_one in zip(*map(contestants, cases), strict=True):
         began_s = time.process_time()
         outcomes.append(
             [Simulation(c.setting, make()).run() for c, make in zip(cases, of_one, strict=True)]
         )
         processor_s.append(time.process_time() - began_s)
     return Row(outcomes, processor_s)
+
+
+def oracle_row(name: str, cold_start_s: float, num_seeds: int) -> Sequence[Outcome]:
+    """The usage with the fewest late, and of those the cheapest; by seed."""
+    tried = oracles_outcomes(cases_of(name, cold_start_s, num_seeds))
+    return min(tried, key=lambda outcomes: (mean_late(outcomes), mean_hours(outcomes)))
 
 
 def is_kept(scenario: Scenario, cold_start_s: float, found: Row) -> bool:
@@ -64,28 +75,48 @@ def is_kept(scenario: Scenario, cold_start_s: float, found: Row) -> bool:
         f"{scenario.name + '*' * scenario.is_held_out:16s}{cold_start_s:5.0f} s  "
         f"ours {mean_late(ours):7.0f} late {mean_hours(ours):6.1f} GPU-h "
         f"{num_killed} killed   {best[0].autoscaler:14s} {mean_late(best):7.0f} late "
-        f"{mean_hours(best):6.1f} GPU-h {best[0].num_killed:4d} killed   "
+        f"{mean_hours(best):6.1f} GPU-h {sum(o.num_killed for o in best):4d} killed   "
         f"{'late ' * is_late}{'dear' * is_dear}",
         flush=True,
     )
     return not (is_late or is_dear or num_killed)
 
 
-def main(num_seeds: int) -> None:
-    kept = {False: [0, 0], True: [0, 0]}
-    cases = list(product(SCENARIOS.values(), COLD_STARTS_S))
-    rows = []
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("num_seeds", nargs="?", type=int, default=1)
+    parser.add_argument("--oracle", action="store_true")
+    asked = parser.parse_args()
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        futures = [pool.submit(row, s.name, cold_start_s, num_seeds) for s, cold_start_s in cases]
-        for (scenario, cold_start_s), future in zip(cases, futures, strict=True):
-            found = future.result()
-            rows.append(found)
-            kept[scenario.is_held_out][0] += is_kept(scenario, cold_start_s, found)
-            kept[scenario.is_held_out][1] += 1
-    print(
-        f"kept: {kept[False][0]} of {kept[False][1]}; held out {kept[True][0]} of {kept[True][1]}"
-    )
-    print_costs(rows, len(cases) * num_seeds * DURATION_S / 3600)
+        lost = compare(pool, asked.num_seeds)
+        if asked.oracle:
+            print_oracles(pool, lost, asked.num_seeds)
+
+
+def compare(pool: ProcessPoolExecutor, num_seeds: int) -> list[tuple[Scenario, float]]:
+    """Prints the table; the cases that were not kept."""
+    cases = list(product(SCENARIOS.values(), COLD_STARTS_S))
+    futures = [pool.submit(row, s.name, cold_start_s, num_seeds) for s, cold_start_s in cases]
+    kept = [is_kept(*case, future.result()) for case, future in zip(cases, futures, strict=True)]
+    for is_held_out, name in ((False, "kept"), (True, "held out")):
+        group = [k for (s, _), k in zip(cases, kept, strict=True) if s.is_held_out == is_held_out]
+        print(f"{name}: {sum(group)} of {len(group)}")
+    print_costs([f.result() for f in futures], len(cases) * num_seeds * DURATION_S / 3600)
+    return [case for case, was_kept in zip(cases, kept, strict=True) if not was_kept]
+
+
+def print_oracles(
+    pool: ProcessPoolExecutor, cases: Sequence[tuple[Scenario, float]], num_seeds: int
+) -> None:
+    futures = [
+        pool.submit(oracle_row, s.name, cold_start_s, num_seeds) for s, cold_start_s in cases
+    ]
+    for (scenario, cold_start_s), future in zip(cases, futures, strict=True):
+        found = future.result()
+        print(
+            f"{scenario.name:16s}{cold_start_s:5.0f} s  oracle {mean_late(found):7.0f} late "
+            f"{mean_hours(found):6.1f} GPU-h"
+        )
 
 
 def print_costs(rows: Sequence[Row], num_hours: float) -> None:
@@ -98,4 +129,4 @@ def print_costs(rows: Sequence[Row], num_hours: float) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1)
+    main()

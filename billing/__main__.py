@@ -26,7 +26,7 @@ from billing.kafka_wiring import client_arguments
 from billing.ledger import Ledger, utc_now
 from billing.lookup import next_offset
 from billing.opening import done_or_stopped
-from billing.quota_store import trusting
+from billing.quota_store import with_tls
 from billing.reconciliation import AuditRules, Sources, policy_tenants, reconcile
 from billing.settings import PREFIX, Settings, unread_variables
 from billing.spool_source import SpoolSource
@@ -163,7 +163,7 @@ def _steps(
 
 def _quota_url(settings: Settings) -> str | None:
     url = settings.quota_url
-    return None if url is None else trusting(url.get_secret_value(), settings.redis_ca_file)
+    return None if url is None else with_tls(url.get_secret_value(), settings)
 
 
 def _to_topic(settings: Settings) -> Send:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from typing import Any, Protocol
+from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
 import redis
 from redis.sentinel import Sentinel
@@ -22,14 +22,29 @@ from contracts.names import TenantId, quota_holds_key, quota_owed, quota_settled
 _TIMEOUT_S = 2.0
 _MOST_OWED = 10_000  # two megabytes of the store's memory
 _SENTINELS_SCHEMES, _SENTINELS_PORT = ("redis+sentinel", "rediss+sentinel"), 26379
-_CA_FILE = "ssl_ca_certs"  # redis' own word for it in a URL
+_TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")  # redis' own words in a URL
 
 
-def trusting(url: str, ca_file: Path | None) -> str:
-    """The store's URL with whom it is known by over TLS; ``None``: whom this machine trusts."""
-    if ca_file is None or not url.lower().startswith("rediss"):
+class TlsSettings(Protocol):
+    @property
+    def redis_ca_file(self) -> Path | None: ...
+    @property
+    def redis_certificate_file(self) -> Path | None: ...
+    @property
+    def redis_certificate_key_file(self) -> Path | None: ...
+
+
+def with_tls(url: str, settings: TlsSettings) -> str:
+    """The store's URL with whom it is known by over TLS, and who we are to it."""
+    paths = (
+        settings.redis_ca_file,
+        settings.redis_certificate_file,
+        settings.redis_certificate_key_file,
+    )
+    told = {word: str(path) for word, path in zip(_TLS_FILES, paths, strict=True) if path}
+    if not told or not url.lower().startswith("rediss"):
         return url
-    return f"{url}{'&' if '?' in url else '?'}{_CA_FILE}={quote(str(ca_file))}"
+    return f"{url}{'&' if '?' in url else '?'}{urlencode(told, quote_via=quote)}"
 
 
 def settled_totals(url: str, tenant_ids: Iterable[TenantId]) -> Mapping[str, QuotaTotals]:
@@ -89,7 +104,7 @@ def _client(url: str) -> redis.Redis:
     sentinels = [(place.hostname, place.port or _SENTINELS_PORT) for place in places]
     told = parse_qs(urlsplit(url).query.replace("+", "%2B"))  # which stands for itself
     if urlsplit(url).scheme.startswith("rediss"):
-        limits |= {"ssl": True, _CA_FILE: told.get(_CA_FILE, [None])[0]}
+        limits |= {"ssl": True, **{word: told.get(word, [None])[0] for word in _TLS_FILES}}
     to_sentinels = {
         **limits,
         "username": told.get("sentinel_user", [None])[0],

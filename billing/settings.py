@@ -52,6 +52,8 @@ class Settings(BaseSettings):
     # The gateways' quota store, whose totals are compared with the ledger.  None: nobody does that.
     quota_url: SecretStr | None = None
     redis_ca_file: Path | None = None  # PEM, of a rediss:// one; None: whom this machine trusts
+    redis_certificate_file: Path | None = None  # PEM, with its chain; None: stores ask for none
+    redis_certificate_key_file: Path | None = None
     # The gateways' policy document: with it spend counters are kept from standing below the ledger
     # after the store was lost.  None: nobody does that.
     policy_file: Path | None = None

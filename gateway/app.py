@@ -37,7 +37,7 @@ from gateway.readiness import Readiness
 from gateway.replica_wiring import Replicas, wire_replicas
 from gateway.resilience.fallback import Fallbacks
 from gateway.resilience_wiring import wire_resilience
-from gateway.resp_address import RespAddress
+from gateway.resp_address import RespAddress, StoreTls
 from gateway.routing.pool import ReplicaPool
 from gateway.settings import Settings
 from gateway.settlement import SettlementDesk
@@ -148,7 +148,7 @@ async def _end(pipeline: Pipeline, limiter: RedisLimiter, access_log: AccessLog)
 
 
 def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
-    address = RespAddress.parse(settings.quota_url.get_secret_value(), settings.redis_ca_file)
+    address = RespAddress.parse(settings.quota_url.get_secret_value(), StoreTls.of(settings))
     name = f"{settings.gateway_id}/{boot_id}"
     quota = QuotaStore(address, settings.quota_call_deadline_s, greeting(name))
     metrics, providers = Metrics(settings.metrics_tenants), wire_providers(settings)

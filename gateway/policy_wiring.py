@@ -11,7 +11,7 @@ from gateway.policies import LivePolicies
 from gateway.policy_documents.file import FileDocuments
 from gateway.policy_documents.valkey import ValkeyDocuments
 from gateway.policy_watch import PolicyWatch
-from gateway.resp_address import RespAddress
+from gateway.resp_address import RespAddress, StoreTls
 from gateway.settings import Settings
 
 _FIRST_POLICY_S = 2.0  # for the store to tell it; then the gateway begins without
@@ -47,6 +47,6 @@ def wire_policies(settings: Settings, clock: Clock) -> PolicyParts:
 def _store(settings: Settings) -> FileDocuments | ValkeyDocuments:
     if settings.policy_url is not None:
         url = settings.policy_url.get_secret_value()
-        return ValkeyDocuments(RespAddress.parse(url, settings.redis_ca_file))
+        return ValkeyDocuments(RespAddress.parse(url, StoreTls.of(settings)))
     assert settings.policy_file is not None, "settings want one of the two"
     return FileDocuments(settings.policy_file)

@@ -18,7 +18,7 @@ from gateway.resilience.idempotency import Idempotency, IdempotencyLimits
 from gateway.resilience.retries import Retries, RetryLimits
 from gateway.resilience.retry_budget import RetryBudget
 from gateway.resilience.shared_keys import SharedKeyLimits, SharedKeys
-from gateway.resp_address import RespAddress
+from gateway.resp_address import RespAddress, StoreTls
 from gateway.response_cache.response_cache import ResponseCache
 from gateway.settings import Settings
 
@@ -99,7 +99,7 @@ async def _store(
     if settings.cache_url is None:
         yield None
         return
-    address = RespAddress.parse(settings.cache_url.get_secret_value(), settings.redis_ca_file)
+    address = RespAddress.parse(settings.cache_url.get_secret_value(), StoreTls.of(settings))
     client = RespClient(address, deadline_s, name=name)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(client.run())

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 _EXPECTED = (
@@ -17,6 +18,32 @@ _SERVICE_IN_PATH = re.compile(r"/([\w.-]+)(?:/(\d+))?", re.ASCII)
 _DEFAULT_PORT, _SENTINELS_PORT = 6379, 26379
 
 
+class TlsSettings(Protocol):
+    @property
+    def redis_ca_file(self) -> Path | None: ...
+    @property
+    def redis_certificate_file(self) -> Path | None: ...
+    @property
+    def redis_certificate_key_file(self) -> Path | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoreTls:
+    """Whom a store over TLS is known by, and who we are to it; all of them PEM."""
+
+    ca_file: Path | None = None  # None: whom this machine trusts
+    certificate_file: Path | None = None  # with its chain; None: it asks for none
+    key_file: Path | None = None  # None: the key is in the certificate's file
+
+    @classmethod
+    def of(cls, settings: TlsSettings) -> "StoreTls":
+        return cls(
+            settings.redis_ca_file,
+            settings.redis_certificate_file,
+            settings.redis_certificate_key_file,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class RespAddress:
     path: str | None  # of a Unix socket; None: host and port count
@@ -29,8 +56,7 @@ class RespAddress:
     service: str = ""
     sentinel_username: str | None = None
     sentinel_password: str | None = field(default=None, repr=False)
-    is_tls: bool = False  # of the store and its Sentinels
-    ca_file: Path | None = None  # PEM; None: whom this machine trusts
+    tls: StoreTls | None = None  # of the store and its Sentinels; None: without
 
     @property
     def words(self) -> str:
@@ -38,8 +64,8 @@ class RespAddress:
         return self.path or self.service or f"{self.host}:{self.port}"
 
     @classmethod
-    def parse(cls, url: str, ca_file: Path | None = None) -> "RespAddress":
-        """``ca_file``: whom a store over TLS is known by.
+    def parse(cls, url: str, tls: StoreTls = StoreTls()) -> "RespAddress":
+        """``tls``: of a store that is spoken to so.
 
         Raises ValueError, which quotes nothing: any part of a bad URL may be the password's.
         """
@@ -50,7 +76,7 @@ class RespAddress:
             address = None
         if address is None:
             raise ValueError(_EXPECTED)
-        return replace(address, ca_file=ca_file) if address.is_tls else address
+        return address if address.tls is None else replace(address, tls=tls)
 
 
 def _unix(parts: SplitResult) -> RespAddress | None:
@@ -73,7 +99,7 @@ def _tcp(parts: SplitResult) -> RespAddress | None:
         database=int(database[1] or 0),
         username=None if parts.username is None else unquote(parts.username),
         password=None if parts.password is None else unquote(parts.password),
-        is_tls=parts.scheme == "rediss",
+        tls=StoreTls() if parts.scheme == "rediss" else None,
     )
 
 
@@ -102,7 +128,7 @@ def _behind_sentinels(parts: SplitResult) -> RespAddress | None:
         service=path[1],
         sentinel_username=to_sentinels.get("sentinel_user", [None])[0],
         sentinel_password=to_sentinels.get("sentinel_password", [None])[0],
-        is_tls=parts.scheme.startswith("rediss"),
+        tls=StoreTls() if parts.scheme.startswith("rediss") else None,
     )
 
 

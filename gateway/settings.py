@@ -101,6 +101,8 @@ class Settings(BaseSettings):
     key_pepper: KeyPepper  # 16 to 64 bytes; keys the hashes of API keys and the tenants' salts
     quota_url: StoreUrl  # unix:///path/quota.sock or redis://[user:password@]host:port[/db]
     redis_ca_file: Path | None = None  # PEM, of rediss:// stores; None: whom this machine trusts
+    redis_certificate_file: Path | None = None  # PEM, with its chain; None: stores ask for none
+    redis_certificate_key_file: Path | None = None
     quota_call_deadline_s: float = Field(default=0.05, gt=0)  # 20x a healthy call's time
     quota_share_lease_s: float = Field(default=60.0, ge=0)  # an outage's length without refusals
     quota_lease_s: float = Field(default=120.0, gt=0, le=600)  # then a dead gateway's holds end

@@ -16,7 +16,7 @@ from billing.errors import SourceUnavailable
 from billing.kafka_source import num_unread
 from billing.kafka_wiring import client_arguments
 from billing.lookup import next_offset, reads_kafka
-from billing.quota_store import trusting
+from billing.quota_store import with_tls
 from billing.reconciliation import AuditRules, Sources, policy_tenants, reconcile
 from contracts.names import USAGE_TOPIC
 from pandal.errors import NotAudited
@@ -38,7 +38,7 @@ def sources_of(books: FleetBooks, price_book: Path | None, settings: CommandSett
     """Those of the local fleet, but for what is named: of another ledger only what is named."""
     quota_url = None
     if settings.quota_url is not None:
-        quota_url = trusting(settings.quota_url.get_secret_value(), settings.redis_ca_file)
+        quota_url = with_tls(settings.quota_url.get_secret_value(), settings)
     data_dir = books.data_dir
     is_local = books.other_ledger_url is None
     if quota_url is None and is_local:

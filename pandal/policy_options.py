@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from pydantic import SecretStr
 
-from gateway.resp_address import RespAddress
+from gateway.resp_address import RespAddress, StoreTls
 from pandal.admin_client import AdminClient
 from pandal.credentials import read_admin_token
 from pandal.datadir import DataDir
@@ -48,7 +48,7 @@ def quota_address(data_dir: Path | None) -> RespAddress:
     if url is None or data_dir is not None:
         return local_quota(directory(data_dir))
     try:
-        return RespAddress.parse(url.get_secret_value(), settings.redis_ca_file)
+        return RespAddress.parse(url.get_secret_value(), StoreTls.of(settings))
     except ValueError as exc:
         raise BadOption(f"PANDAL_QUOTA_URL: {exc}") from exc
 

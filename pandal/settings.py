@@ -47,6 +47,8 @@ class CommandSettings(BaseSettings):
     # The quota store of those gateways, as their GATEWAY_QUOTA_URL: dry runs read its record.
     quota_url: SecretStr | None = None
     redis_ca_file: Path | None = None  # PEM, of a rediss:// one; None: whom this machine trusts
+    redis_certificate_file: Path | None = None  # PEM, with its chain; None: stores ask for none
+    redis_certificate_key_file: Path | None = None
     # The ledger that billing commands mean, if it is not the one in the data directory.  Here, and
     # not on a command line, where others read it: it may hold a password.
     ledger_url: SecretStr | None = None

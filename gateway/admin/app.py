@@ -23,7 +23,7 @@ from gateway.clock import SYSTEM_CLOCK, Clock, IdMaker, random_digits
 from gateway.metrics import MEDIA_TYPE
 from gateway.policy_documents.file import FileDocuments
 from gateway.policy_documents.valkey import ValkeyDocuments
-from gateway.resp_address import RespAddress
+from gateway.resp_address import RespAddress, StoreTls
 
 
 @asynccontextmanager
@@ -80,7 +80,7 @@ def _tell_metrics(app: FastAPI, metrics: AdminMetrics) -> None:
 def _documents(settings: Settings) -> FileDocuments | ValkeyDocuments:
     if settings.policy_url is not None:
         url = settings.policy_url.get_secret_value()
-        return ValkeyDocuments(RespAddress.parse(url, settings.redis_ca_file))
+        return ValkeyDocuments(RespAddress.parse(url, StoreTls.of(settings)))
     assert settings.policy_file is not None, "settings want one of the two"
     return FileDocuments(settings.policy_file)
 

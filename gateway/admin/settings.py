@@ -33,6 +33,8 @@ class Settings(BaseSettings):
     port: int = Field(default=8090, ge=0, le=65_535)  # 0: any free port, told in the log
     policy_url: StoreUrl | None = None  # as the gateways'; None: the policy is in policy_file
     redis_ca_file: Path | None = None  # PEM, of a rediss:// one; None: whom this machine trusts
+    redis_certificate_file: Path | None = None  # PEM, with its chain; None: stores ask for none
+    redis_certificate_key_file: Path | None = None
     policy_file: Path | None = Field(default=None, validate_default=True)
     key_pepper: KeyPepper  # as the gateways': keys are made with it
     static_tokens: tuple[StaticToken, ...] = ()  # JSON; none: only tokens of the provider count

@@ -112,7 +112,9 @@ class _Connection(asyncio.Protocol):
             self._timer.cancel()
         pending, self._pending = self._pending, deque()
         for _, reply in pending:
-            reply.fail(QuotaUnanswered("The quota store did not answer."))
+            fault = QuotaUnanswered("The quota store did not answer.")
+            fault.__cause__ = exc
+            reply.fail(fault)
         self.lost.resolve(None)
 
     def abort(self) -> None:
@@ -258,16 +260,17 @@ class RespClient:
 
     async def _connect(self) -> _Connection:
         """Raises OSError, QuotaUnavailable; QuotaRefused if the store answers, but not to us."""
-        if self._address.is_tls:
-            self._tls = await asyncio.to_thread(client_context, self._address.ca_file)
+        if self._address.tls is not None:
+            self._tls = await asyncio.to_thread(client_context, self._address.tls)
         place = (self._address.host, self._address.port)
         if self._sentinels:
             place = await self._primary()
         async with asyncio.timeout(self._call_deadline_s * 4):
             connection = await self._open(*place)
             try:
-                for command in self._greeting():
-                    _check_greeting(await connection.call(command))
+                with told_refusals():
+                    for command in self._greeting():
+                        _check_greeting(await connection.call(command))
                 if self._sentinels:
                     _check_role(await connection.call(pack("ROLE")))
             except BaseException:
@@ -299,9 +302,12 @@ class RespClient:
                 async with asyncio.timeout(self._call_deadline_s * 4):
                     sentinel = await self._open(*self._sentinels[0])
                     try:
-                        for command in _auth(address.sentinel_username, address.sentinel_password):
-                            _check_greeting(await sentinel.call(command))
-                        found = await sentinel.call(question)
+                        with told_refusals():
+                            for command in _auth(
+                                address.sentinel_username, address.sentinel_password
+                            ):
+                                _check_greeting(await sentinel.call(command))
+                            found = await sentinel.call(question)
                     finally:
                         sentinel.abort()
                 if isinstance(found, list):

@@ -50,6 +50,8 @@ BILLING_MANAGED: Final = {
     "terms": "billing.terms",
     "quota_url": "gateway.quotaUrl",
     "redis_ca_file": "gateway.redisCa",
+    "redis_certificate_file": "gateway.redisCertificateSecret",
+    "redis_certificate_key_file": "gateway.redisCertificateSecret",
     "policy_file": "gateway.policies, if billing.keepsCounters",
     "usage_journals": "nothing: each replica keeps its journal on a volume of its own",
     "port": "billing.port",

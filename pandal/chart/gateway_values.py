@@ -37,6 +37,8 @@ MANAGED: Final = {
     "quota_url": "gateway.quotaUrl",
     "cache_url": "gateway.cacheUrl",
     "redis_ca_file": "gateway.redisCa",
+    "redis_certificate_file": "gateway.redisCertificateSecret",
+    "redis_certificate_key_file": "gateway.redisCertificateSecret",
     "spool_dir": "usage.spool",
     "gateway_id": "the pod's name",
     "kafka_bootstrap": "usage.kafka.bootstrap",
@@ -62,6 +64,8 @@ ADMIN_MANAGED: Final = {
     "port": "admin.port",
     "policy_url": "gateway.policies.url",
     "redis_ca_file": "gateway.redisCa",
+    "redis_certificate_file": "gateway.redisCertificateSecret",
+    "redis_certificate_key_file": "gateway.redisCertificateSecret",
     "policy_file": "never: gateway.policies.url",
     "key_pepper": "gateway.keyPepper",
     "static_tokens": "admin.staticTokens",
@@ -185,6 +189,9 @@ class Gateway(Placement):
     redis_ca: SecretKey = Field(
         SecretKey(key="ca.crt"),
         description="Whom stores over TLS are known by; empty: public authorities",
+    )
+    redis_certificate_secret: OptionalName = Field(
+        "", description="Of kubernetes.io/tls, for stores that ask for one; empty: there is none"
     )
     policies: Policies = Policies()
     upstreams: list[Upstream] = Field([], description="Servers beside the pools")

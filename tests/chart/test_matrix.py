@@ -54,6 +54,7 @@ OPTIONS: dict[str, list[Any]] = {
     "gateway.service": [{}, {"type": "NodePort", "annotations": {"a": "b"}}],
     "gateway.policies": [{}, {"existingConfigMap": "tenants"}, {"url": {"existingSecret": "p"}}],
     "gateway.redisCa": [{}, {"existingSecret": "ca"}],
+    "gateway.redisCertificateSecret": ["", "client"],
     "gateway.drain": [{}, {"preStopS": 0, "timeoutS": 0}],
     "gateway.affinity": [{}, {"nodeAffinity": {}}],
     "gateway.topologySpread": [True, False],

@@ -72,6 +72,10 @@ def plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else getattr(value, "value", value)
 
 
+REDIS = {
+    "redisCa": {"existingSecret": "authority", "key": "redis.pem"},
+    "redisCertificateSecret": "redis-client",
+}
 KAFKA = {
     "bootstrap": "k:9092",
     "security": "sasl_ssl",
@@ -189,8 +193,7 @@ def test_what_the_chart_decides_arrives(
     values = {
         "gateway": {
             "port": 9000, "drain": {"timeoutS": 90},
-            "redisCa": {"existingSecret": "authority", "key": "redis.pem"},
-            "upstreams": [{"name": "lab", "url": "http://10.0.0.1:8000"}],
+            **REDIS, "upstreams": [{"name": "lab", "url": "http://10.0.0.1:8000"}],
         },
         "usage": {"transport": "kafka", "kafka": KAFKA},
         "autoscaler": {"port": 9200},
@@ -246,12 +249,7 @@ def _assert_kafka_is_told(objects: list[Any], found: GatewaySettings | BillingSe
     assert (found.kafka_security, found.kafka_sasl_mechanism) == ("sasl_ssl", "PLAIN")
     assert found.kafka_username is not None
     assert found.kafka_username.get_secret_value() == "name"
-    (volume,) = (v["projected"] for v in _volumes(objects, found) if v["name"] == "kafka")
-    files = {
-        f"/etc/pandal/kafka/{item['path']}": (source["secret"]["name"], item["key"])
-        for source in volume["sources"]
-        for item in source["secret"]["items"]
-    }
+    files = _mounted(objects, found, "kafka")
     told = (found.kafka_ca_file, found.kafka_certificate_file, found.kafka_certificate_key_file)
     assert [files[str(path)] for path in told] == [
         ("authority", "ca.pem"), ("client", "tls.crt"), ("client", "tls.key"),
@@ -259,10 +257,23 @@ def _assert_kafka_is_told(objects: list[Any], found: GatewaySettings | BillingSe
 
 
 def _assert_redis_is_told(objects: list[Any], found: GatewaySettings | BillingSettings) -> None:
-    (secret,) = (v["secret"] for v in _volumes(objects, found) if v["name"] == "redis")
-    (item,) = secret["items"]
-    assert (secret["secretName"], item["key"]) == ("authority", "redis.pem")
-    assert str(found.redis_ca_file) == f"/etc/pandal/redis/{item['path']}"
+    files = _mounted(objects, found, "redis")
+    told = (found.redis_ca_file, found.redis_certificate_file, found.redis_certificate_key_file)
+    assert [files[str(path)] for path in told] == [
+        ("authority", "redis.pem"), ("redis-client", "tls.crt"), ("redis-client", "tls.key"),
+    ]  # fmt: skip
+
+
+def _mounted(
+    objects: list[Any], found: GatewaySettings | BillingSettings, name: str
+) -> dict[str, tuple[str, str]]:
+    """By path, the Secret and the key that are found there."""
+    (volume,) = (v["projected"] for v in _volumes(objects, found) if v["name"] == name)
+    return {
+        f"/etc/pandal/{name}/{item['path']}": (source["secret"]["name"], item["key"])
+        for source in volume["sources"]
+        for item in source["secret"]["items"]
+    }
 
 
 def _volumes(objects: list[Any], found: GatewaySettings | BillingSettings) -> list[Any]:

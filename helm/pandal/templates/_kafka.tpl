@@ -35,7 +35,7 @@
 {{- $found := list -}}
 {{- if eq $usage.transport "kafka" -}}
 {{- if hasPrefix "sasl" $usage.kafka.security }}{{ $found = list $usage.kafka.sasl.username.existingSecret $usage.kafka.sasl.password.existingSecret }}{{ end -}}
-{{- if hasSuffix "ssl" $usage.kafka.security }}{{ $found = append $found $usage.kafka.tls.ca.existingSecret }}{{ end -}}
+{{- if hasSuffix "ssl" $usage.kafka.security }}{{ $found = concat $found (list $usage.kafka.tls.ca.existingSecret $usage.kafka.tls.certificateSecret) }}{{ end -}}
 {{- end -}}
 {{- toJson $found -}}
 {{- end -}}

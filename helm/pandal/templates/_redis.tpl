@@ -1,14 +1,24 @@
-{{/* Whom stores of rediss:// URLs are known by. */}}
+{{/* Whom stores of rediss:// URLs are known by, and who we are to them. */}}
 
-{{/* (list $ "PREFIX_"): a line of their settings, or nothing. */}}
-{{- define "pandal.redis.variable" -}}
-{{- if (index . 0).Values.gateway.redisCa.existingSecret }}
+{{/* (list $ "PREFIX_"): lines of their settings, or nothing. */}}
+{{- define "pandal.redis.variables" -}}
+{{- $gateway := (index . 0).Values.gateway -}}
+{{- if $gateway.redisCa.existingSecret }}
 {{ index . 1 }}REDIS_CA_FILE: /etc/pandal/redis/ca.crt
+{{- end }}
+{{- if $gateway.redisCertificateSecret }}
+{{ index . 1 }}REDIS_CERTIFICATE_FILE: /etc/pandal/redis/tls.crt
+{{ index . 1 }}REDIS_CERTIFICATE_KEY_FILE: /etc/pandal/redis/tls.key
 {{- end }}
 {{- end -}}
 
+{{/* Secrets that are read, as a JSON list; a change of one rolls who reads them. */}}
+{{- define "pandal.redis.secrets" -}}
+{{- toJson (compact (list .Values.gateway.redisCa.existingSecret .Values.gateway.redisCertificateSecret)) -}}
+{{- end -}}
+
 {{- define "pandal.redis.mount" -}}
-{{- if .Values.gateway.redisCa.existingSecret -}}
+{{- if include "pandal.redis.secrets" . | fromJsonArray -}}
 - name: redis
   mountPath: /etc/pandal/redis
   readOnly: true
@@ -16,15 +26,29 @@
 {{- end -}}
 
 {{- define "pandal.redis.volume" -}}
-{{- with .Values.gateway.redisCa -}}
-{{- if .existingSecret -}}
+{{- $gateway := .Values.gateway -}}
+{{- if include "pandal.redis.secrets" . | fromJsonArray -}}
 - name: redis
-  secret:
-    secretName: {{ .existingSecret }}
+  projected:
     defaultMode: 0440
-    items:
-      - key: {{ .key }}
-        path: ca.crt
-{{- end -}}
+    sources:
+      {{- with $gateway.redisCa }}
+      {{- if .existingSecret }}
+      - secret:
+          name: {{ .existingSecret }}
+          items:
+            - key: {{ .key }}
+              path: ca.crt
+      {{- end }}
+      {{- end }}
+      {{- with $gateway.redisCertificateSecret }}
+      - secret:
+          name: {{ . }}
+          items:
+            - key: tls.crt
+              path: tls.crt
+            - key: tls.key
+              path: tls.key
+      {{- end }}
 {{- end -}}
 {{- end -}}

@@ -24,6 +24,6 @@ BILLING_POLICY_FILE: /etc/pandal/policies/policies.json
 {{- end }}
 BILLING_HOST: "0.0.0.0"
 BILLING_PORT: {{ $billing.port | quote }}
-{{- include "pandal.redis.variable" (list . "BILLING_") }}
+{{- include "pandal.redis.variables" (list . "BILLING_") }}
 {{- include "pandal.settings" (list "BILLING_" $billing.settings) }}
 {{- end -}}

@@ -43,7 +43,7 @@ GATEWAY_DRAIN_TIMEOUT_S: {{ $gateway.drain.timeoutS | int64 | quote }}
 {{- if eq .Values.usage.transport "kafka" }}
 {{ include "pandal.kafka.variables" (list . "GATEWAY_") }}
 {{- end }}
-{{- include "pandal.redis.variable" (list . "GATEWAY_") }}
+{{- include "pandal.redis.variables" (list . "GATEWAY_") }}
 {{- include "pandal.settings" (list "GATEWAY_" $gateway.settings) }}
 {{- end -}}
 
