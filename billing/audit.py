@@ -157,18 +157,23 @@ def findings_of_event(posted: Posted, witnesses: Witnesses) -> Iterator[Finding]
 
 
 def findings_of_quota(
-    tenant_id: str, *, before: Account, quota: Account, billed: Account
+    tenant_id: str, *, before: Account, quota: Account, billed: Account, num_unread: int | None
 ) -> Iterator[Finding]:
     """``before``: what the quota had been told when the other accounts began to be read.
 
     What an auditor has posted is among what is billed: the quota was told of it then.
+    ``num_unread``: events, of any tenant, that the brokers have and the ledger has not; None: who
+    knows.  So many that the quota was told of may be among them.
     """
-    is_between = before.num_requests <= billed.num_requests <= quota.num_requests and (
-        before.num_tokens <= billed.num_tokens <= quota.num_tokens
-    )
-    if not is_between:
+    lacking, too_many = before - billed, billed - quota
+    is_on_its_way = num_unread is None or 0 < lacking.num_requests <= num_unread
+    if _has_any(too_many) or (_has_any(lacking) and not is_on_its_way):
         detail = f"quota was told {quota}; billed are {billed}"
         yield Finding(Kind.QUOTA_DIFFERS, tenant_id, "quota", detail)
+
+
+def _has_any(account: Account) -> bool:
+    return account.num_requests > 0 or account.num_tokens > 0
 
 
 def finding_of_loss(tenant_id: str, loss: QuotaLoss) -> Finding:

@@ -1,7 +1,7 @@
 """What is billed by tenant, and gateways' numbers, as an audit asks for them.
 
-By the sums that are kept with each posting, so that an audit by the hour costs as much in a ledger
-of years as in a new one; or counted anew, event by event, which checks those sums as well.
+By the sums that are kept with each posting, a row a day and key, so that an audit by the hour does
+not grow with the events; or counted anew, event by event, which checks those sums as well.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

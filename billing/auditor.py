@@ -134,7 +134,7 @@ def audit(
         billed = counted_accounts(connection) if is_whole else kept
         recovered = recovered_accounts(connection)
         accounts = _accounts(billed, recovered, journals, quota, waiting, lost)
-        comparison = _QuotaComparison(accounts, quota_before, quota, lost)
+        comparison = _QuotaComparison(accounts, quota_before, quota, lost, num_unread)
         losses = comparison.losses(connection)
         return AuditReport(
             accounts=accounts,
@@ -214,8 +214,10 @@ class _QuotaComparison:
         before: Mapping[str, QuotaTotals] | None,
         after: Mapping[str, QuotaTotals] | None,
         acknowledged: Mapping[str, Acknowledged],
+        num_unread: int | None,
     ) -> None:
         self._acknowledged = acknowledged
+        self._num_unread = num_unread
         self._before = {} if before is None else before
         self._after = {} if after is None else after
         self._billed = {
@@ -272,6 +274,7 @@ class _QuotaComparison:
             before=self._told_before(tenant_id).account,
             quota=self._told_after(tenant_id).account,
             billed=self._billed[tenant_id],
+            num_unread=self._num_unread,
         )
 
     def _told_before(self, tenant_id: str) -> QuotaTotals:

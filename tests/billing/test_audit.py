@@ -265,6 +265,20 @@ def test_what_is_served_after_the_ledger_was_read_is_no_difference(books: Books)
     assert books.found() == []
 
 
+@pytest.mark.parametrize(
+    ("num_unread", "num_told", "is_found"),
+    [(1, 4, False), (1, 5, True), (None, 5, False), (0, 4, True), (1, 2, True), (None, 2, True)],
+)
+def test_what_the_brokers_still_have_is_no_difference_of_the_quota(
+    books: Books, num_unread: int | None, num_told: int, is_found: bool
+) -> None:
+    """Of three that are billed: as many more as may be on their way, and never fewer."""
+    books.post(*EVENTS)
+    books.num_unread = num_unread
+    books.quota = {"acme": Account(num_told, 102 * num_told)}
+    assert books.found() == ([(Kind.QUOTA_DIFFERS, "quota")] if is_found else [])
+
+
 def test_a_quota_that_cannot_be_asked_is_not_compared(books: Books) -> None:
     books.post(*EVENTS)
     books.quota = None
