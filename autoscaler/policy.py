@@ -42,7 +42,7 @@ class PoolPolicy:
     kv_guard_usage: float = 0.9  # above it engines preempt
     guard_window_s: float = 60.0  # a guard must hold this long to count
     up_window_s: float = 20.0  # two thirds of the looks in it must agree
-    down_window_s: float = 240.0  # and most of a cold start: the largest need in it is kept
+    down_window_s: float = 240.0  # or a cold start's time: the largest need in it is kept
     down_interval_s: float = 60.0  # between two steps down
     down_step_ratio: float = 0.5  # of the replicas, in one step down
     idle_before_zero_s: float = 900.0  # without any request

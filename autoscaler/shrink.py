@@ -18,7 +18,6 @@ from autoscaler.need import rates_of, supply_tokens_per_s
 from autoscaler.policy import PoolPolicy
 from autoscaler.pool import SERVING_PHASES, Phase, PoolState, VariantState
 
-WINDOW_COLD_STARTS: Final = 0.7  # a mistake takes a cold start to mend
 LASTING_S: Final = 60.0  # what was needed for less is not kept for it
 MOMENT_S: Final = 120.0  # an order is not taken back before
 
@@ -48,8 +47,13 @@ def shrunk(state: PoolState, policy: PoolPolicy, memory: Memory) -> Shrunk:
 
 
 def down_window_s(state: PoolState, policy: PoolPolicy) -> float:
+    """Until keeping has cost as much as another one's cold start, once a need has lasted.
+
+    Who keeps for so long pays at most twice what knowing the future would have (ski rental; Karlin
+    et al., Competitive Snoopy Caching, 1988).
+    """
     starts = [cold_start_s(variant, state.variants) for variant in policy.variants]
-    return policy.down_window_s + WINDOW_COLD_STARTS * max(starts)
+    return max(policy.down_window_s, LASTING_S + max(starts))
 
 
 @dataclass(frozen=True, slots=True)

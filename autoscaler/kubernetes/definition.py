@@ -53,7 +53,9 @@ SPEC_RULES: Final[Rules] = {
     "kv_guard_usage": Rule("Fuller KV caches ask for one more replica.", 0, 1),
     "guard_window_s": Rule("How long a guard must hold to count.", 0),
     "up_window_s": Rule("Two thirds of the looks in it must agree.", 0),
-    "down_window_s": Rule("The largest need in it, and in most of a cold start, is kept.", 0),
+    "down_window_s": Rule(
+        "The largest need in it, or in a cold start and a minute if that is longer, is kept.", 0
+    ),
     "down_interval_s": Rule("Between two steps down.", 0),
     "down_step_ratio": Rule("Of the replicas, in one step down.", 0, 1),
     "idle_before_zero_s": Rule("Without any request, before the last replica goes.", 0),

@@ -109,7 +109,7 @@ def test_down_waits_for_the_window_and_goes_in_steps() -> None:
     scene.obey(12.0, num_looks=60)
     high = scene.ordered
     counts = [scene.obey(1.0).num_wanted for _ in range(120)]
-    assert counts[:24] == [high] * 24
+    assert counts[:16] == [high] * 16  # a cold start and a minute
     steps = [a - b for a, b in itertools.pairwise(counts) if a != b]
     assert all(0 < step <= high // 2 for step in steps)
     assert counts[-1] <= 3
@@ -131,7 +131,7 @@ def test_unknown_demand_holds_and_the_window_does_not_age() -> None:
     for _ in range(80):  # twenty minutes
         assert scene.obey(None).num_wanted == high
     assert Code.UNKNOWN_DEMAND in scene.look(None).codes
-    assert [scene.obey(1.0).num_wanted for _ in range(24)] == [high] * 24
+    assert [scene.obey(1.0).num_wanted for _ in range(16)] == [high] * 16
 
 
 def test_unknown_demand_still_keeps_the_floor() -> None:
@@ -143,7 +143,7 @@ def test_unknown_demand_still_keeps_the_floor() -> None:
 
 def test_a_new_process_holds_until_it_knows_a_window() -> None:
     scene = Scene(ordered=20)
-    assert [scene.obey(1.0).num_wanted for _ in range(24)] == [20] * 24
+    assert [scene.obey(1.0).num_wanted for _ in range(15)] == [20] * 15
     assert Code.WINDOW_HOLDS in scene.last.codes  # type: ignore[union-attr]
 
 
