@@ -1,6 +1,7 @@
 """The checker, checked: what was dropped, doubled, mispriced or left behind is found, no more."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -29,13 +30,23 @@ from tests.billing.usage_events import (
     write_segment,
 )
 
+LATEST = NOON - timedelta(days=1)
 
-@pytest.fixture(params=[None, NOON - timedelta(days=1)], ids=["of all events", "of the latest"])
-def books(either: Ledger, either_url: str, tmp_path: Path, request: pytest.FixtureRequest) -> Books:
-    """Counted anew, event by event, and by the sums that are kept: both find the same."""
-    found = Books(either, either_url, tmp_path)
-    found.audited_since = request.param
-    return found
+
+@pytest.fixture(
+    params=[("sqlite", None), ("sqlite", LATEST), ("postgresql", None)],
+    ids=["sqlite", "sqlite by sums", "postgresql"],
+)
+def books(request: pytest.FixtureRequest, ledger_url: str, tmp_path: Path) -> Iterator[Books]:
+    """Counted anew, event by event, or by the sums that are kept: both find the same."""
+    database, since = request.param
+    if database == "postgresql":
+        ledger_url = request.getfixturevalue("postgres").new_database()
+    with closing(Ledger(ledger_url)) as ledger:
+        ledger.record_prices(BOOK)
+        found = Books(ledger, ledger_url, tmp_path)
+        found.audited_since = since
+        yield found
 
 
 def test_books_that_agree_have_no_findings(books: Books) -> None:
