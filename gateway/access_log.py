@@ -13,7 +13,7 @@ from gateway.admission.quota_plan import QuotaPlan
 from gateway.clock import Clock
 from gateway.exchange import Exchange
 from gateway.metrics import Metrics
-from gateway.request_lines import request_lines
+from gateway.request_lines import RequestLines
 from gateway.telemetry.tracer import Tracer
 from gateway.trace import Trace
 
@@ -37,6 +37,7 @@ class AccessLog:
         self._write = write
         self._tracer = tracer
         self._is_on = logger.isEnabledFor(logging.INFO)
+        self._lines = RequestLines()
         self._ended: list[Trace] = []
 
     def begin(self, request_id: str, exchange: Exchange) -> Trace:
@@ -71,7 +72,7 @@ class AccessLog:
         if self._tracer is not None:
             self._tracer.end(ended, wall_minus_monotonic_s)
         if self._is_on:
-            self._write(request_lines(ended, wall_minus_monotonic_s))
+            self._write(self._lines.of(ended, wall_minus_monotonic_s))
 
     def note_shadows(self, trace: Trace, plan: QuotaPlan, shadows: int) -> None:
         """Rules in shadow would have refused an admitted request: ``shadows``, in bits."""

@@ -12,6 +12,7 @@ from contracts.usage import Outcome, UsageEvent, encode_usage_event
 from gateway.api.context import RequestContext
 from gateway.metering import EventSource, Meter, Usage
 from gateway.policies import Grant
+from gateway.templates import template_of
 
 _MAX_KINDS: Final = 10_000  # a kilobyte each
 _MARK_AT: Final = datetime(1, 1, 1, tzinfo=UTC)
@@ -82,7 +83,7 @@ class EventEncoder:
 
     def _encode_anew(self, kind: _Kind, event: UsageEvent, grant: Grant) -> bytes:
         if event.outcome is Outcome.COMPLETED and event.parent_event_id is None:
-            template = template_of(event)
+            template = event_template(event)
             if template is not None:
                 if len(self._kinds) >= _MAX_KINDS:
                     self._kinds.clear()
@@ -90,13 +91,11 @@ class EventEncoder:
         return encode_usage_event(event)
 
 
-def template_of(event: UsageEvent) -> bytes | None:
+def event_template(event: UsageEvent) -> bytes | None:
     """``event``, encoded, with a hole for each of ``_MARKS``; ``None`` where it has one of them."""
-    template = encode_usage_event(msgspec.structs.replace(event, **_MARKS)).replace(b"%", b"%%")
-    for mark in _MARKS.values():
-        encoded = _encode(mark)
-        if template.count(encoded) != 1:
-            return None
-        hole = b'"%b"' if isinstance(mark, str) else b"%d" if isinstance(mark, int) else b"%b"
-        template = template.replace(encoded, hole)
-    return template
+    marked = encode_usage_event(msgspec.structs.replace(event, **_MARKS))
+    return template_of(marked, [(mark, _hole(mark)) for mark in _MARKS.values()])
+
+
+def _hole(mark: object) -> bytes:
+    return b'"%b"' if isinstance(mark, str) else b"%d" if isinstance(mark, int) else b"%b"

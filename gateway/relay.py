@@ -77,7 +77,9 @@ class Relay:
 
         Raises UpstreamError, UpstreamRefused, NoReplicaAvailable, Interrupted.
         """
-        self._retries.budget.deposit()
+        budget = self._retries.budget
+        if not budget.is_whole:
+            budget.deposit()
         while True:
             try:
                 end = await self._relay(await self._attempts.open())
@@ -165,10 +167,15 @@ class Relay:
 
     def _reported(self, document: bytes) -> Usage | None:
         """Of the answer, of which the attempt may have made but a part."""
-        usage, answer = reported_usage(document), self._attempts.answer
-        if usage is not None and self._meter.provider is not None:
+        usage = reported_usage(document)
+        return usage if usage is None else self._whole(usage)
+
+    def _whole(self, usage: Usage) -> Usage:
+        """Of the answer, of which the current attempt reports but its part."""
+        answer = self._attempts.answer
+        if self._meter.provider is not None:
             return msgspec.structs.replace(usage, source=UsageSource.PROVIDER)
-        return usage if usage is None or answer is None else answer.whole(usage)
+        return usage if answer is None else answer.whole(usage)
 
     async def _relay(self, response: UpstreamResponse) -> bytes:
         if response.status != 200:
@@ -185,8 +192,11 @@ class Relay:
         if meter.provider is not None and self._attempts.translation is not None:
             body = self._attempts.translation.document(body)
         meter.is_document = True
-        meter.engine_usage = self._reported(body)
-        if meter.engine_usage is None and is_error(body):
+        usage = reported_usage(body)
+        if usage is not None and (meter.provider is not None or self._attempts.answer is not None):
+            usage = self._whole(usage)
+        meter.engine_usage = usage
+        if usage is None and is_error(body):
             raise error_in_event(body)
         meter.num_content_events = len(body) // _ANSWER_BYTES_PER_TOKEN
         meter.first_byte_monotonic_s = self._fleet.clock.monotonic_s()

@@ -69,6 +69,7 @@ class _Connection(asyncio.Protocol):
         self._unsent: list[bytes] = []
         self._before_flush: list[Callable[[], None]] = []
         self._is_flush_due = False
+        self._deadline_s = 0.0  # of what is written next
         self._timer: asyncio.TimerHandle | None = None
         self.lost: Completion[None] = Completion()
 
@@ -78,13 +79,12 @@ class _Connection(asyncio.Protocol):
         if self._transport is None or len(self._pending) >= _MAX_PENDING:
             reply.fail(QuotaUnavailable("The quota store is not reachable."))
             return reply
-        deadline_s = self._loop.time() + self._call_deadline_s
-        self._pending.append((deadline_s, reply))
-        self._unsent.append(command)
         if not self._is_flush_due:
             self._flush_soon()
+        self._pending.append((self._deadline_s, reply))
+        self._unsent.append(command)
         if self._timer is None:
-            self._timer = self._loop.call_at(deadline_s, self._check_oldest)
+            self._timer = self._loop.call_at(self._deadline_s, self._check_oldest)
         return reply
 
     def before_flush(self, callback: Callable[[], None]) -> None:
@@ -134,6 +134,7 @@ class _Connection(asyncio.Protocol):
 
     def _flush_soon(self) -> None:
         self._is_flush_due = True
+        self._deadline_s = self._loop.time() + self._call_deadline_s
         self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:

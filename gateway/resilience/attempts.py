@@ -154,13 +154,23 @@ class Attempts:
         self._num_begun += 1
         request, breakers = context.request, self._retries.breakers
         began_s = fleet.clock.monotonic_s()
-        body = self._exchange.body
+        body, forwarded = self._exchange.body, self._exchange.forwarded
+        if self._meter.is_locally_admitted:
+            forwarded += _LOCALLY_ADMITTED
         if replica.has_reported and request.is_stream:
             body = self._resumable(body)
         else:
             self.answer = None
         response = replica.client.post(
-            request.operation.path_bytes, self._headers(request_id), body
+            request.operation.path_bytes,
+            _REQUEST_HEADERS
+            % (
+                request_id.encode(),
+                context.event_id.encode(),
+                context.grant.tenant.tenant_id.encode(),
+                forwarded,
+            ),
+            body,
         )
         probe = breakers.begin(request.model, replica.name) if breakers.failing else None
         stay = fleet.begin(replica, request, began_s, decision.cached_tokens, request_id)
@@ -170,14 +180,6 @@ class Attempts:
         meter.adapter_of = replica.adapters.get(request.model)
         meter.sent_monotonic_s = began_s
         return Attempt(replica, request_id, response, began_s, stay, probe)
-
-    def _headers(self, request_id: str) -> bytes:
-        context, forwarded = self._context, self._exchange.forwarded
-        if self._meter.is_locally_admitted:
-            forwarded += _LOCALLY_ADMITTED
-        tenant = context.grant.tenant.tenant_id
-        ids = request_id.encode(), context.event_id.encode(), tenant.encode()
-        return _REQUEST_HEADERS % (*ids, forwarded)
 
     def close(self, *, is_complete: bool) -> None:
         """Nothing more is wanted of the current one, which may have ended well; idempotent."""

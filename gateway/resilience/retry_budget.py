@@ -8,6 +8,7 @@ class RetryBudget:
         """``ratio``: retries a request, at most; 0: none at all."""
         self._ratio = ratio
         self._balance = _RESERVE if ratio > 0.0 else 0.0
+        self.is_whole = True  # nothing to be made good
         self.num_withdrawn = 0
         self.num_refused = 0
 
@@ -15,6 +16,7 @@ class RetryBudget:
         """A request has come."""
         if self._balance < _RESERVE:
             self._balance += self._ratio
+        self.is_whole = self._balance >= _RESERVE
 
     def withdraw(self) -> bool:
         """Whether one more attempt may be made."""
@@ -23,4 +25,5 @@ class RetryBudget:
             return False
         self.num_withdrawn += 1
         self._balance -= 1.0
+        self.is_whole = False
         return True

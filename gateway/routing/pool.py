@@ -177,7 +177,9 @@ class ReplicaPool:
         """How a request there has ended."""
         replica = self._replicas.get(name)
         if replica is not None:
-            replica.record.note(is_failure=is_failure)
+            record = replica.record
+            record.num_requests += 1.0
+            record.num_failures += is_failure
 
     # Watching
 

@@ -11,7 +11,7 @@ from contracts.admission import AdmissionPolicy
 from contracts.usage import Outcome, UsageSource, decode_usage_event, encode_usage_event
 from gateway.api.context import Operation, RequestContext
 from gateway.clock import Clock
-from gateway.event_encoder import EventEncoder, template_of
+from gateway.event_encoder import EventEncoder, event_template
 from gateway.metering import EventSource, Meter, Usage
 from tests.gateway.fleets import context_of, inference_request
 
@@ -104,7 +104,7 @@ def test_an_event_that_holds_a_mark_has_no_template(mark: str) -> None:
     asked = context(mark, is_stream=False, started_s=0.0, reserved=1)
     usage = Usage(1, 0, 1, UsageSource.ENGINE)
     event = SOURCE.event(asked, meter("a", None, False), usage, Outcome.COMPLETED, 1)
-    assert template_of(event) is None
+    assert event_template(event) is None
     encoder = EventEncoder(SOURCE)
     for _ in range(2):
         encoded = encoder.encode(asked, meter("a", None, False), usage, Outcome.COMPLETED, 1)
