@@ -133,7 +133,9 @@ class Scene:
         return process
 
     def log(self, number: int) -> str:
-        return (self.folder / f"autoscaler-{number}.log").read_text()
+        """But for a line that is still being written."""
+        text = (self.folder / f"autoscaler-{number}.log").read_text()
+        return text[: text.rfind("\n") + 1]
 
     async def get(self, path: str) -> Json:
         found: Json = msgspec.json.decode(await self.api.get(path))

@@ -1,6 +1,7 @@
 """The autoscaler over a real control plane: its resource, scaling, who leads, what breaks."""
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -156,6 +157,16 @@ async def a_holder(scene: Scene, *, other_than: str = "") -> str:
     return found[0]
 
 
+async def is_agreed(scene: Scene) -> bool:
+    """Who still looks back at more demand than the leader would undo a drain, and may."""
+    decisions = [
+        [line for line in map(json.loads, scene.log(number).splitlines()) if "num_wanted" in line]
+        for number in range(len(scene.processes))
+    ]
+    wanted = (await scene.pool())["status"]["wanted"]
+    return all(told and told[-1]["num_wanted"] <= wanted for told in decisions)
+
+
 async def test_when_the_leader_dies_in_a_drain_the_next_one_finishes_it(scene_of: SceneOf) -> None:
     scene = await scene_of(cold_start_s=1.0, drainDeadlineSeconds=600)
     scene.start_autoscaler()
@@ -168,6 +179,7 @@ async def test_when_the_leader_dies_in_a_drain_the_next_one_finishes_it(scene_of
     await scene.until(
         lambda status: any(v["draining"] > 0 for v in status.get("variants", ())), "a drain"
     )
+    await eventually(lambda: is_agreed(scene), "whoever does not lead to want no more")
     first = await a_holder(scene)
     scene.processes[int(first.removeprefix("autoscaler-").partition("_")[0])].kill()
     second = await a_holder(scene, other_than=first)
