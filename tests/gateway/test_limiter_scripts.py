@@ -175,7 +175,9 @@ asks = st.lists(
 
 @given(asks=asks, tpm=st.integers(min_value=600, max_value=5_000))
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 async def test_levels_follow_a_simple_model(bench: Bench, asks: object, tpm: int) -> None:
     """(reserved, used) pairs: the bucket stays in bounds and the totals are the sums.

@@ -58,6 +58,7 @@ class PodFleet:
     cordons: list[str] = field(default_factory=list)
     most_at_once: int = 0
     _servers: list[asyncio.Server] = field(default_factory=list)
+    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -71,8 +72,15 @@ class PodFleet:
                 before_s = now_s
                 await asyncio.sleep(LOOK_S)
         finally:
-            for server in self._servers:
-                server.close()
+            await self._close()
+
+    async def _close(self) -> None:
+        for server in self._servers:
+            server.close()
+        await asyncio.sleep(0)  # whoever has just been let in is known then
+        for writer in self._writers:
+            writer.close()
+        await asyncio.sleep(0)  # closed then
 
     def stream(self, num_streams: int) -> None:
         """So many at each engine, also at those that are still to come."""
@@ -122,12 +130,14 @@ class PodFleet:
             return
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self._writers.add(writer)
             with closing(writer), suppress(asyncio.IncompleteReadError, OSError):  # who asked died
                 head = await reader.readuntil(b"\r\n\r\n")
                 method, path, *_ = head.decode().split()
                 page = self._answer(ip, method, path)
                 writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + page.encode())
                 await writer.drain()
+            self._writers.discard(writer)
 
         self._servers.append(await asyncio.start_server(answer, ip, self.port))
 

@@ -158,13 +158,13 @@ async def a_holder(scene: Scene, *, other_than: str = "") -> str:
 
 
 async def is_agreed(scene: Scene) -> bool:
-    """Who still looks back at more demand than the leader would undo a drain, and may."""
+    """Who looks back at as much demand as before would undo the drain when it leads, and may."""
     decisions = [
         [line for line in map(json.loads, scene.log(number).splitlines()) if "num_wanted" in line]
         for number in range(len(scene.processes))
     ]
-    wanted = (await scene.pool())["status"]["wanted"]
-    return all(told and told[-1]["num_wanted"] <= wanted for told in decisions)
+    ordered = (await scene.pool())["status"]["ordered"]
+    return all(told and told[-1]["num_wanted"] < ordered for told in decisions)
 
 
 async def test_when_the_leader_dies_in_a_drain_the_next_one_finishes_it(scene_of: SceneOf) -> None:
@@ -179,7 +179,7 @@ async def test_when_the_leader_dies_in_a_drain_the_next_one_finishes_it(scene_of
     await scene.until(
         lambda status: any(v["draining"] > 0 for v in status.get("variants", ())), "a drain"
     )
-    await eventually(lambda: is_agreed(scene), "whoever does not lead to want no more")
+    await eventually(lambda: is_agreed(scene), "both to want fewer than there are")
     first = await a_holder(scene)
     scene.processes[int(first.removeprefix("autoscaler-").partition("_")[0])].kill()
     second = await a_holder(scene, other_than=first)

@@ -53,7 +53,9 @@ def test_odd_gguf_tokenizer_is_refused(metadata: dict[str, Any]) -> None:
 
 
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(payload=st.one_of(st.binary(max_size=40), st.sampled_from([b"[]", b"{}", b"null", b"1"])))
 @pytest.mark.parametrize(

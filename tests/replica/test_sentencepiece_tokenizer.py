@@ -15,6 +15,10 @@ from replica.model.tokenizer import Tokenizer
 from tests.replica.test_hf_tokenizer import load
 
 SPACE: Final = "\u2581"
+TEXT: Final = st.lists(st.one_of(st.sampled_from("the and."), st.characters(codec="utf-8"))).map(
+    "".join
+)
+UNHURRIED: Final = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 CONTROL: Final = ["<unk>", "<s>", "</s>"]
 MERGES: Final = [("t", "h"), ("th", "e"), (SPACE, "the"), (SPACE, "a"), ("n", "d"), (SPACE, SPACE)]
 
@@ -83,19 +87,21 @@ def test_bos_is_put_in_front_once(fast: FastTokenizer, tmp_path: Path) -> None:
     assert tokenizer.encode("and")[0] == 1
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=st.text(st.one_of(st.sampled_from("the and."), st.characters(codec="utf-8"))))
+@settings(max_examples=80, suppress_health_check=UNHURRIED)
+@given(text=TEXT)
 def test_decode_inverts_encode(fast: FastTokenizer, tmp_path: Path, text: str) -> None:
-    """But for the character that stands for a space."""
+    """But for the character that stands for a space; a space in front may be taken for its own."""
     tokenizer = load_it(tmp_path, fast)
     text = text.replace(SPACE, "")
     token_ids = tokenizer.encode(text)
     assert tokenizer.min_num_tokens(text) <= len(token_ids)
-    assert tokenizer.decode(token_ids[1:]) == text
+    puts_none_before_one = fast.pre_tokenizer is not None
+    read = text.removeprefix(" ") if puts_none_before_one else text
+    assert tokenizer.decode(token_ids[1:]) == read
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=st.text(st.one_of(st.sampled_from("the and."), st.characters(codec="utf-8"))))
+@settings(max_examples=80, suppress_health_check=UNHURRIED)
+@given(text=TEXT)
 def test_pieces_of_an_answer_join_to_what_the_library_reads(
     fast: FastTokenizer, tmp_path: Path, text: str
 ) -> None:
