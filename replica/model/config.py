@@ -6,12 +6,13 @@ window of positions only.  A setting that would change the numbers is either hon
 error; none is ignored.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from replica.errors import ModelInvalid, ModelUnsupported
-from replica.model.rope_scaling import LinearScaling, Llama3Scaling, RopeScaling
+from replica.model.rope_scaling import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
 
 # Values come from files: any JSON or GGUF type can stand anywhere, so each is checked on reading.
 Metadata = Mapping[str, Any]
@@ -123,11 +124,13 @@ def config_from_hf(config: Metadata) -> LlamaConfig:
     if experts is None:
         for key, accepted in _HF_WITHOUT_EXPERTS.items():
             _refuse_unless(config, key, accepted)
+    rope_theta, rope_scaling = _hf_rope(config)
     max_positions = _positive(config, "max_position_embeddings")
+    if isinstance(rope_scaling, YarnScaling):  # may be stated as before it, as Qwen's are
+        max_positions = max(max_positions, rope_scaling.max_positions)
     num_layers = _positive(config, "num_hidden_layers")
     num_heads = _positive(config, "num_attention_heads")
     hidden_size = _positive(config, "hidden_size")
-    rope_theta, rope_scaling = _hf_rope(config)
     return LlamaConfig(
         vocab_size=_positive(config, "vocab_size"),
         hidden_size=hidden_size,
@@ -291,8 +294,9 @@ def _hf_rope(config: Metadata) -> tuple[float, RopeScaling | None]:
         if not isinstance(rope, Mapping):
             raise ModelInvalid(f"model metadata: {key}={rope!r} is wrong")
         _refuse_unless(rope, "partial_rotary_factor", (None, 1))
-        scaling = _hf_rope_scaling(rope, key)
         theta = _number(rope, "rope_theta", theta)
+        is_yarn = rope.get("rope_type", rope.get("type")) == "yarn"
+        scaling = _hf_yarn(config, rope, theta) if is_yarn else _hf_rope_scaling(rope, key)
     return theta, scaling
 
 
@@ -315,6 +319,43 @@ def _hf_rope_scaling(rope: Metadata, key: str) -> RopeScaling | None:
             return scaling
         case _:
             raise ModelUnsupported(f"{key}: rope type {rope_type!r} is not supported")
+
+
+def _hf_yarn(config: Metadata, rope: Metadata, theta: float) -> YarnScaling:
+    """Raises ModelError."""
+    for key in ("attn_factor", "extrapolation_factor"):  # others' words, which change the numbers
+        _refuse_unless(rope, key, (None, 1))
+    original = "original_max_position_embeddings"
+    max_positions = _positive(rope, original, _positive(config, "max_position_embeddings"))
+    max_positions = _positive(config, original, max_positions)  # transformers prefers it
+    default = config["max_position_embeddings"] / max_positions
+    factor = float(_checked(rope, "factor", default, lambda v: type(v) in (int, float) and v >= 1))
+    scaling = YarnScaling(
+        factor=factor,
+        attention_factor=_number(rope, "attention_factor", _yarn_attention_factor(rope, factor)),
+        theta=theta,
+        original_max_positions=max_positions,
+        beta_fast=_number(rope, "beta_fast", 32.0),
+        beta_slow=_number(rope, "beta_slow", 1.0),
+        is_truncated=_checked(rope, "truncate", True, lambda v: type(v) is bool),
+    )
+    if scaling.beta_fast <= scaling.beta_slow:
+        raise ModelInvalid(f"yarn: beta_fast {scaling.beta_fast} is not above beta_slow")
+    return scaling
+
+
+def _yarn_attention_factor(rope: Metadata, factor: float) -> float:
+    """As transformers infers it; DeepSeek's two scales cancel where they are equal."""
+    of_attention, of_all = (
+        float(_checked(rope, key, 0.0, lambda v: type(v) in (int, float) and v >= 0))
+        for key in ("mscale", "mscale_all_dim")
+    )
+
+    def sharpness(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0
+
+    is_stated = of_attention > 0 and of_all > 0
+    return sharpness(of_attention) / sharpness(of_all) if is_stated else sharpness(1.0)
 
 
 def _refuse_unless(metadata: Metadata, key: str, accepted: tuple[object, ...]) -> None:

@@ -2,13 +2,16 @@
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from replica.errors import ModelInvalid
 from replica.model.config import LlamaConfig
 from replica.model.gguf_file import GgufFile
+from replica.model.rope_scaling import GivenScaling
 
 _TOP: Final[Mapping[str, str]] = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -26,6 +29,7 @@ _IN_BLOCK: Final[Mapping[str, str]] = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+ROPE_DIVISORS: Final = "rope_freqs.weight"  # see ``with_rope``
 _FLOATS: Final[Mapping[str, str]] = {"f32": "float32", "bf16": "bfloat16"}
 _FLOAT_DTYPES: Final[Mapping[str, type[np.generic]]] = {
     "float32": np.float32,
@@ -40,7 +44,7 @@ class GgufTensors:
     def __init__(self, file: GgufFile, config: LlamaConfig) -> None:
         self._file = file
         self._config = config
-        self._gguf_names = {_hf_name(name): name for name in file.tensors}
+        self._gguf_names = {_hf_name(n): n for n in file.tensors if n != ROPE_DIVISORS}
 
     def names(self) -> Collection[str]:
         return self._gguf_names.keys()
@@ -66,6 +70,22 @@ class GgufTensors:
         if name.endswith("k_proj.weight"):
             return _unpermute(rows, self._config.num_kv_heads)
         return rows
+
+
+def with_rope(config: LlamaConfig, file: GgufFile) -> LlamaConfig:
+    """With how its frequencies are scaled, if the file says so.  Raises ModelInvalid.
+
+    llama.cpp's converter writes Llama 3.1's scaling as what each frequency is divided by.
+    """
+    if ROPE_DIVISORS not in file.tensors:
+        return config
+    divisors = file.dequantize(ROPE_DIVISORS)
+    is_usable = np.isfinite(divisors).all() and (divisors > 0).all()
+    if divisors.shape != (config.head_dim // 2,) or not is_usable:
+        raise ModelInvalid(
+            f"tensor {ROPE_DIVISORS}: expected {config.head_dim // 2} numbers above 0"
+        )
+    return replace(config, rope_scaling=GivenScaling(tuple(divisors.tolist())))
 
 
 def _hf_name(gguf_name: str) -> str:

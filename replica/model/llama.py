@@ -104,9 +104,11 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 def rotary_tables(config: LlamaConfig) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin, each [max_positions, head_dim]."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
-    frequencies = 1.0 / (config.rope_theta**exponents)
-    if config.rope_scaling is not None:
-        frequencies = torch.from_numpy(config.rope_scaling.scaled(frequencies.numpy()))
+    powers, scaling = config.rope_theta**exponents, config.rope_scaling
+    frequencies = (
+        1.0 / powers if scaling is None else torch.from_numpy(scaling.frequencies(powers.numpy()))
+    )
     angles = torch.arange(config.max_positions).float()[:, None] * frequencies[None, :]
     angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos(), angles.sin()
+    factor = 1.0 if scaling is None else scaling.attention_factor
+    return angles.cos() * factor, angles.sin() * factor

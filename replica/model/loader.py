@@ -12,7 +12,7 @@ from replica.model.adapter_file import Adapter, read_adapter
 from replica.model.config import LlamaConfig, config_from_gguf, config_from_hf
 from replica.model.damage import blaming
 from replica.model.gguf_file import GgufFile
-from replica.model.gguf_loader import GgufTensors
+from replica.model.gguf_loader import GgufTensors, with_rope
 from replica.model.int4_tensors import Int4Tensors, int4_method
 from replica.model.safetensors_loader import SafetensorsDirectory
 from replica.model.tensor_source import TensorSource, assembles_tied
@@ -70,7 +70,7 @@ def open_model(path: Path) -> OpenedModel:
         if path.is_dir():
             return _open_directory(path)
         file = GgufFile(path)
-        config = config_from_gguf(file.metadata)
+        config = with_rope(config_from_gguf(file.metadata), file)
         return OpenedModel(path, config, GgufTensors(file, config))
 
 

@@ -5,10 +5,12 @@ Every operation rounds to float32 in transformers' order, so that the frequencie
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+Powers = npt.NDArray[np.float32]  # [head_dim / 2] of theta: positions a radian
 Frequencies = npt.NDArray[np.float32]  # [head_dim / 2], radians a position
 
 
@@ -17,9 +19,10 @@ class LinearScaling:
     """Positions ``factor`` times as close.  Chen et al. 2023, "Position Interpolation"."""
 
     factor: float
+    attention_factor: ClassVar[float] = 1.0  # of cosines and sines, here and below
 
-    def scaled(self, frequencies: Frequencies) -> Frequencies:
-        return frequencies / np.float32(self.factor)
+    def frequencies(self, powers: Powers) -> Frequencies:
+        return np.float32(1) / powers / np.float32(self.factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +36,11 @@ class Llama3Scaling:
     low_freq_factor: float  # turns in the first training's context: fewer are scaled whole
     high_freq_factor: float  # more are left; between the two the change is gradual
     original_max_positions: int  # tokens, of the first training's context
+    attention_factor: ClassVar[float] = 1.0
 
-    def scaled(self, frequencies: Frequencies) -> Frequencies:
+    def frequencies(self, powers: Powers) -> Frequencies:
         one, factor = np.float32(1), np.float32(self.factor)
+        frequencies = one / powers
         wavelengths = one / frequencies * np.float32(2 * math.pi)
         longest_kept = self.original_max_positions / self.high_freq_factor
         shortest_scaled = self.original_max_positions / self.low_freq_factor
@@ -48,4 +53,54 @@ class Llama3Scaling:
         return np.where(is_kept, frequencies, np.where(is_scaled, frequencies / factor, between))
 
 
-RopeScaling = LinearScaling | Llama3Scaling
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """Linear for dimensions that turn seldom, nothing for those that turn often; sharper attention.
+
+    Source: Peng et al. 2023, "YaRN".
+    """
+
+    factor: float
+    attention_factor: float
+    theta: float
+    original_max_positions: int  # tokens, of the first training's context
+    beta_fast: float = 32.0  # turns in it: dimensions with more are left
+    beta_slow: float = 1.0  # those with fewer are scaled whole
+    is_truncated: bool = True  # between whole dimensions
+
+    @property
+    def max_positions(self) -> int:
+        return int(self.factor * self.original_max_positions)
+
+    def frequencies(self, powers: Powers) -> Frequencies:
+        one, num = np.float32(1), len(powers)
+        low, high = self._dimension(self.beta_fast, num), self._dimension(self.beta_slow, num)
+        if self.is_truncated:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, 2 * num - 1)
+        span = high - low if high != low else 0.001
+        ramp = (np.arange(num, dtype=np.float32) - np.float32(low)) / np.float32(span)
+        kept: Frequencies = one - np.clip(ramp, 0, 1)
+        scaled: Frequencies = one / (np.float32(self.factor) * powers)
+        frequencies: Frequencies = scaled * (one - kept) + one / powers * kept
+        return frequencies
+
+    def _dimension(self, num_turns: float, num: int) -> float:
+        """Which of them turns so often."""
+        positions_a_radian = self.original_max_positions / (num_turns * 2 * math.pi)
+        return (2 * num * math.log(positions_a_radian)) / (2 * math.log(self.theta))
+
+
+@dataclass(frozen=True, slots=True)
+class GivenScaling:
+    """What a GGUF says of each frequency: Llama 3.1's scaling, computed by whoever wrote it."""
+
+    divisors: tuple[float, ...]  # [head_dim / 2]
+    attention_factor: ClassVar[float] = 1.0
+
+    def frequencies(self, powers: Powers) -> Frequencies:
+        divisors: Frequencies = np.array(self.divisors, np.float32)
+        return np.float32(1) / powers / divisors
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | GivenScaling

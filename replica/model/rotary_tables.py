@@ -16,9 +16,9 @@ def rotary_tables(config: LlamaConfig) -> tuple[Table, Table]:
     """
     exponents = np.arange(0, config.head_dim, 2).astype(np.float32) / np.float32(config.head_dim)
     powers = np.power(config.rope_theta, exponents.astype(np.float64)).astype(np.float32)
-    frequencies = np.float32(1.0) / powers
-    if config.rope_scaling is not None:
-        frequencies = config.rope_scaling.scaled(frequencies)
+    scaling = config.rope_scaling
+    frequencies = np.float32(1.0) / powers if scaling is None else scaling.frequencies(powers)
     angles = np.arange(config.max_positions).astype(np.float32)[:, None] * frequencies[None, :]
     exact = angles.astype(np.float64)
-    return np.cos(exact).astype(np.float32), np.sin(exact).astype(np.float32)
+    factor = np.float32(1.0 if scaling is None else scaling.attention_factor)
+    return np.cos(exact).astype(np.float32) * factor, np.sin(exact).astype(np.float32) * factor

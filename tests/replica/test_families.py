@@ -57,12 +57,20 @@ LLAMA3_ROPE = {
 ROPES: dict[str, dict[str, Any]] = {
     "llama3": LLAMA3_ROPE,
     "linear": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0},
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 4.0,
+        "beta_fast": 4.0,
+        "original_max_position_embeddings": 32,
+    },
 }
 FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "llama tied": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": True}),
     "llama 3.1": (LlamaConfig, LlamaForCausalLM, {"head_dim": 16, "rope_parameters": LLAMA3_ROPE}),
     "llama linear": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": ROPES["linear"]}),
+    "qwen3 yarn": (Qwen3Config, Qwen3ForCausalLM, {"rope_parameters": ROPES["yarn"]}),
     "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None, "head_dim": 16}),
     "mistral wide window": (MistralConfig, MistralForCausalLM, {"sliding_window": 4096}),
     "mistral narrow window": (MistralConfig, MistralForCausalLM, {"sliding_window": 9}),
@@ -135,7 +143,7 @@ def test_the_compiled_step_sees_the_same_window(window: int, tmp_path: Path) -> 
     reference = MistralForCausalLM(MistralConfig(**(SHAPE | changes))).eval()
     reference.save_pretrained(tmp_path)
     prompts = [*PROMPTS, [(7 * i) % VOCAB_SIZE for i in range(100)]]
-    assert compiled_greedy(tmp_path, prompts) == [greedy(reference, prompt) for prompt in prompts]
+    assert engine_greedy(tmp_path, prompts) == [greedy(reference, prompt) for prompt in prompts]
 
 
 @pytest.mark.parametrize("rope", ROPES)
@@ -148,14 +156,16 @@ def test_the_compiled_step_turns_as_far(rope: str, tmp_path: Path) -> None:
         expected.append([greedy(reference, prompt) for prompt in PROMPTS])
     assert expected[0] != expected[1], "the scaling changes nothing"
     reference.save_pretrained(tmp_path)
-    assert compiled_greedy(tmp_path, PROMPTS) == expected[1]
+    assert engine_greedy(tmp_path, PROMPTS) == expected[1]
 
 
 COMPILED_SHAPE = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 64}
 
 
-def compiled_greedy(path: Path, prompts: list[list[int]]) -> list[list[int]]:
-    settings = Settings(cpu_backend=CpuBackend.COMPILED, num_threads=2, max_num_batched_tokens=64)
+def engine_greedy(
+    path: Path, prompts: list[list[int]], cpu_backend: CpuBackend = CpuBackend.COMPILED
+) -> list[list[int]]:
+    settings = Settings(cpu_backend=cpu_backend, num_threads=2, max_num_batched_tokens=64)
     backend = choose_backend(settings.engine_config(), open_model(path), [])
     runner = backend.load(64, lambda ratio, detail: None)
     names = [b"%d " % i for i in range(VOCAB_SIZE)]

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.kernels.triton_runs import poisoned_memory
 from tests.replica.gpu_runs import SHAPE, greedy_tokens
-from tests.replica.test_families import LLAMA3_ROPE, greedy
+from tests.replica.test_families import ROPES, greedy
 
 NUM_TOKENS = 4
 PROMPTS = [[5], list(range(1, 31))]
@@ -21,9 +21,10 @@ def _poisoned() -> Iterator[None]:
         yield
 
 
-def test_gives_the_tokens_that_transformers_gives(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rope", ["llama3", "yarn"])
+def test_gives_the_tokens_that_transformers_gives(rope: str, tmp_path: Path) -> None:
     torch.manual_seed(7)
-    model = LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=LLAMA3_ROPE)).eval()
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=ROPES[rope])).eval()
     model.save_pretrained(tmp_path)
     found = greedy_tokens(tmp_path, PROMPTS, NUM_TOKENS)
     assert found == [greedy(model, prompt)[:NUM_TOKENS] for prompt in PROMPTS]

@@ -43,6 +43,16 @@ TINY = {
     "rope_theta": 50_000.0,
 }
 
+YARN: dict[str, Any] = {"original_max_position_embeddings": 16}
+ODD_YARNS = [
+    {"rope_type": "yarn", "original_max_position_embeddings": 64} | changes
+    for changes in (
+        {"factor": 3.7, "truncate": False},
+        {"factor": 40.0, "mscale": 0.707, "mscale_all_dim": 1.0},
+        {"factor": 2.5, "attention_factor": 1.25, "beta_fast": 16, "beta_slow": 2.5},
+        {"factor": 1.0, "beta_fast": 64.0, "mscale": 1.0},
+    )
+]
 MIXTRAL = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
 LLAMA3_ROPE = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -114,8 +124,10 @@ def test_tied_embeddings_are_shared(tmp_path: Path) -> None:
         ({"type": "linear", "factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
         (LLAMA3_ROPE, LLAMA3_ROPE),
         (LLAMA3_ROPE | {"factor": 32.0}, LLAMA3_ROPE | {"factor": 32.0}),
+        ({"type": "yarn", "factor": 4.0} | YARN, {"rope_type": "yarn", "factor": 4.0} | YARN),
+        *[(odd, odd) for odd in ODD_YARNS],
     ],
-    ids=["linear", "llama 3.1", "llama 3.2"],
+    ids=["linear", "llama 3.1", "llama 3.2", "yarn", *(f"yarn {i}" for i in range(len(ODD_YARNS)))],
 )
 def test_frequencies_are_bit_for_bit_those_of_transformers(
     old: dict[str, Any], new: dict[str, Any]
@@ -124,14 +136,14 @@ def test_frequencies_are_bit_for_bit_those_of_transformers(
     metadata = TINY | {"model_type": "llama", "head_dim": 128, "rope_theta": 500_000.0}
     theirs = HfLlamaConfig(**metadata | {"rope_parameters": new | {"rope_theta": 500_000.0}})
     expected, factor = ROPE_INIT_FUNCTIONS[new["rope_type"]](theirs)
-    assert factor == 1
-    plain = 1.0 / (500_000.0 ** (torch.arange(0, 128, 2, dtype=torch.int64).float() / 128))
+    powers = 500_000.0 ** (torch.arange(0, 128, 2, dtype=torch.int64).float() / 128)
     for spelling in ({"rope_scaling": old}, theirs.to_dict()):
         ours = config_from_hf(metadata | spelling)
         assert ours.rope_theta == 500_000.0
         assert ours.rope_scaling is not None
-        scaled = ours.rope_scaling.scaled(plain.numpy())
+        scaled = ours.rope_scaling.frequencies(powers.numpy())
         assert torch.equal(torch.from_numpy(scaled), expected)
+        assert ours.rope_scaling.attention_factor == factor
 
 
 @pytest.mark.parametrize(
@@ -160,7 +172,11 @@ def test_frequencies_are_bit_for_bit_those_of_transformers(
         ({"rope_scaling": {"type": "linear"}}, "factor=None"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope type 'dynamic'"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope'"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope type 'yarn'"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 0.5}}, "factor=0.5"),
+        ({"rope_scaling": YARN | {"type": "yarn", "factor": "4"}}, "factor='4'"),
+        ({"rope_scaling": YARN | {"type": "yarn", "truncate": 1}}, "truncate=1"),
+        ({"rope_scaling": YARN | {"type": "yarn", "beta_fast": 1}}, "beta_fast 1.0 is not above"),
+        ({"rope_scaling": YARN | {"type": "yarn", "attn_factor": 2}}, "attn_factor=2"),
         ({"num_hidden_layers": "two"}, "num_hidden_layers='two'"),
         ({"hidden_size": 0}, "hidden_size=0"),
         ({"num_key_value_heads": 3}, "do not divide"),

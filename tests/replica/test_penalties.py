@@ -22,8 +22,9 @@ from replica.engine.messages import CpuBackend, SamplingParams
 from replica.engine.penalties import penalize_
 from replica.engine.scheduler import SchedulerLimits
 from replica.model.loader import open_model
+from replica.settings import Settings
 from tests.replica.engine_harness import EngineHarness, NewLauncher
-from tests.replica.gpu_runs import BLOCK_SIZE, NUM_BLOCKS, gpu_runner, settings
+from tests.replica.gpu_runs import BLOCK_SIZE, NUM_BLOCKS, gpu_runner
 from tests.replica.test_families import COMPILED_SHAPE, SHAPE, VOCAB_SIZE
 
 NUM_TOKENS = 7
@@ -111,8 +112,10 @@ def expected_tokens(
 
 
 def cpu_runner(path: Path, cpu_backend: CpuBackend) -> ModelRunner:
-    config = settings(cpu_backend=cpu_backend).engine_config()
-    return choose_backend(config, open_model(path), []).load(
+    """Of sizes that other tests compile, too."""
+    num_threads = 2 if cpu_backend is CpuBackend.COMPILED else 1
+    sizes = Settings(cpu_backend=cpu_backend, num_threads=num_threads, max_num_batched_tokens=64)
+    return choose_backend(sizes.engine_config(), open_model(path), []).load(
         NUM_BLOCKS, lambda ratio, detail: None, KvOptions(is_poisoned=True)
     )
 
