@@ -1,6 +1,6 @@
 """What each precision costs: perplexity and agreement beside float32 on the dequantized weights.
 
-    python -m benchmarks.quality MODEL.gguf [--pairs exact/float32 fast/bfloat16 ...]
+    python -m benchmarks.quality MODEL.gguf [--pairs exact/float32 fast/bfloat16 ...] [--windows N]
 
 The text is ``quality_text.txt``: prose of this project's documents and docstrings, frozen.  It is
 read in windows of 512 tokens, each from an empty context.  The reference is ``transformers`` in
@@ -9,6 +9,7 @@ within 0.1 % say nothing.  A pair that costs more than 0.5 % must not become a d
 """
 
 import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -121,6 +122,11 @@ def windows(path: Path, count: int | None) -> Iterator[list[int]]:
         yield token_ids[start : start + WINDOW_TOKENS]
 
 
+def show_progress(what: str) -> None:
+    """Apart from the table: many minutes pass before it."""
+    print(what, file=sys.stderr, flush=True)
+
+
 def print_table(tallies: dict[str, Tally]) -> None:
     reference = tallies["transformers"].perplexity
     print("| precision/KV | perplexity | ratio | arg-max agrees | largest difference | mean KL |")
@@ -144,12 +150,18 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     path = arguments.model.resolve()
+    show_progress("loading the reference")
     reference_model = transformers_peer.load(path)
     with ThreadTeam(num_usable_cores()) as team, torch.inference_mode():
         steps = Steps(open_model(path), arguments.compile_cache_dir, team)
-        by_pair = {pair: steps.make(pair) for pair in arguments.pairs}
+        by_pair = {}
+        for pair in arguments.pairs:
+            show_progress(f"packing and compiling {pair}")
+            by_pair[pair] = steps.make(pair)
         tallies = {name: Tally() for name in ("transformers", *by_pair)}
-        for token_ids in windows(path, arguments.windows):
+        texts = list(windows(path, arguments.windows))
+        for number, token_ids in enumerate(texts, 1):
+            show_progress(f"window {number} of {len(texts)}")
             reference = reference_model(torch.tensor([token_ids])).logits[0].numpy()
             tallies["transformers"].add(reference, reference, token_ids[1:])
             batch = window_batch(token_ids)

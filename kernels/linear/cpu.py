@@ -17,8 +17,10 @@ from kernels.threads.stage import SHARES_PER_THREAD, finish, take
 from kernels.vector_ir.function import constant_of, inlined
 from kernels.vector_ir.levels import FeatureLevel
 
-# Groups of a tile unpacked at once: [4 * 32 k][32 columns] float32 stay in a 32 KiB cache.
-_GROUPS_PER_BLOCK: Final = 4
+# Groups of a tile unpacked at once: [24 * 32 k][32 columns] float32: 96 KiB, in the second cache,
+# which is near enough for what is read in order.  The fewer blocks, the less often each row's sums
+# are loaded and stored: with many rows, those are out of the first cache each time.
+_GROUPS_PER_BLOCK: Final = 24
 SCRATCH_BYTES: Final = max(  # of each thread
     _GROUPS_PER_BLOCK * WeightFormat.FLOAT32.group_bytes, integer_tiles.SCRATCH_BYTES
 )
