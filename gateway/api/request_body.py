@@ -50,6 +50,9 @@ class Models(Protocol):
         """The name that replicas use; of a name for several models by the conversation's share.
         Raises for an unknown model."""
 
+    def own_name(self, model: str) -> str:
+        """What replicas call one that goes by another name here."""
+
 
 @dataclass(frozen=True, slots=True)
 class RequestReader:
@@ -77,7 +80,9 @@ class RequestReader:
                 grant.scope.check(operation, model)
             request = self._request(operation, body, model, grant, session)
             priority = grant.admission.priority if self.models.takes_priority else 0
-            return request, _for_replica(raw_body, body, request.model, grant, priority)
+            return request, _for_replica(
+                raw_body, body, self.models.own_name(model), grant, priority
+            )
         except RecursionError as exc:  # which any of the decoders may find first
             raise InvalidRequest("The body is nested too deeply.") from exc
 

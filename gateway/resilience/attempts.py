@@ -177,7 +177,7 @@ class Attempts:
         if replica.prompt_tokens is not None and request.text is not None:
             replica.prompt_tokens.ask(request.text, self._exchange.body)
         meter.replica, meter.provider, meter.attempt = replica.name, None, self._num_begun
-        meter.adapter_of = replica.adapters.get(request.model)
+        meter.adapter_of = replica.parents.get(request.model)
         meter.sent_monotonic_s = began_s
         return Attempt(replica, request_id, response, began_s, stay, probe)
 

@@ -4,7 +4,7 @@ A step is another model of our replicas, or a provider's.  One that the request 
 nobody prices although money is counted, or whose API has no words for it, is passed over.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -39,6 +39,7 @@ class Fallbacks:
 
     plans: PlanBook
     providers: Mapping[str, Provider]  # by name
+    own_name: Callable[[str], str] = str  # what replicas call a model
 
     def chain_of(self, context: RequestContext) -> FallbackChain | None:
         model = context.request.model
@@ -69,7 +70,7 @@ class Fallbacks:
         try:
             plan = self.plans.plan_for(context.grant, step.priced_as)
             if provider is None:
-                body = with_model(body, step.model, max_tokens)
+                body = with_model(body, self.own_name(step.model), max_tokens)
             else:
                 body = provider.request(request.operation, body, step.model, max_tokens)
         except (InvalidRequest, Untranslatable):

@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from gateway.clock import Clock
 from gateway.errors import ModelNotFound, NoReplicaAvailable
+from gateway.routing.adapter_names import adapter_names
 from gateway.routing.aliases import Aliases, Target
 from gateway.routing.ejection import eject
 from gateway.routing.endpoint import Endpoint
@@ -55,8 +55,9 @@ class ReplicaPool:
         self._own_names = frozenset[str]()  # of models, ready or not, that are no aliases
         self.ready_models = frozenset[str]()  # served now
         self._created_unix_s: dict[str, int] = {}
-        self._bases = defaultdict[str, set[str]](set)  # whose each adapter is
-        self._qualified: Mapping[str, str] = {}  # adapters by their names behind their bases'
+        self._adapters = adapter_names(())
+        self._parents: Mapping[str, str] = {}  # whose adapter each is
+        self._called: Mapping[str, str] = {}  # what replicas call those that go by another name
         self.ring = PrefixRing()  # ready or not: those that come back keep their keys
         self.is_blind = True  # nobody knows what other gateways send
         self.takes_priority = False  # all replicas do
@@ -82,17 +83,21 @@ class ReplicaPool:
 
     def served_models(self) -> list[str]:
         """Every name a client may use now: models with their aliases."""
-        served = {model for replica in self._replicas.values() for model in replica.models or ()}
+        served = {model for r in self._replicas.values() for model in r.endpoint.models}
         return sorted(served | self._aliases.names_for(served))
 
     def created_unix_s(self, model: str) -> int:
         """The earliest that was told: some servers tell the time of the question.  0: none told."""
-        return self._created_unix_s.get(self._aliases.models(model)[0], 0)
+        return self._created_unix_s.get(self.own_name(self._aliases.models(model)[0]), 0)
 
     def parent(self, model: str) -> str | None:
         """Whose adapter it is, as a replica tells; None: nobody's."""
         name = self._aliases.models(model)[0]
-        return min(self._bases.get(name, ()), default=None)
+        return self._parents.get(name)
+
+    def own_name(self, model: str) -> str:
+        """What replicas themselves call it."""
+        return self._called.get(model, model)
 
     def resolve(self, model: str, share: Callable[[], float] = lambda: 0.0) -> str:
         """The name replicas use; of a name for several models by the conversation's ``share``, of
@@ -103,20 +108,16 @@ class ReplicaPool:
         if model in self._own_names:
             return model
         if model in self._aliases:
-            return self._aliases.resolve(model, share, self.ready_models)
-        if model in self._qualified:
-            return self._only_one(self._qualified[model])
+            model = self._aliases.resolve(model, share, self.ready_models)
+            return self._adapters.qualified.get(model, model)
+        if model in self._adapters.qualified:
+            return self._adapters.qualified[model]
+        if model in self._adapters.choices:
+            choices = "' or '".join(self._adapters.choices[model])
+            raise ModelNotFound(f"'{model}' is the name of several adapters: ask for '{choices}'.")
         if any(replica.models is None for replica in self._replicas.values()):
             raise NoReplicaAvailable("The replicas have not told yet which models they serve.")
         raise self.not_found(model)
-
-    def _only_one(self, adapter: str) -> str:
-        """Replicas know it by its own name alone, and one of another base would answer, too."""
-        bases = sorted(self._bases[adapter])
-        if len(bases) > 1:
-            named = " and of ".join(f"'{base}'" for base in bases)
-            raise ModelNotFound(f"'{adapter}' is the name of an adapter of {named}: not served.")
-        return adapter
 
     def not_found(self, model: str) -> ModelNotFound:
         served = ", ".join(self.served_models())
@@ -270,9 +271,9 @@ class ReplicaPool:
     def _note_models(self, replica: Replica, listed: Sequence[ServedModel] | None) -> None:
         if listed is None:
             return
-        replica.models = frozenset(model.id for model in listed)
+        known, replica.models = replica.models, frozenset(model.id for model in listed)
         adapters = {model.id: model.base for model in listed if model.base is not None}
-        if adapters != replica.adapters:
+        if adapters != replica.adapters or replica.models != known:
             replica.adapters = adapters
             self._changed_models()
         for model in listed:
@@ -312,15 +313,15 @@ class ReplicaPool:
 
     def _changed_models(self) -> None:
         self.version += 1
-        known = [r.models for r in self._replicas.values() if r.models is not None]
-        self._own_names = frozenset(m for models in known for m in models if m not in self._aliases)
-        ready = [r.endpoint.models for r in self._replicas.values() if r.is_ready]
+        replicas = self._replicas.values()
+        self._adapters = adapters = adapter_names(told for r in replicas for told in r.told())
+        self._parents, self._called = adapters.parents, adapters.own_names
+        for replica in replicas:
+            replica.name_models(adapters)
+        served = {model for replica in replicas for model in replica.endpoint.models}
+        self._own_names = frozenset(model for model in served if model not in self._aliases)
+        ready = [r.endpoint.models for r in replicas if r.is_ready]
         self.ready_models = frozenset[str]().union(*ready)
-        told = [pair for r in self._replicas.values() for pair in r.adapters.items()]
-        self._bases = defaultdict(set)
-        for name, base in told:
-            self._bases[name].add(base)
-        self._qualified = {f"{base}:{n}": n for n, base in told if n in self._own_names}
 
 
 def _compare_speeds(replicas: Collection[Replica]) -> float:

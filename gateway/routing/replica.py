@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from contracts.load import ReplicaLoad
+from gateway.routing.adapter_names import AdapterNames, Told
 from gateway.routing.ejection import Record
 from gateway.routing.endpoint import Endpoint
 from gateway.routing.foreign_metrics import Engine, ForeignLoad
@@ -31,6 +32,8 @@ class Replica:
         self.models = models  # None: it has never told
         self.outside = outside  # None: it is ours
         self.adapters: Mapping[str, str] = {}  # whose each is, by those of the models that are one
+        self.names: Mapping[str, str | None] = {}  # of models, here; None: it has none
+        self.parents: Mapping[str, str] = {}  # as ``adapters``, by their names here
         self.endpoint = Endpoint(
             client.name,
             is_ready=outside is not None,
@@ -98,7 +101,24 @@ class Replica:
         if endpoint.is_ready and not is_ready:
             self._away_since_s = now_s
         endpoint.is_ready = is_ready
-        endpoint.models = frozenset[str]() if self.models is None else self.models
+        self._list_models()
+
+    def name_models(self, adapters: AdapterNames) -> None:
+        """By what they go by among those of all replicas."""
+        told = self.told()
+        self.names = {own: adapters.names[own, base] for own, base in told}
+        self.parents = {self.names[own] or own: base for own, base in told if base is not None}
+        self._list_models()
+
+    def _list_models(self) -> None:
+        named = (self.names.get(model, model) for model in self.models or ())
+        self.endpoint.models = frozenset(name for name in named if name is not None)
+
+    def told(self) -> list[Told]:
+        """Another owner's are named by the operator: they are what they are called."""
+        if self.outside is not None:
+            return []
+        return [(model, self.adapters.get(model)) for model in self.models or ()]
 
     def warm_up(self, now_s: float, slow_start_s: float) -> None:
         if self._warm_since_s is None:

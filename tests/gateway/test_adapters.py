@@ -1,13 +1,14 @@
 """A replica's adapters are models of their own, and events say which those were."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
 
 from contracts.quota import ModelPrice, QuotaRule
 from contracts.usage import UsageEvent
+from gateway.routing.adapter_names import adapter_names
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import Reply, chat, get
 from tests.gateway.processes import Gateway, Policies
@@ -85,30 +86,84 @@ async def test_no_other_name_is_one(tenant: Tenant, model: str) -> None:
     assert (reply.status, reply.error["code"]) == (404, "model_not_found")
 
 
-async def test_a_name_behind_a_model_is_never_another_models_adapter(
+@pytest.fixture
+def two_pools(
     start_gateway: Callable[..., Gateway], make_tenant: Callable[..., Tenant], upstream: Upstream
-) -> None:
+) -> Iterator[tuple[Callable[[], Tenant], Upstream]]:
+    """A tenant of a gateway before replicas of two models, and the second of those."""
     other = Upstream(model="model-b")
     other.start()
-    try:
-        upstream.adapters = other.adapters = ("law",)
-        tenant = make_tenant(start_gateway(upstreams={"a": upstream, "b": other}))
-        await tenant.accepted()
 
-        async def answer(status: int) -> Reply:
-            async with asyncio.timeout(PATIENCE_S):
-                while True:
-                    reply = await tenant.chat(chat() | {"model": "model-a:law"})
-                    if reply.status == status:
-                        return reply
-                    await asyncio.sleep(0.05)
+    def begun() -> Tenant:
+        return make_tenant(start_gateway(upstreams={"a": upstream, "b": other}))
 
-        reply = await answer(404)
-        assert "'model-a' and of 'model-b'" in reply.error["message"]
-        other.adapters = ()
-        await answer(200)
-        assert other.generations == []
-        upstream.adapters = ()
-        await answer(404)
-    finally:
-        other.stop()
+    yield begun, other
+    other.stop()
+
+
+async def answered(tenant: Tenant, model: str, status: int) -> Reply:
+    """Once the gateway has seen what is served now."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            reply = await tenant.chat(chat() | {"model": model})
+            if reply.status == status:
+                return reply
+            await asyncio.sleep(0.05)
+
+
+async def test_of_two_adapters_of_one_name_each_is_its_bases(
+    two_pools: tuple[Callable[[], Tenant], Upstream], upstream: Upstream
+) -> None:
+    begun, other = two_pools
+    upstream.adapters = other.adapters = ("law",)
+    tenant = begun()
+    reply = await answered(tenant, "law", 404)
+    assert "'model-a:law' or 'model-b:law'" in reply.error["message"]
+    for asked, at in (("model-a:law", upstream), ("model-b:law", other)):
+        upstream.generations, other.generations = [], []
+        for _ in range(4):
+            await answered(tenant, asked, 200)
+        assert [g.received.document["model"] for g in at.generations] == ["law"] * 4
+        assert upstream.generations == [] or other.generations == []
+        event = tenant.events()[-1]
+        assert (event.model, event.adapter_of) == (asked, asked.partition(":")[0])
+
+
+async def test_the_only_one_of_its_name_needs_no_base(
+    two_pools: tuple[Callable[[], Tenant], Upstream], upstream: Upstream
+) -> None:
+    begun, other = two_pools
+    upstream.adapters = ("law",)
+    tenant = begun()
+    await answered(tenant, "model-b", 200)
+    await answered(tenant, "law", 200)
+    await answered(tenant, "model-b:law", 404)
+    other.adapters = ("law",)
+    await answered(tenant, "law", 404)
+    upstream.adapters = ()
+    await answered(tenant, "law", 200)
+    assert other.generations[-1].received.document["model"] == "law"
+    await answered(tenant, "model-a:law", 404)
+
+
+async def test_a_models_name_is_never_that_of_anothers_adapter(
+    two_pools: tuple[Callable[[], Tenant], Upstream], upstream: Upstream
+) -> None:
+    begun, other = two_pools
+    other.adapters = ("model-a",)
+    tenant = begun()
+    await answered(tenant, "model-b:model-a", 200)
+    assert other.generations[-1].received.document["model"] == "model-a"
+    upstream.generations, other.generations = [], []
+    for _ in range(6):
+        await answered(tenant, "model-a", 200)
+    assert (len(upstream.generations), other.generations) == (6, [])
+
+
+def test_a_model_called_as_an_adapter_would_have_to_be_keeps_its_name() -> None:
+    told = [("a", None), ("b", None), ("law", "a"), ("law", "b"), ("a:law", None)]
+    names = adapter_names(told)
+    assert names.names["a:law", None] == "a:law"
+    assert names.names["law", "a"] is None
+    assert names.names["law", "b"] == "b:law"
+    assert names.parents == {"b:law": "b"}

@@ -82,6 +82,9 @@ class OneModel:
     name: str
     takes_priority: bool = True
 
+    def own_name(self, model: str) -> str:
+        return model
+
     def resolve(self, model: str, share: Callable[[], float]) -> str:
         return self.name
 

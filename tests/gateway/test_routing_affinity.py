@@ -94,6 +94,9 @@ GRANT = context_of("t", ADMISSION_TIERS["free"], inference_request("m")).grant
 class AnyModel:
     takes_priority = False
 
+    def own_name(self, model: str) -> str:
+        return model
+
     def resolve(self, model: str, share: Callable[[], float]) -> str:
         return model
 
