@@ -18,11 +18,13 @@ from billing.alert_topic import AlertTopic
 from billing.alert_watches import BudgetWatch, ChannelWatch, Send, to_nobody, to_webhook
 from billing.alerts import AlertBook, Channel
 from billing.auditor import AuditReport
+from billing.certainty import Sightings
 from billing.consumer import Consumer, EventSource
 from billing.current_prices import CurrentPrices
 from billing.errors import BillingError, PriceBookInvalid, RequestInvalid
-from billing.kafka_source import KafkaSource, num_unread
+from billing.kafka_source import KafkaSource, lag_behind
 from billing.kafka_wiring import client_arguments
+from billing.lag import NO_LAG
 from billing.ledger import Ledger, utc_now
 from billing.lookup import next_offset
 from billing.opening import done_or_stopped
@@ -184,10 +186,10 @@ def _reconciliation(
         journals_dir=settings.usage_journals,
         quota_url=_quota_url(settings),
         policy_tenants=lambda: policy_tenants(settings.policy_file),
-        num_unread=lambda: (
-            0
+        lag=lambda: (
+            NO_LAG
             if settings.kafka_bootstrap is None
-            else num_unread(
+            else lag_behind(
                 _brokers(settings), settings.kafka_topic, partial(next_offset, ledger_url)
             )
         ),
@@ -198,7 +200,8 @@ def _reconciliation(
         span=timedelta(seconds=settings.reconcile_span_s),
         recovers=True,
     )
-    return lambda: reconcile(sources, rules, is_stopping)
+    sightings = Sightings()
+    return lambda: reconcile(sources, rules, is_stopping, sightings)
 
 
 def _source(settings: Settings, ledger: Ledger) -> EventSource:

@@ -45,6 +45,7 @@ from billing.audit_sums import (
     recovered_accounts,
 )
 from billing.bulk_insert import known_keys
+from billing.lag import Lag
 from billing.ledger_database import LedgerRef, reading
 from billing.pricing import PriceBook
 from billing.recorded_prices import check_recorded
@@ -76,9 +77,10 @@ class AuditReport:
     accounts: Mapping[str, Accounts]  # by tenant
     findings: Sequence[Finding]
     missing: Mapping[EventKey, Sequence[ReplicaUsage]]  # served, and not billed
+    unsure: frozenset[EventKey]  # of these: they may still come.  One look is sure of none
     lost: Mapping[str, QuotaLoss]  # by tenant, of quotas that stood still meanwhile
     num_waiting: int
-    num_unread: int | None  # events that brokers have and the ledger has not; None: who knows
+    lag: Lag | None  # behind the brokers; None: who knows
     num_unreadable: int  # lines of the spool
     unreadable_segments: Sequence[str]  # of the spool: what is in them is not compared
     num_dead_letters: int
@@ -86,24 +88,19 @@ class AuditReport:
     num_not_by_gateways: int  # a replica's records of requests that no gateway sent
 
     @property
-    def awaits_more(self) -> bool:
-        """What is missing here may be among what is seen to be on its way."""
-        return bool(self.missing) and (self.num_waiting > 0 or bool(self.num_unread))
+    def num_unread(self) -> int | None:
+        """Events that brokers have and the ledger has not."""
+        return None if self.lag is None else self.lag.num_unread
 
     @property
     def knows_quota(self) -> bool:
         return all(accounts.quota is not None for accounts in self.accounts.values())
 
-    @property
-    def has_read_all(self) -> bool:
-        """What is missing here is on no way that can be seen."""
-        return self.num_waiting == self.num_unread == len(self.unreadable_segments) == 0
-
 
 @dataclass(frozen=True, slots=True)
 class AuditScope:
     spool_dir: Path | None  # None: it is not to be seen from here
-    num_unread: Callable[[], int | None]
+    lag: Callable[[], Lag | None]
     witnesses: Callable[[], Sequence[Witness]]
     quota: Callable[[], Mapping[str, QuotaTotals] | None]  # by tenant; None: it cannot be asked
     since: datetime | None  # of events that are checked one by one; None: all
@@ -119,7 +116,7 @@ def audit(
     snapshot, and the quota before and after: what is billed must lie between.
     """
     quota_before = scope.quota()
-    num_unread = scope.num_unread()
+    lag = scope.lag()
     with reading(ledger) as connection:
         check_recorded(connection, price_book)
         journals = scope.witnesses()
@@ -134,7 +131,9 @@ def audit(
         billed = counted_accounts(connection) if is_whole else kept
         recovered = recovered_accounts(connection)
         accounts = _accounts(billed, recovered, journals, quota, waiting, lost)
-        comparison = _QuotaComparison(accounts, quota_before, quota, lost, num_unread)
+        comparison = _QuotaComparison(
+            accounts, quota_before, quota, lost, None if lag is None else lag.num_unread
+        )
         losses = comparison.losses(connection)
         return AuditReport(
             accounts=accounts,
@@ -146,9 +145,10 @@ def audit(
                 *comparison.findings(losses),
             ],
             missing=missing,
+            unsure=frozenset(missing),
             lost={t: loss for t, loss in losses.items() if comparison.stood_still(t)},
             num_waiting=len(waiting.keys),
-            num_unread=num_unread,
+            lag=lag,
             num_unreadable=waiting.num_unreadable,
             unreadable_segments=waiting.unreadable_segments,
             num_dead_letters=num_dead_letters(connection),

@@ -18,6 +18,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord
 from aiokafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 
 from billing.errors import SourceLost, SourceUnavailable
+from billing.lag import Lag
 from billing.records import KAFKA_SOURCE, Batch, Record
 
 logger = logging.getLogger(__name__)
@@ -128,8 +129,8 @@ class KafkaSource:
         task.add_done_callback(self._retiring.discard)
 
 
-def num_unread(brokers: Mapping[str, Any], topic: str, next_offset: NextOffset) -> int:
-    """Records that the brokers hold and the ledger has not read.  Blocks: no event loop's thread.
+def lag_behind(brokers: Mapping[str, Any], topic: str, next_offset: NextOffset) -> Lag:
+    """Of what the brokers hold, how far the ledger has read.  Blocks: no event loop's thread.
 
     ``brokers``: as ``KafkaSource`` gets them.
 
@@ -137,12 +138,12 @@ def num_unread(brokers: Mapping[str, Any], topic: str, next_offset: NextOffset) 
     that was made anew nobody can say what has been read.
     """
     try:
-        return asyncio.run(_num_unread(brokers, topic, next_offset))
+        return asyncio.run(_lag_behind(brokers, topic, next_offset))
     except _FAILURES as exc:
         raise SourceUnavailable(f"kafka: {type(exc).__name__}: {exc}") from exc
 
 
-async def _num_unread(brokers: Mapping[str, Any], topic: str, next_offset: NextOffset) -> int:
+async def _lag_behind(brokers: Mapping[str, Any], topic: str, next_offset: NextOffset) -> Lag:
     consumer = AIOKafkaConsumer(topic, **brokers, enable_auto_commit=False)
     try:
         async with asyncio.timeout(_CALL_DEADLINE_S):
@@ -156,10 +157,13 @@ async def _num_unread(brokers: Mapping[str, Any], topic: str, next_offset: NextO
     finally:
         async with asyncio.timeout(_CLOSE_DEADLINE_S):
             await _stop(consumer)
-    unread = [ends[p] - (begins[p] if at is None else at) for p, at in stored.items()]
-    if any(number < 0 for number in unread):
+    read = {each: begins[each] if at is None else at for each, at in stored.items()}
+    if any(read[each] > ends[each] for each in partitions):
         raise SourceUnavailable(f"kafka: the ledger is ahead of the topic {topic}")
-    return sum(unread)
+    return Lag(
+        ends={_source_id(each): ends[each] for each in partitions},
+        read={_source_id(each): at for each, at in read.items()},
+    )
 
 
 class _Session(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no types

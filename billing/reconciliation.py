@@ -1,8 +1,8 @@
 """All accounts compared until what moves has come to rest, and mended where that is certain.
 
-What a replica served and nobody billed is posted, once every source has been read to its end.  What
-the quota's store has lost is acknowledged, once two looks agree on how much.  What is posted and
-still held is told to the gateways, who settle it.
+What a replica served and nobody billed is posted, once all has been read that was written when it
+was first missed.  What the quota's store has lost is acknowledged, once two looks agree on how much
+after that.  What is posted and still held is told to the gateways, who settle it.
 """
 
 import time
@@ -13,10 +13,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from billing.audit import Finding, Kind, QuotaLoss, QuotaTotals
+from billing.audit import Finding, Kind, QuotaTotals
 from billing.auditor import AuditReport, AuditScope, audit
+from billing.certainty import Sightings
 from billing.errors import QuotaStoreUnavailable, SourceUnavailable
 from billing.journals import read_journals
+from billing.lag import Lag
 from billing.ledger import Ledger
 from billing.lookup import recovered_untold, tenants, used_by_event
 from billing.money import nano_usd_up
@@ -41,7 +43,7 @@ class Sources:
     journals_dir: Path | None  # of the replicas; None: not to be seen from here
     quota_url: str | None
     policy_tenants: Callable[[], Iterable[TenantId]]
-    num_unread: Callable[[], int]  # events that brokers have and the ledger has not
+    lag: Callable[[], Lag]  # behind the brokers; raises SourceUnavailable
 
 
 def policy_tenants(policy_file: Path | None) -> list[TenantId]:
@@ -60,28 +62,32 @@ class AuditRules:
 
 
 def reconcile(
-    sources: Sources, rules: AuditRules, is_stopping: Callable[[], bool] = lambda: False
+    sources: Sources,
+    rules: AuditRules,
+    is_stopping: Callable[[], bool] = lambda: False,
+    sightings: Sightings | None = None,
 ) -> AuditReport:
     """Blocks.  Looks again while what may move differs, for ``patience_s`` at most.
 
-    ``is_stopping``: whoever asked will not wait any longer.
+    ``is_stopping``: whoever asked will not wait any longer.  ``sightings``: of those before.
 
     Raises LedgerMissing, LedgerUnavailable, PriceBookInvalid, ContractError, OSError.
     """
+    seen = Sightings() if sightings is None else sightings
 
     def look() -> AuditReport:
-        return _look(sources, rules)
+        return seen.judged(_look(sources, rules))
 
     if rules.recovers:
-        report = _patiently(look, min(_BRIEFLY_S, rules.patience_s), is_stopping)
+        briefly_s = min(_BRIEFLY_S, rules.patience_s)
+        report = _patiently(look, briefly_s, is_stopping)
+        if report.unsure and report.lag is not None and not report.unreadable_segments:
+            _wait_until_read(sources, report.lag, rules.patience_s, is_stopping)
+            report = _patiently(look, briefly_s, is_stopping)
         if not report.findings or is_stopping():
             return report
         _mend(sources, rules, report)
-    report = _patiently(look, rules.patience_s, is_stopping)
-    if rules.recovers and report.missing and report.has_read_all and not is_stopping():
-        _mend(sources, rules, report)  # what was on its way has come: only now it is certain
-        report = _patiently(look, rules.patience_s, is_stopping)
-    return report
+    return _patiently(look, rules.patience_s, is_stopping)
 
 
 def _look(sources: Sources, rules: AuditRules) -> AuditReport:
@@ -89,7 +95,7 @@ def _look(sources: Sources, rules: AuditRules) -> AuditReport:
     journals_dir = sources.journals_dir
     scope = AuditScope(
         spool_dir=sources.spool_dir,
-        num_unread=lambda: _num_unread(sources),
+        lag=lambda: _lag(sources),
         witnesses=lambda: [] if journals_dir is None else read_journals(journals_dir),
         quota=lambda: _quota(sources),
         since=None if rules.span is None else now - rules.span,
@@ -98,9 +104,9 @@ def _look(sources: Sources, rules: AuditRules) -> AuditReport:
     return audit(sources.ledger_url, read_price_book(sources.price_book), scope, now=now)
 
 
-def _num_unread(sources: Sources) -> int | None:
+def _lag(sources: Sources) -> Lag | None:
     try:
-        return sources.num_unread()
+        return sources.lag()
     except SourceUnavailable:
         return None
 
@@ -126,7 +132,7 @@ def _patiently(
     give_up_s = time.monotonic() + patience_s
     earlier = look()
     report = replace(earlier, lost={})  # one look proves no loss
-    while report.awaits_more or any(finding.kind in _MOVING for finding in report.findings):
+    while any(finding.kind in _MOVING for finding in report.findings):
         if time.monotonic() >= give_up_s or is_stopping():
             break
         time.sleep(_LOOK_AGAIN_S)  # for other processes to write: they tell nobody when they have
@@ -146,6 +152,19 @@ def seen_twice(earlier: AuditReport, later: AuditReport) -> AuditReport:
     )
 
 
+def _wait_until_read(
+    sources: Sources, missed_at: Lag, patience_s: float, is_stopping: Callable[[], bool]
+) -> None:
+    """What was on its way then.  The brokers alone are asked: it costs less than a look."""
+    give_up_s = time.monotonic() + patience_s
+    lag: Lag | None = missed_at
+    while lag is not None and not lag.has_passed(missed_at.ends):
+        if time.monotonic() >= give_up_s or is_stopping():
+            return
+        time.sleep(_LOOK_AGAIN_S)
+        lag = _lag(sources)
+
+
 def _identity(finding: Finding) -> tuple[Kind, str | None, str]:
     return finding.kind, finding.tenant_id, finding.subject
 
@@ -161,9 +180,10 @@ _MOVING: Final = frozenset(
 def _mend(sources: Sources, rules: AuditRules, report: AuditReport) -> None:
     url = sources.ledger_url
     with closing(Ledger(url)) as ledger:
-        if report.missing and report.has_read_all:
-            recover(ledger, url, read_price_book(sources.price_book), report.missing)
-        for name, loss in _sure_losses(report).items():
+        certain = {key: of for key, of in report.missing.items() if key not in report.unsure}
+        if certain:
+            recover(ledger, url, read_price_book(sources.price_book), certain)
+        for name, loss in report.lost.items():
             # What ran when it was lost ends unsettled: by then it has, and is in the ledger.
             if loss.since + rules.grace <= datetime.now(UTC):
                 ledger.acknowledge(name, loss)
@@ -171,12 +191,6 @@ def _mend(sources: Sources, rules: AuditRules, report: AuditReport) -> None:
         with suppress(QuotaStoreUnavailable):
             for name in map(tenant_id, report.accounts):
                 _tell_held(sources.quota_url, url, name)
-
-
-def _sure_losses(report: AuditReport) -> Mapping[str, QuotaLoss]:
-    """None where not all that is billed is known: an acknowledgement is for good."""
-    is_all_known = report.num_unread == len(report.unreadable_segments) == 0
-    return report.lost if is_all_known else {}
 
 
 def _tell_held(quota_url: str, ledger_url: str, tenant: TenantId) -> None:

@@ -99,9 +99,9 @@ class ReconciliationWatch:
             logger.error("not all accounts compared", extra={"reason": what})
         for name in report.unreadable_segments[:_MOST_TOLD]:
             logger.error("segment not compared", extra={"segment": name})
-        if report.missing and not report.has_read_all:
-            fields = {"num_events": len(report.missing)}
-            logger.error("nothing is posted from the replicas' records", extra=fields)
+        if report.unsure:
+            fields = {"num_events": len(report.unsure)}
+            logger.error("what may still come is not posted yet", extra=fields)
         for finding in report.findings[:_MOST_TOLD]:
             about = {
                 "tenant_id": finding.tenant_id,
@@ -115,7 +115,7 @@ class ReconciliationWatch:
         """Without which a comparison is no proof that the accounts agree."""
         if report.unreadable_segments:
             yield "the spool's segments"
-        if report.num_unread is None:
+        if report.lag is None:
             yield "the brokers"
         if self._has_quota_store and not report.knows_quota:
             yield "the quota's store"

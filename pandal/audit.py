@@ -13,8 +13,9 @@ from rich.text import Text
 from billing.audit import Account
 from billing.auditor import Accounts, AuditReport
 from billing.errors import SourceUnavailable
-from billing.kafka_source import num_unread
+from billing.kafka_source import lag_behind
 from billing.kafka_wiring import client_arguments
+from billing.lag import NO_LAG, Lag
 from billing.lookup import next_offset, reads_kafka
 from billing.quota_store import with_tls
 from billing.reconciliation import AuditRules, Sources, policy_tenants, reconcile
@@ -50,19 +51,19 @@ def sources_of(books: FleetBooks, price_book: Path | None, settings: CommandSett
         journals_dir=data_dir.usage_journals if is_local else None,
         quota_url=quota_url,
         policy_tenants=lambda: policy_tenants(data_dir.policies if is_local else None),
-        num_unread=lambda: _num_unread(books.ledger_url, settings),
+        lag=lambda: _lag(books.ledger_url, settings),
     )
 
 
-def _num_unread(ledger_url: str, settings: CommandSettings) -> int:
+def _lag(ledger_url: str, settings: CommandSettings) -> Lag:
     """Raises SourceUnavailable."""
     bootstrap = settings.kafka_bootstrap
     if bootstrap is not None:
         brokers = {"bootstrap_servers": bootstrap, **client_arguments(settings)}
-        return num_unread(brokers, USAGE_TOPIC, partial(next_offset, ledger_url))
+        return lag_behind(brokers, USAGE_TOPIC, partial(next_offset, ledger_url))
     if reads_kafka(ledger_url):
         raise SourceUnavailable(f"events come from Kafka, and {KAFKA_BOOTSTRAP} names no broker")
-    return 0
+    return NO_LAG
 
 
 def show_report(console: Console, report: AuditReport) -> None:
@@ -104,8 +105,8 @@ def report_json(report: AuditReport) -> bytes:
 
 
 def _remarks(report: AuditReport) -> Iterator[str]:
-    if report.missing and not report.has_read_all:
-        yield "nothing is posted from the replicas' records: not every source is read to its end"
+    if report.unsure:
+        yield f"events that may still come, and are not posted yet: {len(report.unsure)}"
     if any(accounts.quota is None for accounts in report.accounts.values()):
         yield "the quota store is away: its totals were not compared"
     for name in report.unreadable_segments:

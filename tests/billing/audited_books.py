@@ -8,6 +8,7 @@ import msgspec
 
 from billing.audit import Account, Kind, QuotaTotals, Witness
 from billing.auditor import AuditReport, AuditScope, audit
+from billing.lag import Lag
 from billing.ledger import Ledger
 from billing.posting import rate_batch
 from billing.pricing import PriceBook
@@ -74,22 +75,25 @@ class Books:
         self.ledger.post(rate_batch(batch, book))
         self._next = batch.next_offset
 
-    def audit(self) -> AuditReport:
+    def audit(self, book: PriceBook = BOOK) -> AuditReport:
         scope = AuditScope(
             spool_dir=self.spool_dir,
-            num_unread=lambda: self.num_unread,
+            lag=self._lag,
             witnesses=self.journals,
             quota=self._totals,
             since=self.audited_since,
             grace=GRACE,
         )
-        return audit(self.ledger_url, BOOK, scope, now=NOW)
+        return audit(self.ledger_url, book, scope, now=NOW)
 
     def journals(self) -> Sequence[Witness]:
         return [Witness("replica-0", self.records)]
 
     def ask_quota(self) -> Mapping[str, Account] | None:
         return self.quota
+
+    def _lag(self) -> Lag | None:
+        return None if self.num_unread is None else Lag({"0": self.num_unread}, {"0": 0})
 
     def _totals(self) -> Mapping[str, QuotaTotals] | None:
         told = self.ask_quota()

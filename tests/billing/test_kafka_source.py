@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from billing.alert_topic import AlertTopic
 from billing.errors import AlertTopicUnavailable, SourceLost, SourceUnavailable
-from billing.kafka_source import KafkaSource, num_unread
+from billing.kafka_source import KafkaSource, lag_behind
 from billing.kafka_wiring import client_arguments
 from billing.ledger import Ledger
 from billing.lookup import totals
@@ -110,7 +110,7 @@ async def test_a_broker_that_asks_who_we_are_is_read_over_tls(
     async with reading(apache, topic, from_the_beginning, brokers=brokers) as source:
         batches = await poll_until(source, 3, posting(ledger))
     assert sum(len(batch.records) for batch in batches) == 3
-    assert await asyncio.to_thread(num_unread, brokers, topic, from_the_beginning) == 3
+    assert await asyncio.to_thread(lag_behind, brokers, topic, from_the_beginning) == 3
     wrong = {**brokers, "sasl_plain_password": "hunter2"}
     async with reading(apache, topic, from_the_beginning, brokers=wrong) as source:
         with pytest.raises(SourceUnavailable, match="Unable to bootstrap") as refused:
@@ -326,7 +326,8 @@ async def test_what_the_ledger_has_not_read_of_the_topic_is_counted(
     brokers = {"bootstrap_servers": apache.bootstrap}
 
     async def unread() -> int:
-        return await asyncio.to_thread(num_unread, brokers, topic, ledger.next_offset)
+        behind = await asyncio.to_thread(lag_behind, brokers, topic, ledger.next_offset)
+        return behind.num_unread
 
     assert await unread() == 0
     await send_events(apache.bootstrap, topic, [usage(n) for n in range(5)], num_partitions=2)
@@ -342,13 +343,13 @@ async def test_a_ledger_ahead_of_its_topic_hides_no_lag_of_another_partition(tan
     brokers = {"bootstrap_servers": tansu.bootstrap}
     stored = {f"kafka/{topic}/0": 9}
     with pytest.raises(SourceUnavailable, match="ahead"):
-        await asyncio.to_thread(num_unread, brokers, topic, stored.get)
+        await asyncio.to_thread(lag_behind, brokers, topic, stored.get)
 
 
 async def test_of_brokers_that_are_gone_nobody_says_that_all_is_read(ledger: Ledger) -> None:
     gone = {"bootstrap_servers": f"127.0.0.1:{free_port()}"}
     with pytest.raises(SourceUnavailable):
-        await asyncio.to_thread(num_unread, gone, "usage.v1", ledger.next_offset)
+        await asyncio.to_thread(lag_behind, gone, "usage.v1", ledger.next_offset)
 
 
 async def test_an_alert_is_a_record_of_its_topic(tansu: Broker) -> None:

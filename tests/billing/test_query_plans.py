@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine, event
 from billing.audit import Account, QuotaTotals
 from billing.audit_facts import posted_events
 from billing.auditor import AuditScope, audit
+from billing.lag import NO_LAG
 from billing.ledger import Ledger, utc_now
 from billing.ledger_database import reading
 from billing.lookup import Used, find_event, tenants, used_by_event
@@ -129,7 +130,7 @@ def audit_by_the_hour(ledger_url: str) -> None:
     now = utc_now()
     scope = AuditScope(
         spool_dir=None,
-        num_unread=lambda: 0,
+        lag=lambda: NO_LAG,
         witnesses=list,
         quota=lambda: {tenant: QuotaTotals(Account(1, 1), now) for tenant in TENANTS},
         since=now - timedelta(hours=2),

@@ -27,10 +27,7 @@ from tests.billing.databases import rows
 from tests.billing.usage_events import (
     BOOK,
     NOON,
-    SEGMENT,
     batch_of,
-    line,
-    write_segment,
 )
 from tests.support.postgres import Postgres
 from tests.support.waiting import eventually
@@ -250,16 +247,6 @@ def test_what_an_auditor_would_recover_and_a_gateway_has_told_is_a_repeat(books:
     books.post(*EVENTS, event(4))
     assert recover(books.ledger, books.ledger_url, BOOK, missing).num_repeated == 4
     assert rows(books.ledger_url, "dead_letters") == []
-
-
-@pytest.mark.parametrize("num_unread", [0, 3, None], ids=["all read", "a lag", "unknown"])
-def test_who_has_not_read_all_says_so(books: Books, num_unread: int | None) -> None:
-    books.post(*EVENTS)
-    books.num_unread = num_unread
-    assert books.audit().has_read_all is (num_unread == 0)
-    books.num_unread = 0
-    write_segment(books.spool_dir, SEGMENT.replace("0a", "0c"), line(event(4)))
-    assert not books.audit().has_read_all
 
 
 LOST_AT = NOON + timedelta(minutes=5)

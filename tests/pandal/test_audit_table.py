@@ -5,6 +5,7 @@ import io
 from rich.console import Console
 
 from billing.auditor import AuditReport
+from billing.lag import NO_LAG
 from pandal.audit import show_report
 
 
@@ -14,9 +15,10 @@ def test_column_heads_say_tokens_in_requests() -> None:
         accounts={},
         findings=(),
         missing={},
+        unsure=frozenset(),
         lost={},
         num_waiting=0,
-        num_unread=0,
+        lag=NO_LAG,
         num_unreadable=0,
         unreadable_segments=(),
         num_dead_letters=0,

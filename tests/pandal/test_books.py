@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from billing.audit import Finding, Kind
 from billing.auditor import AuditReport
+from billing.lag import NO_LAG
 from billing.ledger import Ledger
 from billing.posting import rate_batch
 from billing.reconciliation import seen_twice
@@ -223,9 +224,10 @@ def test_what_moves_is_a_difference_only_when_it_is_seen_again() -> None:
                 *([Finding(Kind.MISPRICED, "acme", "event-2", "found late")] if n == 2 else []),
             ],
             missing={},
+            unsure=frozenset(),
             lost={},
             num_waiting=0,
-            num_unread=0,
+            lag=NO_LAG,
             num_unreadable=0,
             unreadable_segments=(),
             num_dead_letters=0,

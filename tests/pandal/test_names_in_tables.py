@@ -10,6 +10,7 @@ from rich.console import Console
 
 from billing.audit import Account, Finding, Kind
 from billing.auditor import Accounts, AuditReport
+from billing.lag import NO_LAG
 from billing.pricing import TokenClass
 from billing.statement import Statement, StatementAdjustment, StatementLine
 from billing.usage_report import Grouping, UsageQuery, UsageRow
@@ -29,7 +30,7 @@ def audited(console: Console) -> None:
     report = AuditReport(
         accounts={NAME: account},
         findings=[Finding(Kind.QUOTA_DIFFERS, NAME, NAME, NAME)],
-        missing={}, lost={}, num_waiting=0, num_unread=0, num_unreadable=0,
+        missing={}, unsure=frozenset(), lost={}, num_waiting=0, lag=NO_LAG, num_unreadable=0,
         unreadable_segments=[NAME], num_dead_letters=0, num_unpriced=0, num_not_by_gateways=0,
     )  # fmt: skip
     show_report(console, report)

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from billing.audit import Finding, Kind
 from billing.auditor import AuditReport
+from billing.lag import NO_LAG
 from billing.ledger import PostResult
 from billing.telemetry import Telemetry, Told
 from pandal.cli import app
@@ -30,9 +31,9 @@ def told(ago: timedelta = timedelta()) -> Told:
 
 def report(*findings: Finding, num_dead_letters: int = 0, num_unpriced: int = 0) -> AuditReport:
     return AuditReport(
-        accounts={}, findings=findings, missing={}, lost={}, num_waiting=0, num_unread=0,
-        num_unreadable=0, unreadable_segments=[], num_dead_letters=num_dead_letters,
-        num_unpriced=num_unpriced, num_not_by_gateways=0,
+        accounts={}, findings=findings, missing={}, unsure=frozenset(), lost={},
+        num_waiting=0, lag=NO_LAG, num_unreadable=0, unreadable_segments=[],
+        num_dead_letters=num_dead_letters, num_unpriced=num_unpriced, num_not_by_gateways=0,
     )  # fmt: skip
 
 

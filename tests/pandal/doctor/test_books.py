@@ -9,6 +9,7 @@ from sqlalchemy import update
 
 from billing.audit import Account
 from billing.auditor import Accounts, AuditReport
+from billing.lag import NO_LAG, Lag
 from billing.ledger import Ledger
 from billing.ledger_database import open_for_posting
 from billing.ledger_schema import schema_revision
@@ -59,7 +60,7 @@ def report(
     *,
     engine: Account | None,
     quota: Account | None,
-    num_unread: int | None = 0,
+    lag: Lag | None = NO_LAG,
     num_unreadable: int = 0,
 ) -> AuditReport:
     """Of one tenant, without a difference."""
@@ -69,9 +70,10 @@ def report(
         accounts={"acme": accounts},
         findings=(),
         missing={},
+        unsure=frozenset(),
         lost={},
         num_waiting=0,
-        num_unread=num_unread,
+        lag=lag,
         num_unreadable=num_unreadable,
         unreadable_segments=(),
         num_dead_letters=0,
@@ -104,18 +106,18 @@ def test_only_what_was_compared_agrees() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_unread", "level", "fact"),
+    ("lag", "level", "fact"),
     [
-        (0, Level.OK, "it runs, and has booked all that is written"),
-        (1000, Level.WARNING, "it runs, and 1000 events wait for it"),
+        (NO_LAG, Level.OK, "it runs, and has booked all that is written"),
+        (Lag({"0": 1200}, {"0": 200}), Level.WARNING, "it runs, and 1000 events wait for it"),
         (None, Level.WARNING, "it runs, and Kafka could not be asked how many wait there"),
     ],
 )
 def test_events_in_kafka_wait_for_billing_too(
-    data_dir: DataDir, num_unread: int | None, level: Level, fact: str
+    data_dir: DataDir, lag: Lag | None, level: Level, fact: str
 ) -> None:
     fleet = fleet_with_billing(data_dir, identify(os.getpid()))
-    of_kafka = report(engine=USED, quota=USED, num_unread=num_unread)
+    of_kafka = report(engine=USED, quota=USED, lag=lag)
     (found,) = billing_findings(FleetBooks(data_dir), fleet, of_kafka)
     assert (found.level, found.fact) == (level, fact)
 
