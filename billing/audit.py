@@ -70,13 +70,16 @@ class QuotaLoss:
     missing: Account
 
 
+Entries = Mapping[str, tuple[int, int, str]]  # (tokens, pico-dollars, price id), by token class
+
+
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """An event in the ledger, and what it was charged: pico-dollars and price by token class."""
+    """An event in the ledger, and what it was charged."""
 
     event: UsageEvent
-    entries: Mapping[str, tuple[int, int, str]]  # (tokens, pico-dollars, price id)
-    expected: Mapping[str, tuple[int, int, str]] | None  # None: no price is known, it waits
+    entries: Entries
+    expected: Entries | None  # None: no price is known, it waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +278,7 @@ def _in_words(classes: _Classes) -> str:
     return "{} uncached, {} cached, {} output tokens".format(*classes)
 
 
-def _money(entries: Mapping[str, tuple[int, int, str]]) -> str:
+def _money(entries: Entries) -> str:
     return (
         ", ".join(
             f"{token_class}: {tokens} tokens, {pico_usd} pico-USD by {price_id}"
@@ -285,9 +288,7 @@ def _money(entries: Mapping[str, tuple[int, int, str]]) -> str:
     )
 
 
-def expected_entries(
-    event: UsageEvent, rates: Mapping[str, int], price_id: str
-) -> Mapping[str, tuple[int, int, str]]:
+def expected_entries(event: UsageEvent, rates: Mapping[str, int], price_id: str) -> Entries:
     """``rates``: pico-dollars per token by class."""
     return {
         token_class.value: (tokens, tokens * rates[token_class.value], price_id)

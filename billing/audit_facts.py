@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Column, Connection, func, select, tuple_
 
-from billing.audit import Account, Posted, expected_entries
+from billing.audit import Account, Entries, Posted, expected_entries
 from billing.bulk_insert import known_keys, rows_by_key
 from billing.ledger_schema import (
     ENTRIES_OF_EVENTS,
@@ -22,8 +22,8 @@ from billing.ledger_schema import (
     unpriced_events,
     usage_events,
 )
-from billing.pricing import PriceBook
-from billing.rating import price_for
+from billing.pricing import Price, PriceBook
+from billing.rating import prices_known
 from billing.recorded_prices import recorded_rates
 from billing.records import EventKey, Record
 from billing.segment_file import records_of, segment_names
@@ -141,8 +141,9 @@ def posted_events(
         entries = _entries(connection, keys)
         unpriced = _unpriced(connection, keys)
         for each, event in zip(keys, events, strict=True):
-            expected = None if each in unpriced else _expected(event, price_book, rates)
-            yield Posted(event, entries.get(each, {}), expected)
+            charged = entries.get(each, {})
+            prices = [] if each in unpriced else prices_known(event, price_book)
+            yield Posted(event, charged, _expected(event, charged, prices, rates))
 
 
 def _event_pages(connection: Connection, since: datetime | None) -> Iterator[list[UsageEvent]]:
@@ -159,12 +160,18 @@ def _event_pages(connection: Connection, since: datetime | None) -> Iterator[lis
 
 
 def _expected(
-    event: UsageEvent, price_book: PriceBook, rates: Mapping[str, Mapping[str, int]]
-) -> Mapping[str, tuple[int, int, str]] | None:
-    price = price_for(event, price_book)
-    if price is None or price.price_id not in rates:
-        return None
-    return expected_entries(event, rates[price.price_id], price.price_id)
+    event: UsageEvent,
+    charged: Entries,
+    prices: Sequence[Price],
+    rates: Mapping[str, Mapping[str, int]],
+) -> Entries | None:
+    """By the price it has been charged by, if it is one of its own: that one it keeps."""
+    known = [price.price_id for price in prices if price.price_id in rates]
+    charged_by = {price_id for _, _, price_id in charged.values()}
+    own = [price_id for price_id in known if charged_by == {price_id}]
+    for price_id in [*own, *known][:1]:
+        return expected_entries(event, rates[price_id], price_id)
+    return None
 
 
 def _entries(

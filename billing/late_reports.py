@@ -71,20 +71,34 @@ def post_late_reports(
 
 
 def _charges_told(report: LateReport, charged: Sequence[Charge] | None) -> Sequence[Charge]:
-    """Of what its gateway tells; where this book has no price for it, what it has been charged."""
+    """Of what its gateway tells; where that changes nothing, or is unknown, what it has been."""
     if charged is None:
         return ()
     charges = report.posting.charges
-    return charged if charges is None else charges
+    return charged if charges is None or _costs_the_same(report) else charges
 
 
 def _difference_pico_usd(report: LateReport, charged: Sequence[Charge] | None) -> int | None:
     """``charged`` None: it waits for a price."""
     charges = report.posting.charges
-    if charged is not None and charges is not None:
-        return sum(c.pico_usd for c in charges) - sum(c.pico_usd for c in charged)
-    is_same = charged_tokens(report.posting.event) == charged_tokens(report.recovered)
-    return 0 if is_same else None
+    if charged is None or charges is None:
+        return 0 if _has_same_tokens(report) else None
+    if _costs_the_same(report):
+        return 0
+    return sum(c.pico_usd for c in charges) - sum(c.pico_usd for c in charged)
+
+
+def _costs_the_same(report: LateReport) -> bool:
+    """By the price it has been charged by, though its adapter may have got one of its own since."""
+    told, recovered = report.posting.event, report.recovered
+    return _has_same_tokens(report) and (
+        (told.model, told.adapter_of, told.tier)
+        == (recovered.model, recovered.adapter_of, recovered.tier)
+    )
+
+
+def _has_same_tokens(report: LateReport) -> bool:
+    return charged_tokens(report.posting.event) == charged_tokens(report.recovered)
 
 
 def _post(

@@ -1,6 +1,6 @@
 """Turn one usage event into money.  Exact: whole tokens times whole pico-dollars, no rounding."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 import msgspec
@@ -70,6 +70,13 @@ def price_for(event: UsageEvent, price_book: PriceBook) -> Price | None:
     if price is None and event.adapter_of is not None:
         return price_book.at(event.adapter_of, event.occurred_at, tier=event.tier)
     return price
+
+
+def prices_known(event: UsageEvent, price_book: PriceBook) -> Sequence[Price]:
+    """``price_for``'s first; the other was it before its adapter had a price of its own."""
+    names = (event.model,) if event.adapter_of is None else (event.model, event.adapter_of)
+    found = (price_book.at(name, event.occurred_at, tier=event.tier) for name in names)
+    return [price for price in found if price is not None]
 
 
 def rate(event: UsageEvent, price: Price) -> tuple[Charge, ...]:

@@ -145,6 +145,25 @@ def test_a_late_report_in_other_bytes_is_a_repeat(books: Books) -> None:
     assert rows(books.ledger_url, "dead_letters") == []
 
 
+def test_an_adapter_that_gets_a_price_of_its_own_changes_nothing_of_before(books: Books) -> None:
+    """What it cost by its model's price stays right, also where its gateway speaks up later."""
+    law = {"model": "law", "adapter": "law", "adapter_of": BOOK.prices[0].model}
+    books.records = [record(event(n, **law), **law) for n in (4, 5)]
+    books.post(*EVENTS, event(5, **law))
+    recover_all(books)
+    doubled = {name: 2 * usd for name, usd in BOOK.prices[0].usd_per_million_tokens.items()}
+    own = replace(BOOK.prices[0], price_id="law.1", model="law", usd_per_million_tokens=doubled)
+    wider = PriceBook([*BOOK.prices, own])
+    books.ledger.record_prices(wider)
+    books.post(event(4, **law), event(6, **law), book=wider)
+    assert rows(books.ledger_url, "adjustments") == []
+    assert Kind.MISPRICED not in {finding.kind for finding in books.audit(wider).findings}
+    charged = {(row.event_id, row.price_id) for row in rows(books.ledger_url, "ledger_entries")}
+    assert {pair for pair in charged if pair[0] > "event-3"} == {
+        ("event-4", "smol.1"), ("event-5", "smol.1"), ("event-6", "law.1"),
+    }  # fmt: skip
+
+
 def test_what_is_priced_after_its_late_report_is_its_keys_money(books: Books) -> None:
     books.records = [record(event(4, model="new"))]
     recover_all(books)
