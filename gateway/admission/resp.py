@@ -33,6 +33,7 @@ _WHILE_LOST = {  # by name
     "store of idempotency keys": "each gateway keeps its own until it is back",
 }
 _PROVEN_S = 1.0  # a connection that lived shorter was no recovery
+_CONNECT_S = 1.0  # at most, to one server: the next may be the one that lives
 _MAX_PENDING = 50_000  # calls in flight: at 10,000/s that is far beyond the deadline
 
 
@@ -191,6 +192,7 @@ class RespClient:
         self._says_connected, self._says_unusable = f"{name} connected", f"{name} not usable"
         self._preload = preload
         self._call_deadline_s = call_deadline_s
+        self._connect_deadline_s = min(_CONNECT_S, 4 * call_deadline_s)
         self._connection: _Connection | None = None
         self._sentinels = deque(address.sentinels)  # whoever answered last is asked first
         self._tls: ssl.SSLContext | None = None
@@ -266,7 +268,7 @@ class RespClient:
         place = (self._address.host, self._address.port)
         if self._sentinels:
             place = await self._primary()
-        async with asyncio.timeout(self._call_deadline_s * 4):
+        async with asyncio.timeout(self._connect_deadline_s):
             connection = await self._open(*place)
             try:
                 with told_refusals():
@@ -300,7 +302,7 @@ class RespClient:
         fault = QuotaUnavailable("No Sentinel knows where the quota store is.")
         for _ in range(len(self._sentinels)):
             try:
-                async with asyncio.timeout(self._call_deadline_s * 4):
+                async with asyncio.timeout(self._connect_deadline_s):
                     sentinel = await self._open(*self._sentinels[0])
                     try:
                         with told_refusals():

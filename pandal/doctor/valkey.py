@@ -18,7 +18,7 @@ from pandal.doctor.finding import Finding, failure, fine, warning
 
 _ABOUT: Final = "valkey"
 _CALL_DEADLINE_S: Final = 5.0
-_CONNECT_S: Final = 1.0
+_CONNECT_S: Final = 1.0  # to one server
 _NUM_PINGS: Final = 21
 _SLOW_S, _TOO_SLOW_S = 0.005, 0.05  # the second is a gateway's usual deadline
 _FULL_RATIO: Final = 0.8
@@ -29,7 +29,7 @@ _NUM_SLOTS: Final = "16384"
 async def valkey_findings(address: RespAddress) -> Sequence[Finding]:
     try:
         async with connected_store(
-            address, call_deadline_s=_CALL_DEADLINE_S, connect_s=_CONNECT_S
+            address, call_deadline_s=_CALL_DEADLINE_S, connect_s=_connect_s(address)
         ) as store:
             nodes = sorted(store.homes, key=lambda node: node.where)
             found = await _of_cluster(nodes)
@@ -42,6 +42,11 @@ async def valkey_findings(address: RespAddress) -> Sequence[Finding]:
         return [failure(_ABOUT, fact, exc.detail or "look into PANDAL_QUOTA_URL")]
     except (QuotaUnavailable, TimeoutError):
         return [_silent(address.words)]
+
+
+def _connect_s(address: RespAddress) -> float:
+    """Each Sentinel may be silent, but one."""
+    return _CONNECT_S * (1 + len(address.sentinels))
 
 
 async def _of_node(node: RespClient) -> list[Finding]:

@@ -183,6 +183,20 @@ async def test_a_sentinel_that_does_not_let_us_in_is_told_by_its_word(
     assert {vars(record)["reason"] for record in caplog.records} == {reason}
 
 
+async def test_a_sentinel_that_says_nothing_does_not_hold_up_the_next(
+    guarded_sentinel: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However long a call may take: that one waits for an answer, not for a server."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        address = RespAddress.parse(
+            f"redis+sentinel://127.0.0.1:{port},127.0.0.1:{guarded_sentinel}/quota"
+        )
+        async with running(address, call_deadline_s=600.0):
+            await asyncio.to_thread(eventually, lambda: bool(caplog.records), "a line")
+    assert {vars(record)["reason"] for record in caplog.records} == {"NOAUTH"}
+
+
 def is_accepting(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(str(path)) == 0
@@ -190,9 +204,9 @@ def is_accepting(path: Path) -> bool:
 
 @asynccontextmanager
 async def running(
-    address: RespAddress, greeting: Sequence[bytes] = ()
+    address: RespAddress, greeting: Sequence[bytes] = (), *, call_deadline_s: float = 5.0
 ) -> AsyncIterator[RespClient]:
-    client = RespClient(address, 5.0, greeting)
+    client = RespClient(address, call_deadline_s, greeting)
     task = asyncio.create_task(client.run())
     yield client
     task.cancel()
