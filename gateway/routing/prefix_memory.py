@@ -25,12 +25,13 @@ class Promise:
     replica: str
     num_bytes: int  # of its prompt
     known_tokens: float  # of others, or of its own last turn, as of when it was sent
-    num_noted: int | None  # tokens noted with it, that others will find; None: nothing new
+    is_unproven: bool  # that others find what they begin with: none has ended there yet
 
 
 class PrefixMemory:
     def __init__(self) -> None:
         self._tokens: OrderedDict[tuple[int, str], int] = OrderedDict()
+        self._unproven: dict[tuple[int, str], int] = {}  # how many promise it, and have not ended
         self._kept_ratio = _FIRST_RATIO  # of what should be cached, what was
 
     def cached_tokens(self, affinity: Affinity, replica: str, num_prompt_tokens: float) -> float:
@@ -38,12 +39,16 @@ class PrefixMemory:
 
     def send(self, affinity: Affinity, replica: str, *, num_bytes: int, prompt: float) -> Promise:
         """What others begin with, too, is prefilled before theirs.  ``prompt``: in tokens."""
-        known, num_noted = self._known(affinity, replica, prompt), None
-        is_shared = affinity.key != affinity.conversation
-        if is_shared and (hash(affinity.key), replica) not in self._tokens:
-            num_noted = _num_shared(affinity, num_bytes, prompt)
-            self._remember(affinity.key, replica, num_noted)
-        return Promise(affinity, replica, num_bytes, known, num_noted)
+        known, is_unproven = self._known(affinity, replica, prompt), False
+        if affinity.key != affinity.conversation:
+            place = hash(affinity.key), replica
+            if place not in self._tokens:
+                self._remember(affinity.key, replica, _num_shared(affinity, num_bytes, prompt))
+                self._unproven[place] = 0
+            is_unproven = place in self._unproven
+            if is_unproven:
+                self._unproven[place] += 1
+        return Promise(affinity, replica, num_bytes, known, is_unproven)
 
     def processed(self, promise: Promise, *, prompt: int, cached: int, answer: int) -> None:
         """It has ended there; all in tokens, ``cached`` of the prompt's."""
@@ -53,20 +58,25 @@ class PrefixMemory:
         if affinity.key != affinity.conversation:
             num_shared = _num_shared(affinity, promise.num_bytes, prompt)
             self._remember(affinity.key, promise.replica, num_shared)
+            self._unproven.pop((hash(affinity.key), promise.replica), None)
         self._remember(affinity.conversation, promise.replica, prompt + answer)
 
     def withdraw(self, promise: Promise) -> None:
-        """It came to nothing there.  What another has noted since stays."""
+        """It came to nothing there.  What another is still prefilled for, or has been, stays."""
         place = hash(promise.affinity.key), promise.replica
-        if promise.num_noted is not None and self._tokens.get(place) == promise.num_noted:
-            del self._tokens[place]
+        if not promise.is_unproven or place not in self._unproven:
+            return
+        self._unproven[place] -= 1
+        if not self._unproven[place]:
+            del self._unproven[place], self._tokens[place]
 
     def _remember(self, key: bytes, replica: str, num_tokens: int) -> None:
         place = hash(key), replica
         self._tokens[place] = num_tokens
         self._tokens.move_to_end(place)
         if len(self._tokens) > _MAX_KEYS:
-            self._tokens.popitem(last=False)
+            forgotten, _ = self._tokens.popitem(last=False)
+            self._unproven.pop(forgotten, None)
 
     def _known(self, affinity: Affinity, replica: str, num_prompt_tokens: float) -> float:
         tokens = self._tokens.get((hash(affinity.conversation), replica), 0)

@@ -354,6 +354,20 @@ def test_what_came_to_nothing_is_expected_no_longer_unless_another_has_it_there(
     assert memory.cached_tokens(newcomer(3), "r0", 500) > 0.0
 
 
+def test_what_came_to_nothing_takes_nothing_from_those_who_rely_on_it() -> None:
+    """Equal prompts note equal numbers."""
+    memory = PrefixMemory()
+    failed, other = send(memory, newcomer(1)), send(memory, newcomer(2))
+    memory.withdraw(failed)
+    assert memory.cached_tokens(newcomer(3), "r0", 500) > 0.0, "the other is prefilled there"
+    memory.withdraw(other)
+    assert memory.cached_tokens(newcomer(3), "r0", 500) == 0.0, "nobody is left"
+    failed, other = send(memory, newcomer(4)), send(memory, newcomer(5))
+    memory.processed(other, prompt=400, cached=0, answer=20)
+    memory.withdraw(failed)
+    assert memory.cached_tokens(newcomer(6), "r0", 500) > 0.0, "the other has ended there"
+
+
 def test_a_replica_that_caches_nothing_is_believed_after_a_while() -> None:
     memory = PrefixMemory()
     for _ in range(300):
