@@ -321,6 +321,22 @@ async def test_a_replica_that_does_not_tell_its_load_now_is_of_our_make_still(
     await pool.close()
 
 
+async def test_a_model_is_known_as_soon_as_its_replica_tells_of_it(upstream: Upstream) -> None:
+    """Not only once its load is told as well."""
+    upstream.load, upstream.holds_load = msgspec.to_builtins(LOAD), True
+    timings = PoolTimings(poll_interval_s=0.01, poll_timeout_s=60.0, slow_start_s=1.0)
+    timeouts = Timeouts(connect_s=5.0, head_s=60.0, idle_s=60.0, keep_alive_s=5.0)
+    pool = ReplicaPool([ReplicaClient("a", upstream.url, timeouts)], {}, timings, SYSTEM_CLOCK)
+    watching = asyncio.create_task(pool.watch(lambda: None))
+    await until(lambda: upstream.num_load_reports > 0)
+    names = [pool.resolve(model) for model in pool.served_models()]
+    upstream.holds_load = False
+    assert names == [upstream.model]
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    await pool.close()
+
+
 async def test_many_that_join_and_leave_change_the_pool_once() -> None:
     pool = fleet_of("a", "b").pool
     version = pool.version

@@ -151,6 +151,7 @@ class Upstream:
         self.load: dict[str, Any] | None = None  # its load report; None: it knows none
         self.load_status = 200
         self.num_load_reports = 0
+        self.holds_load = False  # a report is asked for, and does not come
         self.metrics: bytes | None = None  # None: it has none
         self.tokenizer_json: str | None = None
         self.tokens: list[int] | None = None  # of any prompt; None: it tokenizes for nobody
@@ -232,6 +233,8 @@ class Upstream:
             await generation.answer(200, json.dumps({"data": listed}).encode())
         elif received.path == LOAD_PATH and self.load is not None:
             self.num_load_reports += 1
+            while self.holds_load:  # noqa: ASYNC110 - set in another thread
+                await asyncio.sleep(0.01)
             await generation.answer(self.load_status, json.dumps(self.load).encode())
         elif received.path == "/metrics" and self.metrics is not None:
             await generation.answer(200, self.metrics, "text/plain")
