@@ -34,7 +34,10 @@ AdapterName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9.
 
 def _adapters(value: object) -> object:
     """JSON in which no name stands twice: else the last one would be served in silence."""
-    return json.loads(value, object_pairs_hook=_each_once) if isinstance(value, str) else value
+    try:
+        return json.loads(value, object_pairs_hook=_each_once) if isinstance(value, str) else value
+    except (json.JSONDecodeError, RecursionError):
+        raise ValueError('expected JSON, such as {"law": "/adapters/law"}') from None
 
 
 def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
