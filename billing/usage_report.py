@@ -136,10 +136,10 @@ def _row(
 
 
 def _header(by: Grouping) -> list[str]:
-    counts = ("num_requests", "num_unpriced_requests")
-    return [by.value, *counts, *(f"{c.value}_tokens" for c in TokenClass), "usd"]
+    tokens = (f"{token_class.value}_tokens" for token_class in TokenClass)
+    return [by.value, "num_requests", *tokens, "usd", "num_unpriced_requests"]
 
 
 def _cells(row: UsageRow) -> list[str | int]:
-    counts = (row.num_requests, row.num_unpriced_requests)
-    return [row.group, *counts, *row.tokens.values(), plain(row.usd)]
+    cost = plain(row.usd), row.num_unpriced_requests
+    return [row.group, row.num_requests, *row.tokens.values(), *cost]

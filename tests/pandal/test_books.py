@@ -77,6 +77,7 @@ def test_usage_is_printed_as_a_table_as_json_and_as_csv(used: DataDir) -> None:
     as_csv = printed(used, "usage", *period, "--by", "model", "--csv")
     (line,) = csv.DictReader(io.StringIO(as_csv))
     assert line["output_text_tokens"] == "21"
+    assert list(line)[-1] == "num_unpriced_requests", "newer columns stand behind the older"
     later = ("--from", "2026-03-01", "--to", "2026-03-02")
     assert "nothing was used" in printed(used, "usage", "acme", *later)
     assert type(run(used, "usage", "globex", *period).exception) is NotFound
