@@ -60,8 +60,13 @@ async def _serve(
     begun: "Future[tuple[int, asyncio.AbstractEventLoop, asyncio.Event]]",
 ) -> None:
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        theirs, to_them = await asyncio.open_unix_connection(path)
-        await asyncio.gather(_copy(reader, to_them), _copy(theirs, writer))
+        try:
+            theirs, to_them = await asyncio.open_unix_connection(path)
+            await asyncio.gather(_copy(reader, to_them), _copy(theirs, writer))
+        except OSError:
+            pass  # it is away: whoever asks for it is told so
+        finally:
+            writer.close()
 
     done = asyncio.Event()
     server = await asyncio.start_server(pass_on, "127.0.0.1", 0, ssl=context)
