@@ -43,7 +43,7 @@ class _Pool:
             endpoint.block_bit = self.index.blocks.enter()
         self.group = Candidates(endpoints, PrefixRing(e.name for e in endpoints))
         self.group.follow()
-        options = RoutingOptions(load_factor=1.2, least_prefix_tokens=64)
+        options = RoutingOptions(load_factor=1.3, least_prefix_tokens=64)
         reuse = PrefixReuse(source.random)
         self.ring = routing_profile(options, HotPrefixes(), reuse, source.random)
         self.exact = routing_profile(options, HotPrefixes(), reuse, source.random, self.index)

@@ -23,6 +23,7 @@ from gateway.routing.scorers.least_tokens import LeastTokens
 
 SLOW_START_S = 20.0
 EXPECTED_OUTPUT = 40
+LOAD_FACTOR = 1.3  # as usual: ``Settings.routing_load_factor``
 NO_BOUND = 1e9
 
 
@@ -84,7 +85,7 @@ class Gateway:
         }
         if policy in simple:
             return RoutingProfile([], simple[policy], LeastCost(source.random))
-        factor = NO_BOUND if policy == "ring" else 1.2
+        factor = NO_BOUND if policy == "ring" else LOAD_FACTOR
         options = RoutingOptions(factor, least_prefix_tokens=64)
         return routing_profile(options, self._hot, self._reuse, source.random, self.index)
 

@@ -90,7 +90,7 @@ class Settings(BaseSettings):
     routing: Literal["prefix", "exact"] = "prefix"  # exact: by the replicas' own block events
     routing_index_blocks: int = Field(default=1_000_000, ge=1)  # of exact routing; 170 bytes each
     routing_engine_events: dict[str, EventPublisher] = {}  # of vLLM and SGLang, by replica's name
-    routing_load_factor: float = Field(default=1.2, ge=1)  # of the mean load; more moves prefixes
+    routing_load_factor: float = Field(default=1.3, ge=1)  # of the mean load; more moves prefixes
     routing_least_prefix_tokens: int = Field(default=64, ge=0)  # shorter prompts are soon computed
     routing_explained: bool = False  # to clients that ask: it names replicas and their load
     routing_slow_start_s: float = Field(default=30.0, gt=0)  # a cache is warm after some requests

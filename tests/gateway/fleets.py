@@ -50,7 +50,7 @@ def profile_of(
     **options: Any,
 ) -> tuple[RoutingProfile, HotPrefixes]:
     hot, reuse = HotPrefixes(), reuse or PrefixReuse(lambda: 1.0)
-    usual: dict[str, Any] = {"load_factor": 1.2, "least_prefix_tokens": 0}
+    usual: dict[str, Any] = {"load_factor": 1.3, "least_prefix_tokens": 0}
     return routing_profile(RoutingOptions(**(usual | options)), hot, reuse, random, index), hot
 
 

@@ -23,8 +23,8 @@ from tests.gateway.fleets import LOAD, fleet_of, inference_request, profile_of
 KEYS = [b"key-%d" % n for n in range(400)]
 
 
-def endpoint(name: str, *, is_ready: bool = True, model: str = "m", load: int = 0) -> Endpoint:
-    return Endpoint(name, is_ready, frozenset({model}), load)
+def endpoint(name: str, *, is_ready: bool = True, model: str = "m") -> Endpoint:
+    return Endpoint(name, is_ready, frozenset({model}))
 
 
 def request_of(key: bytes, *, num_tokens: int = 1, prompt_tokens: int = 100) -> RoutingRequest:
@@ -207,6 +207,10 @@ def test_its_share_of_a_high_load_is_a_homes_whatever_it_is_worth() -> None:
         order = scene.order(key)
         scene.load(**{order[0]: 5_000, **dict.fromkeys(order[1:], 2_000)})
         assert scene.route(key, num_tokens=100, prompt_tokens=100) == order[expected]
+    for load, expected in ((3_300, 0), (3_400, 1)):  # 1.3 of 3,333, less the thousand that it adds
+        scene = Scene("abcd", load_factor=1.3)
+        scene.load(**{order[0]: load, **dict.fromkeys(order[1:], 3_000)})
+        assert scene.route(key, num_tokens=1_100, prompt_tokens=200) == order[expected]
     scene = Scene("abcd")
     scene.load(**dict.fromkeys("abcd", 9_000))
     assert {scene.route(key) for _ in range(8)} == {scene.order(key)[0]}, "evenly loaded: home"

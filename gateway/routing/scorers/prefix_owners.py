@@ -1,12 +1,13 @@
 """Prefer those where the prefix lives, as long as that costs less than having it elsewhere, too.
 
 Consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, 2017), the load in tokens:
-home is where a key hashes to, up to its share of the whole load.  Beyond it home is still worth
-waiting for as long as computing the prefix elsewhere takes, and what that would displace there; the
-more often a prefix is wanted, the less each of its requests has to wait for it.  What does not go
-home makes the next one on the ring an owner, too, so that a hot prefix lives in as many places as
-it needs; when that one is busy, the request goes to the least busy of all.  A conversation that
-goes on is where it went before, for most of what it needs is not the prefix that others share.
+home is where a key hashes to, up to its share of the whole load, what the request adds included.
+Beyond it home is still worth waiting for as long as computing the prefix elsewhere takes, and what
+that would displace there; the more often a prefix is wanted, the less each of its requests has to
+wait for it.  What does not go home makes the next one on the ring an owner, too, so that a hot
+prefix lives in as many places as it needs; when that one is busy, the request goes to the least
+busy of all.  A conversation that goes on is where it went before, for most of what it needs is not
+the prefix that others share.
 """
 
 from collections.abc import Iterator, Sequence
@@ -61,7 +62,7 @@ class PrefixOwners:
                 endpoint = group.endpoints[home]
                 load = endpoint.load_tokens
                 if endpoint.warmth == 1.0 and (  # as if another were idle
-                    load <= worth or load <= self._share(request, group)
+                    load <= worth or load <= self._share(request, saving, group)
                 ):
                     return _at(home, request, group, saving)
         return self._among_owners(request, point, saving, worth, group)
@@ -71,13 +72,15 @@ class PrefixOwners:
     ) -> bool:
         """To wait for what nobody else has."""
         load, worth = group.endpoints[place].load_tokens, _TIMES_THE_SAVING * saving
-        if load <= max(worth, self._share(request, group)):
+        if load <= max(worth, self._share(request, saving, group)):
             return True
         return load <= worth + min(endpoint.load_tokens for endpoint in group.endpoints)
 
-    def _share(self, request: RoutingRequest, group: Candidates) -> float:
-        mean = (group.load.tokens + request.num_tokens) / len(group.endpoints)
-        return self.load_factor * mean
+    def _share(self, request: RoutingRequest, saving: float, group: Candidates) -> float:
+        """What an owner may have without it: its share, less what this one adds there."""
+        adds = request.num_tokens - saving
+        mean = (group.load.tokens + adds) / len(group.endpoints)
+        return max(0.0, self.load_factor * mean - adds)
 
     def _among_owners(
         self, request: RoutingRequest, point: int, saving: float, worth: float, group: Candidates
@@ -89,7 +92,7 @@ class PrefixOwners:
         usual = owners[0]
         if len(owners) > 1:
             usual = owners[ring_point(request.affinity.conversation) % len(owners)]
-        least, share = min(loads), self._share(request, group)
+        least, share = min(loads), self._share(request, saving, group)
         most = max(share, least + worth)
         if loads[usual] <= most and loads[usual] <= min(map(loads.__getitem__, owners)) + worth:
             return _at(usual, request, group, saving, owners)
