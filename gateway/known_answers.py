@@ -86,7 +86,8 @@ class KnownAnswers:
         assert policy is not None
         request = self._stages.read(exchange, grant)
         trace.request, head = request, exchange.head
-        digest = cache_digest(head.operation, exchange.body, policy, head.cache, grant.salt)
+        base = self._stages.fleet.pool.parent(request.model)
+        digest = cache_digest(head.operation, exchange.body, base, policy, head.cache, grant.salt)
         if digest is None:
             return False
         await self._answer_cached(digest, exchange, trace, policy)

@@ -21,11 +21,17 @@ _encoder = msgspec.json.Encoder(order="sorted")
 
 
 def cache_digest(
-    operation: Operation, body: bytes, policy: CachePolicy, said: bytes | None, secret: bytes
+    operation: Operation,
+    body: bytes,
+    base: str | None,
+    policy: CachePolicy,
+    said: bytes | None,
+    secret: bytes,
 ) -> str | None:
     """``None``: it shall not be answered from memory.
 
-    ``body``: as the replica gets it.  ``said``: the request's own word.  ``secret``: the tenant's.
+    ``body``: as the replica gets it, where adapters of several bases may have one name; ``base``:
+    whose adapter the model is.  ``said``: the request's own word.  ``secret``: the tenant's.
     """
     if said == OFF or (policy.is_opt_in and said != ALLOW):
         return None
@@ -40,7 +46,7 @@ def cache_digest(
     for name in _NO_MATTER:
         members.pop(name, None)
     digest = hashlib.blake2b(_encoder.encode(members), key=secret, digest_size=24)
-    digest.update(operation.encode())
+    digest.update(msgspec.json.encode((operation, base)))
     return digest.hexdigest()
 
 

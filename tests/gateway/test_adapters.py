@@ -7,11 +7,12 @@ import msgspec
 import pytest
 
 from contracts.quota import ModelPrice, QuotaRule
+from contracts.response_cache import CachePolicy
 from contracts.usage import UsageEvent
 from gateway.routing.adapter_names import adapter_names
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import Reply, chat, get
-from tests.gateway.processes import Gateway, Policies
+from tests.gateway.processes import Gateway, Policies, Valkey
 from tests.gateway.upstream_server import Upstream
 from tests.support.waiting import PATIENCE_S
 
@@ -127,6 +128,27 @@ async def test_of_two_adapters_of_one_name_each_is_its_bases(
         assert upstream.generations == [] or other.generations == []
         event = tenant.events()[-1]
         assert (event.model, event.adapter_of) == (asked, asked.partition(":")[0])
+
+
+async def test_nobody_is_answered_with_what_another_adapter_said(
+    start_gateway: Callable[..., Gateway],
+    make_tenant: Callable[..., Tenant],
+    upstream: Upstream,
+    valkey: Valkey,
+    two_pools: tuple[Callable[[], Tenant], Upstream],
+) -> None:
+    """Of two that replicas call by one name."""
+    _, other = two_pools
+    upstream.adapters = other.adapters = ("law",)
+    pools = {"a": upstream, "b": other}
+    gateway = start_gateway(upstreams=pools, GATEWAY_CACHE_URL=valkey.url)
+    tenant = make_tenant(gateway, cache=CachePolicy())
+    await answered(tenant, "law", 404)
+    for asked in ("model-a:law", "model-b:law"):
+        reply = await tenant.chat(chat(temperature=0) | {"model": asked})
+        assert reply.headers["x-pandal-cache"] == "miss"
+        assert tenant.events()[-1].model == asked
+    assert [len(at.generations) for at in (upstream, other)] == [1, 1]
 
 
 async def test_the_only_one_of_its_name_needs_no_base(

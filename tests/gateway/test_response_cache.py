@@ -252,8 +252,10 @@ async def test_without_its_store_everything_is_a_miss(
 # The key
 
 
-def digest(body: bytes, said: bytes | None = None, secret: bytes = b"s") -> str | None:
-    return cache_digest(Operation.CHAT_COMPLETIONS, body, ON, said, secret)
+def digest(
+    body: bytes, said: bytes | None = None, secret: bytes = b"s", base: str | None = None
+) -> str | None:
+    return cache_digest(Operation.CHAT_COMPLETIONS, body, base, ON, said, secret)
 
 
 def test_order_and_white_space_make_no_difference_but_everything_else_does() -> None:
@@ -266,9 +268,11 @@ def test_order_and_white_space_make_no_difference_but_everything_else_does() -> 
         digest(b'{"model":"m","temperature":0,"messages":[1],"seed":1}'),
         digest(b'{"model":"m","temperature":0,"messages":[1],"stream":true}'),
         digest(body, secret=b"t"),
-        cache_digest(Operation.COMPLETIONS, body, ON, None, b"s"),
+        digest(body, base="a"),
+        digest(body, base="b"),
+        cache_digest(Operation.COMPLETIONS, body, None, ON, None, b"s"),
     ]
-    assert len({digest(body), *others}) == 7
+    assert len({digest(body), *others}) == 9
 
 
 @pytest.mark.parametrize(
@@ -287,7 +291,7 @@ def test_order_and_white_space_make_no_difference_but_everything_else_does() -> 
 def test_what_may_be_kept(
     body: bytes, said: bytes | None, policy: CachePolicy, is_kept: bool
 ) -> None:
-    found = cache_digest(Operation.COMPLETIONS, body, policy, said, b"s")
+    found = cache_digest(Operation.COMPLETIONS, body, None, policy, said, b"s")
     assert (found is not None) == is_kept
 
 
