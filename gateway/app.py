@@ -183,7 +183,12 @@ def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
             lease_s=settings.quota_lease_s,
             monotonic_s=clock.monotonic_s,
         ),
-        fallbacks=Fallbacks(_plans(settings, replicas.pool), providers, replicas.pool.own_name),
+        fallbacks=Fallbacks(
+            _plans(settings, replicas.pool),
+            providers,
+            replicas.pool.goes_by,
+            replicas.pool.own_name,
+        ),
         replicas=replicas,
         fleet=fleet,
         turnstile=turnstile,

@@ -39,12 +39,13 @@ class Fallbacks:
 
     plans: PlanBook
     providers: Mapping[str, Provider]  # by name
-    own_name: Callable[[str], str] = str  # what replicas call a model
+    goes_by: Callable[[str], str] = str  # of a model that may be asked for by several names
+    own_name: Callable[[str], str] = str  # what replicas call it
 
     def chain_of(self, context: RequestContext) -> FallbackChain | None:
         model = context.request.model
         chains = context.grant.tenant.fallbacks
-        return next((chain for chain in chains if chain.model == model), None)
+        return next((chain for chain in chains if self.goes_by(chain.model) == model), None)
 
     def home(self, context: RequestContext, body: bytes) -> Target:
         """The request as it came."""
@@ -62,27 +63,28 @@ class Fallbacks:
     def _target(self, step: FallbackStep, context: RequestContext, body: bytes) -> Target | None:
         request = context.request
         provider = None if step.provider is None else self.providers.get(step.provider)
+        model = self.goes_by(step.model) if step.provider is None else step.priced_as
         max_tokens = _max_tokens(step, context)
         scope = context.grant.scope
-        is_allowed = scope is None or scope.has_model(step.priced_as)
+        is_allowed = scope is None or scope.has_model(model)
         if not is_allowed or max_tokens < 1 or (step.provider is not None and provider is None):
             return None
         try:
-            plan = self.plans.plan_for(context.grant, step.priced_as)
+            plan = self.plans.plan_for(context.grant, model)
             if provider is None:
-                body = with_model(body, self.own_name(step.model), max_tokens)
+                body = with_model(body, self.own_name(model), max_tokens)
             else:
                 body = provider.request(request.operation, body, step.model, max_tokens)
         except (InvalidRequest, Untranslatable):
             return None
         served = msgspec.structs.replace(
             request,
-            model=step.priced_as,
+            model=model,
             max_completion_tokens=max_tokens * request.num_choices,
             text=None,  # of another tokenizer
         )
         moved = msgspec.structs.replace(context, request=served)
-        return Target(moved, plan, body, provider, _headers(step.priced_as, request.model))
+        return Target(moved, plan, body, provider, _headers(model, request.model))
 
 
 def _max_tokens(step: FallbackStep, context: RequestContext) -> int:

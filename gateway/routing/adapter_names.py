@@ -5,7 +5,7 @@ by their base's name and their own.  Nobody is ever answered by another model th
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 Told = tuple[str, str | None]  # a model's own name, and whose adapter it is
@@ -30,6 +30,10 @@ class AdapterNames:
         """What replicas call those that go by another name here."""
         named = ((name, own) for (own, _), name in self.names.items())
         return {name: own for name, own in named if name is not None and name != own}
+
+    def names_for(self, models: Set[str]) -> Set[str]:
+        """All that these may be asked for by."""
+        return models | {whole for whole, name in self.qualified.items() if name in models}
 
 
 def adapter_names(all_told: Iterable[Told]) -> AdapterNames:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,6 +54,7 @@ class ReplicaPool:
         self._group: asyncio.TaskGroup | None = None  # while it watches
         self._own_names = frozenset[str]()  # of models, ready or not, that are no aliases
         self.ready_models = frozenset[str]()  # served now
+        self._ready_names: Set[str] = self.ready_models  # with adapters' behind their models'
         self._created_unix_s: dict[str, int] = {}
         self._adapters = adapter_names(())
         self._parents: Mapping[str, str] = {}  # whose adapter each is
@@ -84,20 +85,24 @@ class ReplicaPool:
     def served_models(self) -> list[str]:
         """Every name a client may use now: models with their aliases."""
         served = {model for r in self._replicas.values() for model in r.endpoint.models}
-        return sorted(served | self._aliases.names_for(served))
+        return sorted(served | self._aliases.names_for(self._adapters.names_for(served)))
 
     def created_unix_s(self, model: str) -> int:
         """The earliest that was told: some servers tell the time of the question.  0: none told."""
-        return self._created_unix_s.get(self.own_name(self._aliases.models(model)[0]), 0)
+        name = self.goes_by(self._aliases.models(model)[0])
+        return self._created_unix_s.get(self.own_name(name), 0)
 
     def parent(self, model: str) -> str | None:
         """Whose adapter it is, as a replica tells; None: nobody's."""
-        name = self._aliases.models(model)[0]
-        return self._parents.get(name)
+        return self._parents.get(self.goes_by(self._aliases.models(model)[0]))
 
     def own_name(self, model: str) -> str:
         """What replicas themselves call it."""
         return self._called.get(model, model)
+
+    def goes_by(self, name: str) -> str:
+        """Of an adapter behind its model's name its own, where that is clear."""
+        return self._adapters.qualified.get(name, name)
 
     def resolve(self, model: str, share: Callable[[], float] = lambda: 0.0) -> str:
         """The name replicas use; of a name for several models by the conversation's ``share``, of
@@ -108,8 +113,7 @@ class ReplicaPool:
         if model in self._own_names:
             return model
         if model in self._aliases:
-            model = self._aliases.resolve(model, share, self.ready_models)
-            return self._adapters.qualified.get(model, model)
+            return self.goes_by(self._aliases.resolve(model, share, self._ready_names))
         if model in self._adapters.qualified:
             return self._adapters.qualified[model]
         if model in self._adapters.choices:
@@ -322,6 +326,7 @@ class ReplicaPool:
         self._own_names = frozenset(model for model in served if model not in self._aliases)
         ready = [r.endpoint.models for r in replicas if r.is_ready]
         self.ready_models = frozenset[str]().union(*ready)
+        self._ready_names = adapters.names_for(self.ready_models)
 
 
 def _compare_speeds(replicas: Collection[Replica]) -> float:

@@ -8,9 +8,12 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from contracts.admission import ADMISSION_TIERS
+from contracts.fallbacks import FallbackChain, FallbackStep
 from gateway.admission.cost import CostModel
+from gateway.admission.quota_plan import PlanBook
 from gateway.api.context import Operation
 from gateway.api.request_body import RequestReader
+from gateway.resilience.fallback import Fallbacks
 from gateway.routing.aliases import Aliases
 from gateway.settings import Settings
 from tests.gateway.fleets import context_of, fleet_of, inference_request
@@ -42,7 +45,8 @@ def test_an_alias_is_listed_while_any_of_its_models_is_served() -> None:
     assert CANARY.models("stable") == ["stable"]
 
 
-GRANT = context_of("t", ADMISSION_TIERS["free"], inference_request("m")).grant
+CONTEXT = context_of("t", ADMISSION_TIERS["free"], inference_request("m"))
+GRANT = CONTEXT.grant
 
 
 async def test_a_conversation_stays_with_its_model_and_adapters_are_models() -> None:
@@ -62,6 +66,34 @@ async def test_a_conversation_stays_with_its_model_and_adapters_are_models() -> 
         assert model == model_of(first, answer, first)
         seen[model] += 1
     assert min(seen["m"], seen["m-adapter"]) > 10
+
+
+async def test_an_adapter_behind_its_models_name_has_its_weight() -> None:
+    """Whether or not it is the only one of its name."""
+    pool = fleet_of("a", "b", aliases={"chat": {"m": 0.5, "m:law": 0.5}, "law-chat": "m:law"}).pool
+
+    def names(base_of_another: str | None) -> set[str]:
+        for name, base in ("a", "m"), ("b", base_of_another):
+            pool[name].models = frozenset({base or "m"} | ({"law"} if base else set()))
+            pool[name].adapters = {"law": base} if base else {}
+        pool.follow((), ())
+        return {pool.resolve("chat", lambda n=n: n / 10) for n in range(10)}  # type: ignore[misc]
+
+    assert names(base_of_another=None) == {"m", "law"}
+    assert {pool.parent(model) for model in ("law", "m:law", "law-chat")} == {"m"}
+    assert "law-chat" in pool.served_models()
+    assert names(base_of_another="other") == {"m", "m:law"}
+
+
+async def test_a_step_behind_its_models_name_goes_to_the_only_one_of_its_name() -> None:
+    pool = fleet_of("a").pool
+    pool["a"].models, pool["a"].adapters = frozenset({"m", "law"}), {"law": "m"}
+    pool.follow((), ())
+    fallbacks = Fallbacks(PlanBook(), {}, pool.goes_by, pool.own_name)
+    chain = FallbackChain(model="m", steps=(FallbackStep(model="m:law"),))
+    (target,) = fallbacks.targets(chain, CONTEXT, b'{"model":"m"}')
+    assert target.context.request.model == "law"
+    assert json.loads(target.body)["model"] == "law"
 
 
 @pytest.mark.parametrize("weights", [{}, {"a": 0.0}, {"a": 2.0, "b": -1.0}], ids=str)
