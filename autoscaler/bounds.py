@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autoscaler.capacity import cold_start_s
+from autoscaler.capacity import longest_cold_start_s
 from autoscaler.decision import Code, Memory, Reason
 from autoscaler.mix import Offer, cheapest_order, dearest_order
 from autoscaler.need import rates_of
@@ -20,7 +20,7 @@ class Bounds:
 
 def bounds_at(state: PoolState, policy: PoolPolicy) -> Bounds:
     """A schedule counts from a cold start before its time: when it begins, replicas are ready."""
-    lead_s = max(cold_start_s(variant, state.variants) for variant in policy.variants)
+    lead_s = longest_cold_start_s(policy.variants, state.variants)
     instants = (state.now_s, state.now_s + lead_s)
     scheduled = [
         schedule.min_replicas

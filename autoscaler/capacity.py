@@ -6,7 +6,7 @@ a hundred replicas, or none.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from statistics import median
 from typing import Final
 
@@ -46,11 +46,19 @@ def within_bounds(tokens_per_s: float, variant: Variant) -> float:
 
 
 def cold_start_s(variant: Variant, states: Iterable[VariantState]) -> float:
-    """The 90th percentile of what was measured; the plan until there is enough of it."""
-    measured = sorted(s for state in states for s in state.cold_starts_s)
+    """The 90th percentile of what was measured of it; the plan until there is enough of that.
+
+    Not of others: many quick starts of one variant say nothing of another's slow ones.
+    """
+    own = (state for state in states if state.name == variant.name)
+    measured = sorted(s for state in own for s in state.cold_starts_s)
     if len(measured) < MIN_COLD_STARTS:
         return max([variant.cold_start_s, *measured])
     return measured[min(len(measured) - 1, int(COLD_START_QUANTILE * len(measured)))]
+
+
+def longest_cold_start_s(variants: Iterable[Variant], states: Collection[VariantState]) -> float:
+    return max(cold_start_s(variant, states) for variant in variants)
 
 
 def _rate_when_full(load: EngineLoad, variant: Variant) -> float | None:

@@ -89,10 +89,7 @@ def outlook(state: PoolState, policy: PoolPolicy, memory: Memory, tick_s: float)
     assert trend is not None, "a demand was learned before"
     rates = rates_of(memory, policy)
     length = _length(trend, policy)
-    horizon_s = tick_s + max(
-        capacity.cold_start_s(variant, (v for v in state.variants if v.name == variant.name))
-        for variant in policy.variants
-    )
+    horizon_s = tick_s + capacity.longest_cold_start_s(policy.variants, state.variants)
     now = trend.level_per_s
     ahead = trend.ahead_per_s(horizon_s)
     # Two chances, independent: in what runs together, and in having counted only so long.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from autoscaler.bounds import quotas
-from autoscaler.capacity import cold_start_s
+from autoscaler.capacity import longest_cold_start_s
 from autoscaler.decision import Code, Memory, Reason
 from autoscaler.mix import EPSILON, dearest_order
 from autoscaler.need import rates_of, supply_tokens_per_s
@@ -49,11 +49,11 @@ def shrunk(state: PoolState, policy: PoolPolicy, memory: Memory) -> Shrunk:
 def down_window_s(state: PoolState, policy: PoolPolicy) -> float:
     """Until keeping has cost as much as another one's cold start, once a need has lasted.
 
-    Who keeps for so long pays at most twice what knowing the future would have (ski rental; Karlin
-    et al., Competitive Snoopy Caching, 1988).
+    Where that is longer than the policy's window, who keeps for so long pays at most twice what
+    knowing the future would have (ski rental; Karlin et al., Competitive Snoopy Caching, 1988).
     """
-    starts = [cold_start_s(variant, state.variants) for variant in policy.variants]
-    return max(policy.down_window_s, LASTING_S + max(starts))
+    start_s = longest_cold_start_s(policy.variants, state.variants)
+    return max(policy.down_window_s, LASTING_S + start_s)
 
 
 @dataclass(frozen=True, slots=True)

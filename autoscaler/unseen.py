@@ -20,8 +20,7 @@ def awaited(state: PoolState, policy: PoolPolicy, memory: Memory) -> tuple[PoolS
         if found.num_unseen > 0
     }
     patience_s = {
-        variant.name: cold_start_s(variant, (v for v in state.variants if v.name == variant.name))
-        for variant in policy.variants
+        variant.name: cold_start_s(variant, state.variants) for variant in policy.variants
     }
     coming = {name for name, u in unseen.items() if state.now_s - u.since_s <= patience_s[name]}
     variants = tuple(
