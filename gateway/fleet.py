@@ -100,17 +100,23 @@ class Fleet:
 
     # When
 
-    def has_room(self, request: InferenceRequest, target_s: float) -> bool:
-        """Some replica is expected to meet the target, or would work on nothing else."""
-        self.is_forecasting = True
-        return any(
-            self._excess_s(replica, request, target_s) <= 0.0 for replica in self._takers(request)
-        )
+    def has_room(
+        self, request: InferenceRequest, target_s: float, ahead: Collection[tuple[str, ...]] = ()
+    ) -> bool:
+        """Some replica is expected to meet the target, or would work on nothing else.
 
-    def has_slack(self, request: InferenceRequest, target_s: float) -> bool:
+        ``ahead``: the ``providers`` of others, none of whose replicas should be taken from them.
+        """
+        self.is_forecasting = True
+        takers = self._takers(request, ahead)
+        return any(self._excess_s(replica, request, target_s) <= 0.0 for replica in takers)
+
+    def has_slack(
+        self, request: InferenceRequest, target_s: float, ahead: Collection[tuple[str, ...]] = ()
+    ) -> bool:
         """As ``has_room``, for one who should be in nobody's way."""
         self.is_forecasting = True
-        forecasts = [self._forecast(r, request) for r in self._takers(request)]
+        forecasts = [self._forecast(r, request) for r in self._takers(request, ahead)]
         return any(f is None or f.excess_in_slack_s(target_s) <= 0.0 for f in forecasts)
 
     def drain_s(self, request: InferenceRequest, target_s: float, prompt_tokens: int) -> float:
@@ -119,12 +125,14 @@ class Fleet:
         excess_s = [self._excess_s(replica, request, target_s) for replica in replicas]
         return max(0.0, min(excess_s, default=0.0)) + self._prefill_s(replicas, prompt_tokens)
 
-    def least_drain_s(self, model: str, target_s: float, prompt_tokens: int) -> float:
+    def least_drain_s(
+        self, request: InferenceRequest, target_s: float, prompt_tokens: int
+    ) -> float:
         """As ``drain_s``, of a prompt of no tokens: any other waits longer.
 
         Of one who should be in nobody's way, too.
         """
-        replicas, now_s = self._replicas_for(model), self.clock.monotonic_s()
+        replicas, now_s = self._takers(request), self.clock.monotonic_s()
         forecasts = [replica.forecast.predict(0.0, now_s) for replica in replicas]
         excess_s = [0.0 if f is None else f.excess_s(target_s) for f in forecasts]
         return max(0.0, min(excess_s, default=0.0)) + self._prefill_s(replicas, prompt_tokens)
@@ -250,9 +258,13 @@ class Fleet:
         known = sum(1.0 / forecast.per_token_s for forecast in forecasts if forecast is not None)
         return num_tokens / known if known > 0.0 else 0.0
 
-    def _takers(self, request: InferenceRequest) -> list[Replica]:
-        return self._replicas_for(request.model, request.providers)
-
-    def _replicas_for(self, model: str, providers: tuple[str, ...] = ()) -> list[Replica]:
-        endpoints = self._router.candidates(model, providers).endpoints
-        return [self.pool[endpoint.name] for endpoint in endpoints]
+    def _takers(
+        self, request: InferenceRequest, ahead: Collection[tuple[str, ...]] = ()
+    ) -> list[Replica]:
+        """But for those that serve any of whoever is ``ahead``, as our own do all."""
+        endpoints = self._router.candidates(request.model, request.providers).endpoints
+        replicas = [self.pool[endpoint.name] for endpoint in endpoints]
+        if not ahead:
+            return replicas
+        wanted = set().union(*ahead)
+        return [r for r in replicas if r.outside is not None and r.name not in wanted]

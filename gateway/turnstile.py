@@ -1,9 +1,9 @@
 """Refuse early, or take turns: whether a request may go to a replica now.
 
-One whose class has a target for its first token goes at once where some replica is expected to meet
-it.  Where none is, it is refused with the time after which one will, or waits its fair turn, if its
-policy lets it and its turn can come in time.  Without a target, and without a forecast, nothing is
-held back.
+One whose class has a target for its first token goes at once where some replica, for which nobody
+waits before it, is expected to meet it.  Where none is, it is refused with the time after which
+one will, or waits its fair turn, if its policy lets it and its turn can come in time.  Without a
+target, and without a forecast, nothing is held back.
 
 Only requests whose policy has a target come here.  Whoever does not wait costs a plain call: no
 task, no future, no timer.  One timer serves all that wait, and only while somebody does.
@@ -11,11 +11,11 @@ task, no future, no timer.  One timer serves all that wait, and only while someb
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from contracts.admission import ServiceClass
-from gateway.admission.fair_queue import FairQueue, Turn
+from gateway.admission.fair_queue import FairQueue, Lane, Turn
 from gateway.admission.promised_turns import GRACE_S, PromiseBook, PromisedTurns
 from gateway.admission.recent_refusals import RecentRefusal, RecentRefusals
 from gateway.admission.share import Share
@@ -100,7 +100,8 @@ class Turnstile:
         if refusal is not None:
             self._refuse_alike(refusal, turn, now_s)
         is_in_slack = queue.gets_slack(share, now_s)
-        if queue.is_next(share, now_s) and self._has_room(context, is_in_slack=is_in_slack):
+        ahead = queue.ahead(share, now_s)
+        if self._has_room(context, ahead, is_in_slack=is_in_slack):
             queue.charge(share, context.request.estimated_tokens, now_s)
             self._let_in(ticket, now_s)
             return None
@@ -149,12 +150,13 @@ class Turnstile:
             self._is_looking = False
 
     def _serve(self, queue: Queue) -> None:
-        now_s = self._clock.monotonic_s()
-        while (next_turn := queue.first(now_s)) is not None:
+        now_s, passed = self._clock.monotonic_s(), set[Lane]()
+        while (next_turn := queue.first(now_s, passed)) is not None:
             ticket = next_turn.holder
             is_in_slack = queue.is_in_slack(next_turn, now_s)
-            if not self._has_room(ticket.context, is_in_slack=is_in_slack):
-                return
+            if not self._has_room(ticket.context, passed, is_in_slack=is_in_slack):
+                passed.add(next_turn.lane)
+                continue
             queue.take(next_turn, now_s)
             self._let_in(ticket, now_s)
             ticket.called.resolve(None)  # it is on its way to a replica when this returns
@@ -190,7 +192,7 @@ class Turnstile:
             return
         target_s = _target_s(context, is_in_slack=is_in_slack)
         tokens_before = queue.tokens_before(grant.tenant.tenant_id)
-        wait_s = self._fleet.least_drain_s(request.model, target_s, tokens_before)
+        wait_s = self._fleet.least_drain_s(request, target_s, tokens_before)
         if wait_s > patience_s:
             now_s = self._clock.monotonic_s()
             until_s = now_s + min(_SHUT_S, wait_s - patience_s)
@@ -213,10 +215,12 @@ class Turnstile:
     def _line_of(self, context: RequestContext) -> PromisedTurns:
         return self._promises.line_of(context.request.model, context.grant.tenant.tenant_id)
 
-    def _has_room(self, context: RequestContext, *, is_in_slack: bool) -> bool:
+    def _has_room(
+        self, context: RequestContext, ahead: Collection[Lane], *, is_in_slack: bool
+    ) -> bool:
         target_s = _target_s(context, is_in_slack=is_in_slack)
         has_room = self._fleet.has_slack if is_in_slack else self._fleet.has_room
-        return has_room(context.request, target_s)
+        return has_room(context.request, target_s, ahead)
 
     def _expected_wait_s(self, queue: Queue, share: Share, context: RequestContext) -> float:
         is_in_slack = queue.gets_slack(share, self._clock.monotonic_s())
@@ -259,7 +263,7 @@ def _share_of(context: RequestContext) -> Share:
 def _waiting(share: Share, ticket: _Ticket, now_s: float, deadline_s: float) -> Waiting:
     request = ticket.context.request
     tokens, prompt_tokens = request.estimated_tokens, request.estimated_prompt_tokens
-    return Turn(share, tokens, prompt_tokens, now_s, deadline_s, ticket)
+    return Turn(share, tokens, prompt_tokens, now_s, deadline_s, ticket, request.providers)
 
 
 def _target_s(context: RequestContext, *, is_in_slack: bool) -> float:

@@ -3,14 +3,15 @@
 Interactive and standard tenants take turns by how little they have had (``VirtualCounters``).
 Who has lately had more than its share goes after the others, and only where there is room to spare.
 So does batch, except that who has waited long enough takes turns like everybody: it never starves.
-The queue is short and bounded.  When it is full, whoever has most in
-it loses the newest, so a flood crowds out nobody but itself.
+Who waits holds up nobody for whom there is room where he himself may not go.  The queue is short
+and bounded.  When it is full, whoever has most in it loses the newest, so a flood crowds out nobody
+but itself.
 
 Pure: it knows neither clock nor event loop.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Generic, TypeVar
@@ -22,6 +23,7 @@ from gateway.admission.share import Share
 from gateway.admission.virtual_counters import VirtualCounters
 
 T = TypeVar("T")
+Lane = tuple[str, ...]  # where one may go beside where all may
 
 _MAX_UNSHARED = 10_000  # tenants served within a tenth of a second
 
@@ -57,6 +59,7 @@ class Turn(Generic[T]):
     entered_s: float
     deadline_s: float
     holder: T
+    lane: Lane = ()
 
 
 class FairQueue(Generic[T]):
@@ -130,9 +133,9 @@ class FairQueue(Generic[T]):
         self.prompt_tokens += turn.prompt_tokens
         return loser
 
-    def first(self, now_s: float) -> Turn[T] | None:
-        """Whose turn it is.  O(tenants that wait)."""
-        heads = [turns[0] for turns in self._by_tenant.values()]
+    def first(self, now_s: float, passed: Collection[Lane] = ()) -> Turn[T] | None:
+        """Whose turn it is, but for those lanes.  O(tenants that wait)."""
+        heads = [turns[0] for turns in self._by_tenant.values() if turns[0].lane not in passed]
         if not heads:
             return None
         in_turn = [turn for turn in heads if not self.is_in_slack(turn, now_s)]
@@ -147,18 +150,20 @@ class FairQueue(Generic[T]):
         """And no more, at first."""
         return share.service_class is ServiceClass.BATCH or self._recent.is_over(share, now_s)
 
-    def is_next(self, share: Share, now_s: float) -> bool:
-        """One that enters now would be ``first``."""
-        if share.tenant in self._by_tenant:
-            return False
+    def ahead(self, share: Share, now_s: float) -> Collection[Lane]:
+        """Of whom one that enters now would be behind.  None: it would be ``first``."""
         heads = [turns[0] for turns in self._by_tenant.values()]
-        in_turn = [turn for turn in heads if not self.is_in_slack(turn, now_s)]
-        if self.gets_slack(share, now_s):
-            if in_turn:
-                return False
-            in_turn = heads
-        entering = self._counters.entering(share.tenant)
-        return all(entering < self._counters.of(turn.share.tenant) for turn in in_turn)
+        if not heads or share.tenant in self._by_tenant:
+            return {turn.lane for turn in heads}
+        entering, gets_slack = self._counters.entering(share.tenant), self.gets_slack(share, now_s)
+
+        def is_ahead(turn: Turn[T]) -> bool:
+            is_in_slack = self.is_in_slack(turn, now_s)
+            if is_in_slack != gets_slack:
+                return gets_slack
+            return self._counters.of(turn.share.tenant) <= entering
+
+        return {turn.lane for turn in heads if is_ahead(turn)}
 
     def take(self, turn: Turn[T], now_s: float) -> None:
         """It goes, and is charged."""

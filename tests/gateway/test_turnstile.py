@@ -24,12 +24,17 @@ IN_TURN = AdmissionPolicy(ttft_target_ms=1, max_queue_ms=15_000)
 
 
 class Gate:
-    """A turnstile before a replica that prefills a thousand tokens a second."""
+    """A turnstile before a replica that prefills a thousand tokens a second.
 
-    def __init__(self, max_waiting: int = 100) -> None:
+    ``outside``: other owners' beside it, with their weights.
+    """
+
+    def __init__(self, max_waiting: int = 100, **outside: float) -> None:
         self.now_s = 100.0
         clock = Clock(lambda: self.now_s, lambda: self.now_s)
-        self.fleet = fleet_of("a", clock=clock, on_progress=lambda: self.turnstile.look())
+        self.fleet = fleet_of(
+            "a", clock=clock, on_progress=lambda: self.turnstile.look(), outside=outside
+        )
         self.turnstile = Turnstile(self.fleet, clock, max_waiting=max_waiting, ageing_s=30.0)
         self.fleet.pool["a"].forecast.report(LOAD, self.now_s)
 
@@ -50,9 +55,17 @@ class Gate:
         )
 
 
-def ask(tenant: str, *, prompt_tokens: int = 100, reserved_tokens: int = 900) -> RequestContext:
+def ask(
+    tenant: str,
+    *,
+    prompt_tokens: int = 100,
+    reserved_tokens: int = 900,
+    providers: tuple[str, ...] = (),
+    policy: AdmissionPolicy = IN_TURN,
+) -> RequestContext:
     request = inference_request("m", prompt_tokens=prompt_tokens, reserved_tokens=reserved_tokens)
-    return context_of(tenant, IN_TURN, request)
+    request = msgspec.structs.replace(request, providers=providers)
+    return context_of(tenant, policy, request)
 
 
 async def test_who_leaves_while_waiting_has_had_nothing_and_owes_nothing() -> None:
@@ -131,6 +144,41 @@ async def test_whoever_a_full_queue_drops_is_told_its_own_wait() -> None:
     assert isinstance(failure, Overloaded)
     assert failure.retry_after_ms is not None
     assert failure.retry_after_ms > 4_000
+
+
+async def test_who_waits_for_ours_does_not_hold_up_whose_provider_is_idle() -> None:
+    gate = Gate(theirs=1.0)
+    stay = gate.is_busy_with(5_000)
+    waits = gate.turnstile.enter(ask("a"), Meter(), 1)
+    assert waits is not None
+    at_once = AdmissionPolicy(ttft_target_ms=1, max_queue_ms=0)
+    permitted = ask("b", providers=("theirs",), policy=at_once)
+    assert gate.turnstile.enter(permitted, Meter(), 2) is None
+    provider = gate.fleet.pool["theirs"]
+    provider.forecast.report(LOAD, gate.now_s)
+    visit = provider.forecast.send(100.0, gate.now_s, tells_first_token=True)
+    later = gate.turnstile.enter(ask("b", providers=("theirs",)), Meter(), 3)
+    assert later is not None
+    gate.now_s += 0.1
+    gate.fleet.end(Stay(provider, 100, 100, visit))
+    assert later.holder.called.is_done, "the provider has room again"
+    assert not waits.holder.called.is_done
+    gate.is_done_with(stay)
+    assert waits.holder.called.is_done
+
+
+async def test_nobody_takes_ours_from_who_waits_for_it() -> None:
+    """However short his prompt is."""
+    gate = Gate(theirs=1.0)
+    gate.is_busy_with(100)
+    long = AdmissionPolicy(ttft_target_ms=500, max_queue_ms=15_000)
+    assert gate.turnstile.enter(ask("a", prompt_tokens=2_000, policy=long), Meter(), 1) is not None
+    provider = gate.fleet.pool["theirs"]
+    provider.forecast.report(LOAD, gate.now_s)
+    provider.forecast.send(5_000.0, gate.now_s, tells_first_token=True)
+    short = ask("b", prompt_tokens=10, providers=("theirs",), policy=long)
+    assert gate.fleet.has_room(short.request, 0.5)
+    assert gate.turnstile.enter(short, Meter(), 2) is not None
 
 
 async def test_progress_looks_at_who_is_next_and_not_at_everybody() -> None:
