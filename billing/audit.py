@@ -27,7 +27,7 @@ class Kind(StrEnum):
     COUNTS_DIFFER = "counts differ"  # event and replica
     MISPRICED = "mispriced"  # the entries are not what tokens and price book make
     QUOTA_DIFFERS = "quota differs"  # what the quota was told, and what is billed
-    SUMS_DIFFER = "sums differ"  # what is kept of the days, and their events
+    SUMS_DIFFER = "sums differ"  # what is kept of days and numbers, and their events
     QUOTA_LOST = "quota lost"  # its store has: what it was told is less than what is billed
 
 
@@ -187,6 +187,11 @@ def finding_of_loss(tenant_id: str, loss: QuotaLoss) -> Finding:
 def finding_of_sums(tenant_id: str, of_days: Account, of_events: Account) -> Finding:
     detail = f"the days add up to {of_days}; the events to {of_events}"
     return Finding(Kind.SUMS_DIFFER, tenant_id, "daily usage", detail)
+
+
+def finding_of_numbers(boot_id: str, num_kept: int, num_events: int) -> Finding:
+    detail = f"the kept sums are of {num_kept} numbers, and not those of its {num_events} events"
+    return Finding(Kind.SUMS_DIFFER, None, boot_id, detail)
 
 
 def quota_loss(

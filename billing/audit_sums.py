@@ -10,11 +10,12 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Select, func, not_, select
 
-from billing.audit import Account, Boot, Finding, finding_of_sums
+from billing.audit import Account, Boot, Finding, finding_of_numbers, finding_of_sums
 from billing.late_reports import late_numbers
 from billing.ledger_schema import (
     SUMS_MODULUS,
     TOKEN_COLUMNS,
+    US_PER_DAY,
     daily_usage,
     gateway_boots,
     late_reports,
@@ -158,6 +159,25 @@ def _sums(connection: Connection, *, is_counted: bool) -> list[_Sums]:
     return [_Sums(row[0], *map(int, row[1:])) for row in connection.execute(query)]
 
 
+def findings_of_numbers(connection: Connection) -> Iterator[Finding]:
+    """Sums that are not their events'.  Those of fewer say nothing that is not so.
+
+    Billing of a version before ``gateway_boots`` goes on posting beside it for as long as it is
+    replaced, and adds nothing there.
+    """
+    counted = {sums.boot_id: sums for sums in _sums(connection, is_counted=True)}
+    for kept in _sums(connection, is_counted=False):
+        events = counted.get(kept.boot_id)
+        num_events = 0 if events is None else events.num_events
+        if kept.num_events > num_events or (
+            events is not None
+            and kept.num_events == num_events
+            and (kept.last, kept.numbers, kept.squares)
+            != (events.last, events.numbers, events.squares)
+        ):
+            yield finding_of_numbers(kept.boot_id, kept.num_events, num_events)
+
+
 def _doubled(connection: Connection) -> frozenset[str]:
     """Boots that gave a number twice, whatever the sums say."""
     events = usage_events.c
@@ -167,11 +187,16 @@ def _doubled(connection: Connection) -> frozenset[str]:
 
 
 def _numbers(connection: Connection, sums: _Sums) -> Sequence[int]:
-    """Found by when they were posted: there is no index by boot, which each event would pay for."""
+    """Found by when they were posted: there is no index by boot, which each event would pay for.
+
+    A day more at both ends: of what billing of an earlier version has posted, ``sums`` know not.
+    """
     events = usage_events.c
     query = select(events.gateway_seq).where(
         events.gateway_boot_id == sums.boot_id,
-        events.posted_at_us.between(sums.first_posted_at_us, sums.last_posted_at_us),
+        events.posted_at_us.between(
+            sums.first_posted_at_us - US_PER_DAY, sums.last_posted_at_us + US_PER_DAY
+        ),
         _BY_GATEWAYS,
     )
     return connection.scalars(query).all()

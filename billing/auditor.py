@@ -41,6 +41,7 @@ from billing.audit_sums import (
     billed_accounts,
     boots,
     counted_accounts,
+    findings_of_numbers,
     findings_of_sums,
     recovered_accounts,
 )
@@ -140,6 +141,7 @@ def audit(
             findings=[
                 *_boot_findings(connection, waiting, is_counted=is_whole),
                 *findings_of_sums(kept, billed),
+                *(findings_of_numbers(connection) if is_whole else ()),
                 *_event_findings(connection, price_book, scope.since, witnesses),
                 *findings_of_missing(missing),
                 *comparison.findings(losses),

@@ -119,6 +119,26 @@ def test_sums_that_are_not_their_events_are_found_by_an_audit_of_all(books: Book
         assert books.found() == [(Kind.QUOTA_DIFFERS, "quota")]
 
 
+def test_numbers_that_an_earlier_version_posted_without_their_sums_are_no_gap(
+    books: Books,
+) -> None:
+    """It runs beside this one for as long as it is replaced."""
+    books.post(*EVENTS[:2])
+    execute(books.ledger_url, "DELETE FROM gateway_boots")
+    books.post(EVENTS[2])
+    assert books.found() == []
+
+
+@pytest.mark.parametrize("change", ["num_events = num_events + 1", "sum_numbers = sum_numbers + 1"])
+def test_sums_of_numbers_that_are_not_their_events_are_found_by_an_audit_of_all(
+    books: Books, change: str
+) -> None:
+    books.post(*EVENTS)
+    execute(books.ledger_url, f"UPDATE gateway_boots SET {change}")
+    is_whole = books.audited_since is None
+    assert books.found() == ([(Kind.SUMS_DIFFER, "0a")] if is_whole else [])
+
+
 def test_a_mispriced_event_is_found(books: Books) -> None:
     """Rated by terms that are not those of its price id, as a defect in rating would."""
     rates = {c: usd * 2 for c, usd in PRICE.usd_per_million_tokens.items()}
