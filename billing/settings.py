@@ -3,15 +3,17 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from contracts import environment
 from contracts.names import USAGE_TOPIC
 
 PREFIX: Final = "BILLING_"
+
+OwnKeyFile = Annotated[Path, AfterValidator(environment.beside_certificate)]
 
 
 class Settings(BaseSettings):
@@ -32,7 +34,7 @@ class Settings(BaseSettings):
     kafka_security: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = "plaintext"
     kafka_ca_file: Path | None = None  # PEM; None: whom this machine trusts
     kafka_certificate_file: Path | None = None  # PEM, with its chain; None: brokers ask for none
-    kafka_certificate_key_file: Path | None = None
+    kafka_certificate_key_file: OwnKeyFile | None = None
     kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
     kafka_username: SecretStr | None = None
     kafka_password: SecretStr | None = None
@@ -53,7 +55,7 @@ class Settings(BaseSettings):
     quota_url: SecretStr | None = None
     redis_ca_file: Path | None = None  # PEM, of a rediss:// one; None: whom this machine trusts
     redis_certificate_file: Path | None = None  # PEM, with its chain; None: stores ask for none
-    redis_certificate_key_file: Path | None = None
+    redis_certificate_key_file: OwnKeyFile | None = None
     # The gateways' policy document: with it spend counters are kept from standing below the ledger
     # after the store was lost.  None: nobody does that.
     policy_file: Path | None = None

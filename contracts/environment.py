@@ -25,6 +25,7 @@ from typing import (
 _NOT_JSON: Final = re.compile(r'error parsing value for field "(?P<field>\w+)"')  # pydantic's words
 
 Settings = TypeVar("Settings")
+Told = TypeVar("Told")
 
 
 class BadSettings(Exception):
@@ -78,6 +79,26 @@ def unread_variables(environ: Iterable[str], prefix: str, known: Iterable[str]) 
         hint = "" if nearest is None else f"; did you mean {nearest}?"
         faults[name] = f"there is no such setting{hint}"
     return faults
+
+
+class Fields(Protocol):
+    """pydantic's, of a validator: whose it is, and those that stand before it."""
+
+    @property
+    def field_name(self) -> str | None: ...
+    @property
+    def data(self) -> Mapping[str, Any]: ...
+
+
+def beside_certificate(key_file: Told, fields: Fields) -> Told:
+    """Of ``..._certificate_key_file``.  Raises ValueError where no certificate is told.
+
+    Clients would ignore such a key, or fail at each connect.
+    """
+    certificate_file = str(fields.field_name).replace("_key_file", "_file")
+    if fields.data.get(certificate_file) is None:
+        raise ValueError(f"needs {certificate_file} beside it")
+    return key_file
 
 
 def variable_of(prefix: str, location: Sequence[str | int]) -> str:

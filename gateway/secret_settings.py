@@ -1,9 +1,11 @@
 """Secrets that both processes of the gateway are given."""
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, SecretStr
 
+from contracts.environment import beside_certificate
 from gateway.resp_address import RespAddress
 
 
@@ -24,3 +26,6 @@ KeyPepper = Annotated[SecretStr, AfterValidator(_strong)]
 
 # unix:///path/store.sock or redis://[user:password@]host:port[/db]; any part may be secret.
 StoreUrl = Annotated[SecretStr, AfterValidator(_address)]
+
+# PEM, of the certificate that we show; the file beside it holds that.
+OwnKeyFile = Annotated[Path, AfterValidator(beside_certificate)]

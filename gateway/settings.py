@@ -17,7 +17,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from contracts import environment
-from gateway.secret_settings import KeyPepper, StoreUrl
+from gateway.secret_settings import KeyPepper, OwnKeyFile, StoreUrl
 
 PREFIX = "GATEWAY_"
 
@@ -102,7 +102,7 @@ class Settings(BaseSettings):
     quota_url: StoreUrl  # unix:///path/quota.sock or redis://[user:password@]host:port[/db]
     redis_ca_file: Path | None = None  # PEM, of rediss:// stores; None: whom this machine trusts
     redis_certificate_file: Path | None = None  # PEM, with its chain; None: stores ask for none
-    redis_certificate_key_file: Path | None = None
+    redis_certificate_key_file: OwnKeyFile | None = None
     quota_call_deadline_s: float = Field(default=0.05, gt=0)  # 20x a healthy call's time
     quota_share_lease_s: float = Field(default=60.0, ge=0)  # an outage's length without refusals
     quota_lease_s: float = Field(default=120.0, gt=0, le=600)  # then a dead gateway's holds end
@@ -125,7 +125,7 @@ class Settings(BaseSettings):
     kafka_security: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = "plaintext"
     kafka_ca_file: Path | None = None  # PEM; None: whom this machine trusts
     kafka_certificate_file: Path | None = None  # PEM, with its chain; None: brokers ask for none
-    kafka_certificate_key_file: Path | None = None
+    kafka_certificate_key_file: OwnKeyFile | None = None
     kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
     kafka_username: SecretStr | None = None
     kafka_password: SecretStr | None = None

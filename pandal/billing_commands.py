@@ -11,7 +11,7 @@ from pandal.errors import BadOption, NotAudited
 from pandal.installation import require_extras
 from pandal.options import DataDirOption, JsonOption, directory
 from pandal.screen import SteadyConsole, say
-from pandal.settings import CommandSettings
+from pandal.settings import told_settings
 
 if TYPE_CHECKING:
     from pandal.fleet_books import FleetBooks  # which imports billing, an extra
@@ -71,7 +71,7 @@ def audit(
         span=None if hours is None else timedelta(hours=hours),
         recovers=recover,
     )
-    sources = sources_of(books, _price_book(price_book), CommandSettings())
+    sources = sources_of(books, _price_book(price_book), told_settings())
     report = run_audit(books, sources, rules)
     if as_json:
         say(report_json(report).decode())
@@ -234,11 +234,11 @@ def dry_run(
 def books_at(data_dir: Path | None, ledger_url: str | None) -> "FleetBooks":
     from pandal.fleet_books import FleetBooks
 
-    settings = CommandSettings()
+    settings = told_settings()
     if ledger_url is None and settings.ledger_url is not None:
         ledger_url = settings.ledger_url.get_secret_value()
     return FleetBooks(directory(data_dir), ledger_url)
 
 
 def _price_book(option: Path | None) -> Path | None:
-    return CommandSettings().price_book if option is None else option
+    return told_settings().price_book if option is None else option

@@ -29,7 +29,7 @@ from pandal.plan import DEFAULT_MODEL
 from pandal.planner.command import plan
 from pandal.policy_commands import policy_app
 from pandal.screen import Screen, SteadyConsole, say
-from pandal.settings import CommandSettings, unread_variables
+from pandal.settings import told_settings, unread_variables
 from pandal.simulation.command import simulate
 from pandal.top.command import top
 from replica.engine.messages import KvCacheDtype, Precision
@@ -121,7 +121,7 @@ def up(
     from pandal.installation import adapter_folders, check_installation, check_options
     from pandal.plan import UpOptions
 
-    settings = CommandSettings()
+    settings = told_settings()
     options = UpOptions(
         model=model,
         num_replicas=replicas,
@@ -162,7 +162,7 @@ def precompile(
         model,
         precision=precision,
         kv_cache_dtype=kv,
-        model_cache=CommandSettings().model_cache,
+        model_cache=told_settings().model_cache,
         screen=Screen(SteadyConsole(), SteadyConsole(stderr=True)),
     )
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from pandal.datadir import DataDir, data_dir_at
-from pandal.settings import CommandSettings
+from pandal.settings import told_settings
 
 DataDirOption = Annotated[
     Path | None,
@@ -19,4 +19,4 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for progra
 
 def directory(option: Path | None) -> DataDir:
     """Raises BadOption."""
-    return data_dir_at(CommandSettings().default_data_dir() if option is None else option)
+    return data_dir_at(told_settings().default_data_dir() if option is None else option)

@@ -29,7 +29,7 @@ from pandal.policy_options import AdminOption, WhyOption, policy_access, quota_a
 from pandal.policy_yaml import from_yaml, read_yaml, to_yaml
 from pandal.screen import one_line, say
 from pandal.served_models import behind_alias, models_named, warn_of_unserved
-from pandal.settings import CommandSettings
+from pandal.settings import told_settings
 
 policy_app = typer.Typer(no_args_is_help=True, help="Quota policies: who may ask for how much.")
 
@@ -297,7 +297,7 @@ def _show(changes: Iterable[FieldChange], indent: str = "") -> None:
 
 def _edited_by_hand(text: str) -> Path:
     """In a private folder of its own, for the caller to delete.  Raises BadOption."""
-    editor = CommandSettings().editor
+    editor = told_settings().editor
     path = Path(tempfile.mkdtemp(prefix="pandal-policy-")) / "policy.yaml"
     path.write_text(text)
     code = subprocess.call([*shlex.split(editor), str(path)])

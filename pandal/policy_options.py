@@ -16,7 +16,7 @@ from pandal.fleet_record import running_fleet
 from pandal.key_access import KeyAccess, LocalKeys, RemoteKeys
 from pandal.options import directory
 from pandal.policy_access import LocalPolicies, PolicyAccess
-from pandal.settings import CommandSettings
+from pandal.settings import told_settings
 
 WhyOption = Annotated[str, typer.Option("--why", help="For the audit log.")]
 
@@ -43,7 +43,7 @@ def key_access(data_dir: Path | None, admin: str | None) -> KeyAccess:
 
 def quota_address(data_dir: Path | None) -> RespAddress:
     """Of the store that keeps the record.  Raises BadOption."""
-    settings = CommandSettings()
+    settings = told_settings()
     url = settings.quota_url
     if url is None or data_dir is not None:
         return local_quota(directory(data_dir))
@@ -59,7 +59,7 @@ def local_quota(local: DataDir) -> RespAddress:
 
 def admin_client(data_dir: Path | None, admin: str | None) -> AdminClient | None:
     """``None``: the local fleet's data is meant.  Raises BadOption."""
-    settings = CommandSettings()
+    settings = told_settings()
     url = admin
     if url is None and data_dir is None:
         url = settings.admin_url

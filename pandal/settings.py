@@ -3,15 +3,23 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import AliasChoices, Field, SecretStr
+from pydantic import AfterValidator, AliasChoices, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from contracts.environment import nearest_variable, unknown_variables
+from contracts.environment import (
+    beside_certificate,
+    nearest_variable,
+    unknown_variables,
+    variable_of,
+)
+from pandal.errors import BadOption
 
 PREFIX: Final = "PANDAL_"
 KAFKA_BOOTSTRAP: Final = f"{PREFIX}KAFKA_BOOTSTRAP"
+
+OwnKeyFile = Annotated[Path, AfterValidator(beside_certificate)]
 
 
 class CommandSettings(BaseSettings):
@@ -30,7 +38,7 @@ class CommandSettings(BaseSettings):
     kafka_certificate_file: Path | None = Field(
         None, validation_alias="BILLING_KAFKA_CERTIFICATE_FILE"
     )
-    kafka_certificate_key_file: Path | None = Field(
+    kafka_certificate_key_file: OwnKeyFile | None = Field(
         None, validation_alias="BILLING_KAFKA_CERTIFICATE_KEY_FILE"
     )
     kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
@@ -48,7 +56,7 @@ class CommandSettings(BaseSettings):
     quota_url: SecretStr | None = None
     redis_ca_file: Path | None = None  # PEM, of a rediss:// one; None: whom this machine trusts
     redis_certificate_file: Path | None = None  # PEM, with its chain; None: stores ask for none
-    redis_certificate_key_file: Path | None = None
+    redis_certificate_key_file: OwnKeyFile | None = None
     # The ledger that billing commands mean, if it is not the one in the data directory.  Here, and
     # not on a command line, where others read it: it may hold a password.
     ledger_url: SecretStr | None = None
@@ -68,6 +76,22 @@ class CommandSettings(BaseSettings):
         if home is None or not home.is_absolute():
             home = Path.home() / ".local" / "share"
         return home / "pandal"
+
+
+def told_settings() -> CommandSettings:
+    """Raises BadOption that names each variable, without what was given: it may be a secret."""
+    try:
+        return CommandSettings()
+    except ValidationError as exc:
+        faults = exc.errors(include_input=False, include_url=False)
+        told = "; ".join(f"{_variable(fault['loc'])}: {fault['msg']}" for fault in faults)
+        raise BadOption(told) from None
+
+
+def _variable(location: tuple[int | str, ...]) -> str:
+    """pydantic knows a field by its variable where that has a prefix of its own."""
+    is_ours = location[0] in CommandSettings.model_fields
+    return variable_of(PREFIX if is_ours else "", location)
 
 
 def unread_variables() -> Iterator[str]:

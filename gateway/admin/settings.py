@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, fi
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from contracts import environment
-from gateway.secret_settings import KeyPepper, StoreUrl
+from gateway.secret_settings import KeyPepper, OwnKeyFile, StoreUrl
 
 PREFIX = "ADMIN_"
 
@@ -34,7 +34,7 @@ class Settings(BaseSettings):
     policy_url: StoreUrl | None = None  # as the gateways'; None: the policy is in policy_file
     redis_ca_file: Path | None = None  # PEM, of a rediss:// one; None: whom this machine trusts
     redis_certificate_file: Path | None = None  # PEM, with its chain; None: stores ask for none
-    redis_certificate_key_file: Path | None = None
+    redis_certificate_key_file: OwnKeyFile | None = None
     policy_file: Path | None = Field(default=None, validate_default=True)
     key_pepper: KeyPepper  # as the gateways': keys are made with it
     static_tokens: tuple[StaticToken, ...] = ()  # JSON; none: only tokens of the provider count

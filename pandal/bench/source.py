@@ -25,7 +25,7 @@ from pandal.datadir import DataDir
 from pandal.errors import BadOption
 from pandal.fleet_record import running_fleet
 from pandal.options import directory
-from pandal.settings import CommandSettings
+from pandal.settings import CommandSettings, told_settings
 
 
 def build_options(
@@ -39,7 +39,7 @@ def build_options(
     """Checked, all but what a trace holds.  Raises BadOption."""
     check_load(load)
     check_client(client)
-    settings = CommandSettings()
+    settings = told_settings()
     data_dir = directory(data_dir_option)
     return BenchOptions(
         target=find_target(source, data_dir),

@@ -23,7 +23,7 @@ from pandal.fleet import BILLING
 from pandal.fleet_books import FleetBooks, translated
 from pandal.fleet_record import FleetState
 from pandal.processes import is_alive
-from pandal.settings import CommandSettings
+from pandal.settings import told_settings
 
 _RULES: Final = AuditRules(
     grace=timedelta(seconds=5), patience_s=3.0, span=timedelta(hours=1), recovers=False
@@ -46,7 +46,7 @@ def books_findings(books: FleetBooks, fleet: FleetState | None) -> Iterator[Find
         yield warning("ledger", fact, "billing brings it up to date as it starts: pandal up")
         return
     try:
-        settings = CommandSettings()
+        settings = told_settings()
         report = run_audit(books, sources_of(books, settings.price_book, settings), _RULES)
         with translated(books):
             models = unpriced_models(books.ledger_url)

@@ -30,7 +30,7 @@ from pandal.policy_options import (
     quota_address,
 )
 from pandal.screen import say
-from pandal.settings import CommandSettings
+from pandal.settings import told_settings
 
 _ANSWER_S: Final = 5.0
 _WIDTH: Final = 80
@@ -95,7 +95,7 @@ def _findings(
     from pandal.doctor.replicas import examine, replica_findings
     from pandal.doctor.valkey import valkey_findings
 
-    local, settings = directory(data_dir), CommandSettings()
+    local, settings = directory(data_dir), told_settings()
     fleet = running_fleet(local)
     is_elsewhere = admin_client(data_dir, admin) is not None
     store = quota_address(data_dir)

@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from billing.kafka_wiring import KafkaAccess
+from billing.settings import Settings as BillingSettings
+from gateway.settings import Settings as GatewaySettings
 from pandal.child import ChildSpec
 from pandal.datadir import DataDir
 from pandal.fleet import admin_child, billing_child, gateway_child, replica_child, valkey_children
 from pandal.http_client import Address
 from pandal.plan import FleetPlan, OwnReplica
+from pandal.settings import CommandSettings
 from replica.engine.messages import KvCacheDtype, Precision
 
 USERS = {
@@ -35,6 +39,12 @@ USERS = {
 COMMON = {"PATH", "LC_ALL"}
 PEPPER, TOKEN = "p" * 43, "t" * 43
 ADMIN = Address("127.0.0.1", 8082)
+# Brokers as both services that speak to them are told of them, but for where they are.
+KAFKA_ACCESS = {
+    name
+    for name in BillingSettings.model_fields.keys() & GatewaySettings.model_fields.keys()
+    if name.startswith("kafka_") and name != "kafka_bootstrap"
+}
 
 
 @pytest.fixture
@@ -107,6 +117,25 @@ def test_the_gateway_speaks_to_the_brokers_as_billing_does(plan: FleetPlan) -> N
     }
     spool_only = gateway_child(plan, pepper=PEPPER, inherited=users).environment
     assert "GATEWAY_KAFKA_PASSWORD" not in spool_only
+
+
+def test_the_gateway_is_told_of_brokers_all_that_billing_is_told(plan: FleetPlan) -> None:
+    users = {f"BILLING_{name}".upper(): name for name in KAFKA_ACCESS}
+    brokers = replace(plan, kafka_bootstrap="kafka:9093")
+    environment = gateway_child(brokers, pepper=PEPPER, inherited=users).environment
+    for name in KAFKA_ACCESS:
+        assert environment[f"GATEWAY_{name}".upper()] == name
+
+
+def test_commands_speak_to_brokers_by_all_that_billing_is_told() -> None:
+    assert len(KAFKA_ACCESS) >= 7
+    assert {name for name in vars(KafkaAccess) if name.startswith("kafka_")} == KAFKA_ACCESS
+    variables = {
+        name: field.validation_alias
+        for name, field in CommandSettings.model_fields.items()
+        if name.startswith("kafka_") and name != "kafka_bootstrap"
+    }
+    assert variables == {name: f"BILLING_{name}".upper() for name in KAFKA_ACCESS}
 
 
 def test_only_those_are_told_a_secret_who_need_it(children: dict[str, ChildSpec]) -> None:
