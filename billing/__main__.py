@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
@@ -34,6 +35,7 @@ from billing.settings import PREFIX, Settings, unread_variables
 from billing.spool_source import SpoolSource
 from billing.telemetry import Telemetry, Told
 from billing.watches import CounterWatch, ReconciliationWatch, watch
+from billing.whole_audits import WholeAudits
 from contracts.environment import BadSettings, read_settings
 from contracts.logs import configure_logging, log_bad_settings
 
@@ -198,10 +200,19 @@ def _reconciliation(
         grace=timedelta(seconds=settings.reconcile_grace_s),
         patience_s=min(_PATIENCE_S, settings.reconcile_interval_s),
         span=timedelta(seconds=settings.reconcile_span_s),
+        is_counted=False,
         recovers=True,
     )
-    sightings = Sightings()
-    return lambda: reconcile(sources, rules, is_stopping, sightings)
+    sightings, whole = Sightings(), WholeAudits(utc_now)
+
+    def compare() -> AuditReport:
+        is_counted = whole.is_due
+        report = reconcile(sources, replace(rules, is_counted=is_counted), is_stopping, sightings)
+        if is_counted:
+            whole.note(report)
+        return report
+
+    return compare
 
 
 def _source(settings: Settings, ledger: Ledger) -> EventSource:

@@ -27,7 +27,7 @@ class Kind(StrEnum):
     COUNTS_DIFFER = "counts differ"  # event and replica
     MISPRICED = "mispriced"  # the entries are not what tokens and price book make
     QUOTA_DIFFERS = "quota differs"  # what the quota was told, and what is billed
-    SUMS_DIFFER = "sums differ"  # what is kept of days and numbers, and their events
+    SUMS_DIFFER = "sums differ"  # what is kept of days and numbers, entries, and their events
     QUOTA_LOST = "quota lost"  # its store has: what it was told is less than what is billed
 
 
@@ -192,6 +192,16 @@ def finding_of_sums(tenant_id: str, of_days: Account, of_events: Account) -> Fin
 def finding_of_numbers(boot_id: str, num_kept: int, num_events: int) -> Finding:
     detail = f"the kept sums are of {num_kept} numbers, and not those of its {num_events} events"
     return Finding(Kind.SUMS_DIFFER, None, boot_id, detail)
+
+
+def finding_of_entries(tenant_id: str, num_more: int, pico_usd: int) -> Finding:
+    detail = f"{num_more} more than its events reach, of {pico_usd} pico-USD"
+    return Finding(Kind.SUMS_DIFFER, tenant_id, "ledger entries", detail)
+
+
+def finding_of_money(tenant_id: str, of_days: int, charged: int) -> Finding:
+    detail = f"the days add up to {of_days} pico-USD; entries and late reports to {charged}"
+    return Finding(Kind.SUMS_DIFFER, tenant_id, "money by day", detail)
 
 
 def quota_loss(

@@ -37,6 +37,7 @@ from billing.audit_facts import (
     posted_events,
     read_waiting,
 )
+from billing.audit_money import findings_of_money
 from billing.audit_sums import (
     billed_accounts,
     boots,
@@ -105,6 +106,7 @@ class AuditScope:
     witnesses: Callable[[], Sequence[Witness]]
     quota: Callable[[], Mapping[str, QuotaTotals] | None]  # by tenant; None: it cannot be asked
     since: datetime | None  # of events that are checked one by one; None: all
+    is_counted: bool  # all events and entries are, and nothing is taken from sums
     grace: timedelta  # until a replica's record without an event is missing one
 
 
@@ -127,9 +129,8 @@ def audit(
         known = known_keys(connection, witnesses.by_event) | waiting.keys
         missing = without_event(witnesses, known, now=now, grace=scope.grace)
         lost = acknowledged(connection)
-        is_whole = scope.since is None  # then nothing is taken from sums
         kept = billed_accounts(connection)
-        billed = counted_accounts(connection) if is_whole else kept
+        billed = counted_accounts(connection) if scope.is_counted else kept
         recovered = recovered_accounts(connection)
         accounts = _accounts(billed, recovered, journals, quota, waiting, lost)
         comparison = _QuotaComparison(
@@ -139,9 +140,9 @@ def audit(
         return AuditReport(
             accounts=accounts,
             findings=[
-                *_boot_findings(connection, waiting, is_counted=is_whole),
+                *_boot_findings(connection, waiting, is_counted=scope.is_counted),
                 *findings_of_sums(kept, billed),
-                *(findings_of_numbers(connection) if is_whole else ()),
+                *(_sum_findings(connection) if scope.is_counted else ()),
                 *_event_findings(connection, price_book, scope.since, witnesses),
                 *findings_of_missing(missing),
                 *comparison.findings(losses),
@@ -164,6 +165,11 @@ def _boot_findings(
 ) -> Iterator[Finding]:
     for boot in boots(connection, waiting.numbers, is_counted=is_counted):
         yield from findings_of_boot(boot)
+
+
+def _sum_findings(connection: Connection) -> Iterator[Finding]:
+    yield from findings_of_numbers(connection)
+    yield from findings_of_money(connection)
 
 
 def _event_findings(

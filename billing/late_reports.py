@@ -4,8 +4,10 @@ The event in the ledger stays as it is.  What the gateway knew better, its own n
 perhaps other tokens, is kept beside it; a difference in money is a correction, a line of its own.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from sqlalchemy import Connection, insert, select
 
@@ -26,6 +28,8 @@ from billing.pricing import TokenClass
 from billing.rating import Charge, charged_tokens
 from billing.records import EventKey
 from contracts.usage import UsageEvent, decode_usage_event
+
+_CORRECTION: Final = "late-report/"  # an adjustment's id, before its event's
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,7 @@ def post_difference(
     late = latest_invoices(connection, [recovered.tenant_id])
     correction = {
         "tenant_id": recovered.tenant_id,
-        "adjustment_id": f"late-report/{recovered.event_id}",
+        "adjustment_id": _CORRECTION + recovered.event_id,
         "kind": (LineKind.CREDIT if difference_pico_usd < 0 else LineKind.CORRECTION).value,
         "event_id": recovered.event_id,
         "occurred_at_us": occurred_at_us,
@@ -162,6 +166,18 @@ def _entries(connection: Connection, keys: set[EventKey]) -> Mapping[EventKey, l
 def _waiting(connection: Connection, keys: set[EventKey]) -> set[EventKey]:
     query = select(unpriced_events.c.tenant_id, unpriced_events.c.event_id)
     return {(row[0], row[1]) for row in rows_by_key(connection, query, unpriced_events, keys)}
+
+
+def late_corrections(connection: Connection) -> Mapping[str, int]:
+    """Pico-dollars by tenant, of all late reports: days have them, and entries do not."""
+    columns = adjustments.c
+    query = select(columns.tenant_id, columns.pico_usd).where(
+        columns.adjustment_id == _CORRECTION + columns.event_id
+    )
+    found: Counter[str] = Counter()
+    for tenant_id, pico_usd in connection.execute(query):
+        found[tenant_id] += pico_usd
+    return found
 
 
 def late_numbers(connection: Connection) -> list[tuple[str, int]]:

@@ -58,6 +58,7 @@ class AuditRules:
     grace: timedelta  # until what a replica served must have been billed
     patience_s: float  # for accounts that move while they are read
     span: timedelta | None  # how far back events are checked one by one; None: all
+    is_counted: bool  # nothing is taken from sums
     recovers: bool
 
 
@@ -99,6 +100,7 @@ def _look(sources: Sources, rules: AuditRules) -> AuditReport:
         witnesses=lambda: [] if journals_dir is None else read_journals(journals_dir),
         quota=lambda: _quota(sources),
         since=None if rules.span is None else now - rules.span,
+        is_counted=rules.is_counted,
         grace=rules.grace,
     )
     return audit(sources.ledger_url, read_price_book(sources.price_book), scope, now=now)

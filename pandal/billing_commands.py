@@ -69,6 +69,7 @@ def audit(
         grace=timedelta(seconds=grace_s),
         patience_s=patience_s,
         span=None if hours is None else timedelta(hours=hours),
+        is_counted=hours is None,
         recovers=recover,
     )
     sources = sources_of(books, _price_book(price_book), told_settings())

@@ -26,7 +26,11 @@ from pandal.processes import is_alive
 from pandal.settings import told_settings
 
 _RULES: Final = AuditRules(
-    grace=timedelta(seconds=5), patience_s=3.0, span=timedelta(hours=1), recovers=False
+    grace=timedelta(seconds=5),
+    patience_s=3.0,
+    span=timedelta(hours=1),
+    is_counted=False,
+    recovers=False,
 )
 
 

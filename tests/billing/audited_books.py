@@ -82,6 +82,7 @@ class Books:
             witnesses=self.journals,
             quota=self._totals,
             since=self.audited_since,
+            is_counted=self.audited_since is None,
             grace=GRACE,
         )
         return audit(self.ledger_url, book, scope, now=NOW)

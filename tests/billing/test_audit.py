@@ -139,6 +139,26 @@ def test_sums_of_numbers_that_are_not_their_events_are_found_by_an_audit_of_all(
     assert books.found() == ([(Kind.SUMS_DIFFER, "0a")] if is_whole else [])
 
 
+def test_what_is_charged_twice_is_found_by_an_audit_of_all(books: Books) -> None:
+    """No key refuses the entries of an event at another instant, and invoices would sum them."""
+    books.post(*EVENTS)
+    execute(
+        books.ledger_url,
+        "INSERT INTO ledger_entries SELECT tenant_id, occurred_at_us + 1, event_id, token_class, "
+        "model, tokens, pico_usd, price_id, late_after_invoice FROM ledger_entries "
+        "WHERE event_id = 'event-1'",
+    )
+    found = [(Kind.SUMS_DIFFER, "ledger entries"), (Kind.SUMS_DIFFER, "money by day")]
+    assert books.found() == (found if books.audited_since is None else [])
+
+
+def test_money_of_days_that_no_entry_makes_is_found_by_an_audit_of_all(books: Books) -> None:
+    books.post(*EVENTS)
+    execute(books.ledger_url, "UPDATE daily_usage SET micro_usd = micro_usd + 1000000")
+    is_whole = books.audited_since is None
+    assert books.found() == ([(Kind.SUMS_DIFFER, "money by day")] if is_whole else [])
+
+
 def test_a_mispriced_event_is_found(books: Books) -> None:
     """Rated by terms that are not those of its price id, as a defect in rating would."""
     rates = {c: usd * 2 for c, usd in PRICE.usd_per_million_tokens.items()}

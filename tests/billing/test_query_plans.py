@@ -134,6 +134,7 @@ def audit_by_the_hour(ledger_url: str) -> None:
         witnesses=list,
         quota=lambda: {tenant: QuotaTotals(Account(1, 1), now) for tenant in TENANTS},
         since=now - timedelta(hours=2),
+        is_counted=False,
         grace=timedelta(hours=1),
     )
     report = audit(ledger_url, BOOK, scope, now=now)

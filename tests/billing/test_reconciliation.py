@@ -39,7 +39,7 @@ from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
 ACME = tenant_id("acme")
-RULES = AuditRules(grace=timedelta(0), patience_s=0.5, span=None, recovers=True)
+RULES = AuditRules(grace=timedelta(0), patience_s=0.5, span=None, is_counted=True, recovers=True)
 
 
 @pytest.fixture(scope="module")
