@@ -31,7 +31,7 @@ from contracts.replica_usage import encode_replica_usage
 from contracts.spool import frame
 from tests.billing.audited_books import EVENTS, event, record
 from tests.billing.billing_process import BillingProcess
-from tests.billing.databases import rows
+from tests.billing.databases import execute, rows
 from tests.billing.test_service import BASE_PRICES
 from tests.billing.usage_events import BOOK, NOON, SEGMENT, batch_of, line, write_segment
 from tests.gateway.processes import Valkey
@@ -260,7 +260,9 @@ def unreadable_segment(sources: Sources) -> Path:
 def test_billing_compares_by_itself_and_tells_what_it_finds(
     sources: Sources, quota: Valkey, tmp_path: Path
 ) -> None:
+    """What only a count of all shows as well, for as long as it is so."""
     tell(quota, 2, 204)
+    execute(sources.ledger_url, "UPDATE daily_usage SET micro_usd = micro_usd + 1")
     port = free_port()
     with BillingProcess(
         tmp_path / "billing.log",
@@ -275,13 +277,18 @@ def test_billing_compares_by_itself_and_tells_what_it_finds(
     ) as billing:
         billing.until_log_has("accounts differ")
         differing = f'{metrics.BILLING_DIFFERENCES}{{kind="quota differs"}}'
-        assert f"{differing} 1" in page(port, "/metrics")
+        money = f'{metrics.BILLING_DIFFERENCES}{{kind="sums differ"}}'
+        for kind in (differing, money):
+            assert f"{kind} 1" in page(port, "/metrics")
         assert f"{metrics.BILLING_RECONCILED_AT} " in page(port, "/metrics")
         assert f"{metrics.BILLING_CHARGED_USD} 0" in page(port, "/metrics")
         eventually(lambda: page(port, "/health").startswith("ok\nread_at 2"), "all to be read")
         assert page(port, "/health").endswith("posted_at never\nnever posted\n")
         tell(quota, 3, sum(each.total_tokens for each in EVENTS))
-        eventually(lambda: f"{differing} 0" in page(port, "/metrics"), "the accounts to agree")
+        eventually(lambda: f"{differing} 0" in page(port, "/metrics"), "the quota to agree")
+        assert f"{money} 1" in page(port, "/metrics")
+        execute(sources.ledger_url, "UPDATE daily_usage SET micro_usd = micro_usd - 1")
+        eventually(lambda: f"{money} 0" in page(port, "/metrics"), "the accounts to agree")
         assert billing.terminate() == 0
 
 
