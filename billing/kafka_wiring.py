@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from pydantic import SecretStr
 
 from billing.errors import SourceUnavailable
+from contracts.own_certificate import load_own_certificate
 
 
 class KafkaAccess(Protocol):
@@ -57,7 +58,7 @@ def _context(access: KafkaAccess) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=access.kafka_ca_file)
         if own is not None:
-            context.load_cert_chain(own, access.kafka_certificate_key_file)
+            load_own_certificate(context, own, access.kafka_certificate_key_file)
     except OSError as exc:
         raise SourceUnavailable(f"kafka's certificates: {exc.strerror}") from exc
     return context

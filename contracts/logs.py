@@ -63,7 +63,8 @@ def _standard_error() -> TextIO:
     raw = getattr(sys.stderr, "buffer", None)
     if not isinstance(raw, io.RawIOBase):
         return sys.stderr
-    buffered = io.BufferedWriter(raw)
+    unowned = io.FileIO(raw.fileno(), "w", closefd=False)  # it outlives whoever logs
+    buffered = io.BufferedWriter(unowned)
     return io.TextIOWrapper(buffered, "utf-8", "backslashreplace", line_buffering=True)
 
 

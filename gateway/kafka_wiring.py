@@ -3,6 +3,7 @@
 import ssl
 from typing import Any
 
+from contracts.own_certificate import load_own_certificate
 from gateway.settings import Settings
 
 
@@ -23,7 +24,7 @@ def client_arguments(settings: Settings) -> dict[str, Any]:  # of a client witho
 def _context(settings: Settings) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=settings.kafka_ca_file)
     if settings.kafka_certificate_file is not None:
-        context.load_cert_chain(
-            settings.kafka_certificate_file, settings.kafka_certificate_key_file
+        load_own_certificate(
+            context, settings.kafka_certificate_file, settings.kafka_certificate_key_file
         )
     return context

@@ -1,5 +1,7 @@
 """The part of the composition root that is about servers of other owners."""
 
+import errno
+import re
 import ssl
 from collections.abc import Mapping
 from urllib.parse import urlsplit
@@ -10,9 +12,12 @@ from gateway.routing.replica import Replica
 from gateway.settings import ProviderAddress, Settings
 from gateway.upstream.replica_client import ReplicaClient, Timeouts
 
+_WORD = re.compile(rb"[!-~]+")
+
 
 def wire_providers(settings: Settings) -> Mapping[str, Provider]:
-    """By name.  Whoever calls closes their clients.  Raises OSError where a key cannot be read."""
+    """By name.  Whoever calls closes their clients.  Raises OSError where a key
+    cannot be read, or is none."""
     return {address.name: _provider(settings, address) for address in settings.providers}
 
 
@@ -39,5 +44,9 @@ def _provider(settings: Settings, address: ProviderAddress) -> Provider:
 def _key(address: ProviderAddress) -> str:
     if address.api_key is not None:
         return address.api_key.get_secret_value()
-    assert address.api_key_file is not None
-    return address.api_key_file.read_text().strip()
+    path = address.api_key_file
+    assert path is not None
+    key = path.read_bytes().strip()
+    if not _WORD.fullmatch(key):  # it would end the header, or be none
+        raise OSError(errno.EINVAL, "expected a key: one word of visible ASCII", str(path))
+    return key.decode()

@@ -4,6 +4,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from contracts.own_certificate import load_own_certificate
 from gateway.errors import QuotaRefused, QuotaUnanswered
 from gateway.resp_address import StoreTls
 
@@ -16,7 +17,7 @@ def client_context(tls: StoreTls) -> ssl.SSLContext:
         raise QuotaRefused("CA file", exc.strerror) from exc
     if tls.certificate_file is not None:
         try:
-            context.load_cert_chain(tls.certificate_file, tls.key_file)
+            load_own_certificate(context, tls.certificate_file, tls.key_file)
         except OSError as exc:
             raise QuotaRefused("own certificate", exc.strerror) from exc
     return context

@@ -80,10 +80,16 @@ class HedgedAttempts(Attempts):
         return winner
 
     def _second(self, first: Attempt, meter: Meter) -> Attempt | None:
-        """With a replica of the same make that is well; ``None``: there is none, or no budget."""
+        """With a replica of the same make that is well; ``None``: there is none, or no budget.
+
+        Not with a server of another owner, who bills what nobody reads.
+        """
         self._is_spent = True
         request, retries = self._context.request, self._retries
-        avoided = {*self._tried, first.replica.name, *retries.breakers.barred(request.model)}
+        if first.replica.outside is not None:
+            return None
+        avoided = {*self._tried, first.replica.name, *request.providers}
+        avoided |= retries.breakers.barred(request.model)
         target_ms = self._context.grant.admission.ttft_target_ms
         try:
             decision = self._fleet.choose(request, avoided, target_ms)

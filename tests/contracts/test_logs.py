@@ -65,3 +65,27 @@ def test_a_full_disk_tears_no_line_for_good(tmp_path: Path, unbuffered: str) -> 
         )
     told = [json.loads(line)["message"] for line in (tmp_path / "log").read_text().splitlines()]
     assert told == ["before", "torn", "after"]
+
+
+LOGS_TWICE = """
+import gc, logging
+from contracts.logs import configure_logging
+for name in ("first", "second"):
+    configure_logging("s", "info")
+    gc.collect()
+    logging.getLogger("l").info(name)
+"""
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["as usual", "in an image"])
+def test_who_sets_up_its_log_anew_goes_on_with_it(unbuffered: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOGS_TWICE],
+        capture_output=True,
+        check=True,
+        timeout=60,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    )
+    told = [json.loads(line)["message"] for line in done.stderr.splitlines()]
+    assert told == ["first", "second"]

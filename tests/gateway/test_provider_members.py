@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from pydantic import SecretStr, ValidationError
 
+from contracts.hedging import HedgePolicy
 from contracts.usage import UsageSource
 from gateway.clock import Clock
 from gateway.errors import NoReplicaAvailable
@@ -53,11 +54,12 @@ def members(
         clock: Clock | None = None,
         permitted: tuple[str, ...] = ("openai",),
         url: str = "",
+        hedging: HedgePolicy | None = None,
         **more: Any,
     ) -> AsyncIterator[Fall]:
         others["openai"].reset()
         name = f"member-{abs(hash(tmp_path)) % 10**9}"
-        policies.add(name, f"sk-{name}", providers=permitted)
+        policies.add(name, f"sk-{name}", providers=permitted, hedging=hedging)
         provider = ProviderAddress(
             name="openai",
             url=url or f"{others['openai'].url}/base",
@@ -101,6 +103,11 @@ async def hold(generation: Generation) -> None:
     await generation.is_stopped.wait()
 
 
+async def late(generation: Generation) -> None:
+    await generation.pause(0.2)
+    await words(3)(generation)
+
+
 @pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "whole"])
 async def test_a_provider_takes_what_a_busy_replica_does_not(
     members: Members, is_stream: bool
@@ -128,6 +135,14 @@ async def test_what_a_provider_counts_is_settled(members: Members, valkey: Valke
         assert fallen.status == 200
         event = await fall.scene.only_event()
     assert (event.provider, event.total_tokens) == ("openai", PROMPT_TOKENS + 3)
+
+
+async def test_what_is_slow_to_begin_is_not_asked_for_at_who_bills_it(members: Members) -> None:
+    async with members(hedging=HedgePolicy(after_ms=1)) as fall:
+        fall.upstream.behaviour = late
+        fallen = await fall.ask(stream=True)
+        assert fall.others["openai"].generations == []
+    assert [event.provider for event in fallen.events] == [None]
 
 
 async def test_an_idle_replica_comes_first_and_its_events_name_no_provider(
@@ -265,16 +280,28 @@ def test_what_cannot_be_a_member_is_no_setting(tmp_path: Path) -> None:
 
 async def test_a_key_is_read_from_its_file(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("sk-in-a-file\n")
-    address = ProviderAddress(
-        name="x", url="https://api.x.com:443/base", api_key_file=tmp_path / "key"
-    )
-    settings = Settings(
-        policy_file=tmp_path / "policies.json",
-        key_pepper=PEPPER,
-        quota_url="redis://localhost:1",
-        spool_dir=tmp_path,
-        providers=(address,),
-    )
-    provider = wire_providers(settings)["x"]
+    provider = wire_providers(with_key_file(tmp_path))["x"]
     assert b"authorization: Bearer sk-in-a-file\r\n" in provider.headers
     await provider.replica.client.close()
+
+
+@pytest.mark.parametrize("held", [b"", b"\n", b"sk-a\r\nx-more: 1", b"sk a", b"sk-\xff"], ids=repr)
+async def test_what_is_no_key_is_told_without_its_text(tmp_path: Path, held: bytes) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(held)
+    with pytest.raises(OSError, match="one word of visible ASCII") as failure:
+        wire_providers(with_key_file(tmp_path))
+    assert failure.value.filename == str(path)
+    assert "sk" not in str(failure.value.strerror)
+
+
+def with_key_file(folder: Path) -> Settings:
+    path, url = folder / "key", "https://api.x.com:443/base"
+    address = ProviderAddress(name="x", url=url, api_key_file=path)
+    return Settings(
+        policy_file=folder / "policies.json",
+        key_pepper=PEPPER,
+        quota_url="redis://localhost:1",
+        spool_dir=folder,
+        providers=(address,),
+    )

@@ -19,7 +19,7 @@ from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat
 from tests.gateway.processes import Gateway, Policies, Valkey
 from tests.gateway.upstream_server import Upstream
-from tests.support.certificates import Certificate, RedisFiles, self_signed
+from tests.support.certificates import Certificate, RedisFiles, encrypted, self_signed
 from tests.support.tls_front import strangers_refused, tls_before
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -159,6 +159,14 @@ async def test_an_own_certificate_that_cannot_be_read_is_told(
     tls = StoreTls(certificate.path, tmp_path / "none.pem")
     reason, words = await refusal(RespAddress.parse(url, tls), caplog)
     assert (reason, words) == ("own certificate", "No such file or directory")
+
+
+async def test_an_encrypted_key_is_told_and_nobody_asked_for_its_passphrase(
+    url: str, certificate: Certificate, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tls = StoreTls(certificate.path, certificate.path, encrypted(certificate, tmp_path))
+    reason, words = await refusal(RespAddress.parse(url, tls), caplog)
+    assert (reason, words) == ("own certificate", "its key is encrypted")
 
 
 async def test_billing_and_the_doctor_tell_who_they_are(

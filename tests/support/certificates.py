@@ -39,3 +39,14 @@ def self_signed(folder: Path, address: str = "127.0.0.1") -> Certificate:
         check=True, capture_output=True,
     )  # fmt: skip
     return Certificate(certificate, key)
+
+
+def encrypted(certificate: Certificate, folder: Path) -> Path:
+    """Its key, behind a passphrase."""
+    path = folder / "encrypted.pem"
+    subprocess.run(
+        ["openssl", "pkey", "-in", str(certificate.key), "-aes256", "-passout", "pass:secret",
+         "-out", str(path)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return path
