@@ -7,6 +7,7 @@ import msgspec
 
 from billing.money import usd_from_pico_usd
 from billing.pricing import TOKEN_CLASSES, Price, PriceBook, TokenClass
+from contracts.quota import priced_as
 from contracts.usage import OutputCharge, UsageEvent
 
 Counts = tuple[int, int, int, int, int]  # by TOKEN_CLASSES
@@ -65,16 +66,17 @@ def charged_counts(event: UsageEvent) -> Counts:
 
 
 def price_for(event: UsageEvent, price_book: PriceBook) -> Price | None:
-    """Its model's; of an adapter that has none, that of the model it adapts.  None: unpriced."""
-    price = price_book.at(event.model, event.occurred_at, tier=event.tier)
-    if price is None and event.adapter_of is not None:
-        return price_book.at(event.adapter_of, event.occurred_at, tier=event.tier)
-    return price
+    """None: unpriced."""
+    for name in priced_as(event.model, event.adapter_of):
+        price = price_book.at(name, event.occurred_at, tier=event.tier)
+        if price is not None:
+            return price
+    return None
 
 
 def prices_known(event: UsageEvent, price_book: PriceBook) -> Sequence[Price]:
-    """``price_for``'s first; the other was it before its adapter had a price of its own."""
-    names = (event.model,) if event.adapter_of is None else (event.model, event.adapter_of)
+    """``price_for``'s first; others were it before its adapter had a price of its own."""
+    names = priced_as(event.model, event.adapter_of)
     found = (price_book.at(name, event.occurred_at, tier=event.tier) for name in names)
     return [price for price in found if price is not None]
 

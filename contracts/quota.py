@@ -51,7 +51,8 @@ class QuotaRule(
     nano_usd_per_month: _Budget | None = None
 
     def matches(self, key_id: str, model: str) -> bool:
-        return self.key_id in (None, key_id) and self.model in (None, model)
+        """What holds for an adapter's name holds also where it goes by its base's and its own."""
+        return self.key_id in (None, key_id) and self.model in (None, model, own_name(model))
 
     @property
     def selector(self) -> tuple[str | None, str | None, bool]:
@@ -87,12 +88,28 @@ class ModelPrice(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
         return -(-thousandfold // _TOKENS_PER_PRICE_UNIT)
 
 
+def own_name(model: str) -> str:
+    """Of ``base:adapter`` the adapter's; of any other name what stands after its last colon."""
+    return model.rpartition(":")[2]
+
+
+def priced_as(model: str, adapter_of: str | None) -> tuple[str, ...]:
+    """By whose price it is charged: the first of these that has one.
+
+    An adapter that goes by its base's name and its own, since another bears its own, too, costs
+    what it did before; without a price of its own it costs what the model does that it adapts.
+    """
+    if adapter_of is None:
+        return (model,)
+    own = model.removeprefix(f"{adapter_of}:")
+    return (model, adapter_of) if own == model else (model, own, adapter_of)
+
+
 def price_of(
     prices: Mapping[str, ModelPrice], model: str, adapter_of: str | None
 ) -> ModelPrice | None:
-    """By model; of an adapter that has none that of the model it adapts, as billing has it."""
-    price = prices.get(model)
-    return prices.get(adapter_of) if price is None and adapter_of is not None else price
+    """As billing has it."""
+    return next((prices[name] for name in priced_as(model, adapter_of) if name in prices), None)
 
 
 def usd_of_nano(nano_usd: int) -> str:

@@ -17,7 +17,7 @@ from contracts.policy import (
     PolicyDocument,
     TenantPolicy,
 )
-from contracts.quota import ModelPrice, QuotaRule
+from contracts.quota import ModelPrice, QuotaRule, own_name
 from contracts.resolution import View, rules_of, statements_about, view_of
 from gateway.errors import EndpointNotAllowed, ModelNotAllowed
 
@@ -63,7 +63,10 @@ class Grant:
         object.__setattr__(self, "key_number", crc32(self.key.key_hash.encode()))
 
     def for_model(self, model: str) -> "Grant":
-        return self.by_model.get(model, self) if self.by_model else self
+        """What holds for an adapter's name holds also where it goes by its base's and its own."""
+        if not self.by_model:
+            return self
+        return self.by_model.get(model) or self.by_model.get(own_name(model), self)
 
 
 @dataclass(frozen=True, slots=True)

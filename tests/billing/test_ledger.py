@@ -203,10 +203,15 @@ def test_an_adapter_without_a_price_costs_what_its_model_does(
     wider = PriceBook([PRICE, own, price_of("new", "new.1")])
     either.record_prices(wider)
     assert [either.post_unpriced(wider) for _ in range(2)] == [1, 0]
-    post(either, [usage(4, **of_known)], first=3, book=wider)
+    beside = of_known | {
+        "model": f"{MODEL}:law",
+        "adapter": f"{MODEL}:law",
+    }  # another bears its name
+    post(either, [usage(4, **of_known), usage(5, **beside)], first=3, book=wider)
     prices = {(row.event_id, row.price_id) for row in rows(either_url, "ledger_entries")}
     assert prices == {
         ("event-1", "smol.1"), ("event-2", "smol.1"), ("event-3", "new.1"), ("event-4", "law.1"),
+        ("event-5", "law.1"),
     }  # fmt: skip
 
 

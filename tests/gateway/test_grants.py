@@ -38,6 +38,7 @@ def test_what_is_said_of_a_model_holds_for_it_alone() -> None:
     grants = snapshot(terms=terms).grants
     assert grants["h1"].for_model("m").limits.max_completion_tokens == 5
     assert grants["h1"].for_model("n") is grants["h1"]
+    assert grants["h1"].for_model("base:m").limits.max_completion_tokens == 5, "once another has m"
     assert grants["h2"].for_model("m").admission.weight == 9
     assert grants["h2"].for_model("m").limits.max_completion_tokens == 5
     assert grants["h1"].admission.weight == 1
