@@ -1,20 +1,26 @@
 """The few plain HTTP/1.1 calls the launcher makes, over the standard library.
 
-Blocking: call from a thread.  Every call has a deadline per socket operation and a bounded
-answer.  ``http.client``'s exceptions become ours here.
+Blocking: call from a thread.  Every call has a deadline, of the whole answer or of each piece of a
+streamed one, and a bounded answer.  ``http.client``'s exceptions become ours here.
 """
 
 import http.client
+import io
+import socket
+import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from contracts.errors import UNDECODABLE
 from pandal.errors import BadOption, Unreachable
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 T = TypeVar("T")
 
@@ -64,12 +70,15 @@ def parse_url(url: str, *, option: str) -> Address:
 def get(
     address: Address, path: str, *, headers: Mapping[str, str] | None = None, timeout_s: float
 ) -> Answer:
-    """Raises Unreachable."""
+    """Raises Unreachable, also when the whole answer has not come within ``timeout_s``."""
+    ends_s = time.monotonic() + timeout_s
     with _exchange(address, timeout_s) as connection:
+        connection.response_class = _due(ends_s)
         connection.request("GET", path, headers=dict(headers or {}))
         response = connection.getresponse()
-        body = response.read(_LONGEST_BODY_BYTES)
-        if response.length:  # what the content length still promises; a bounded read tells nobody
+        body = response.read(_LONGEST_BODY_BYTES + 1)
+        # Of what the content length still promises a bounded read tells nobody.
+        if response.length or len(body) > _LONGEST_BODY_BYTES:
             raise Unreachable(f"{address.url}{path}: the answer is cut off or too long")
         return Answer(response.status, _headers(response), body)
 
@@ -93,6 +102,36 @@ def post_streamed(
         connection.request("POST", path, body=body, headers=dict(headers))
         response = connection.getresponse()
         yield Stream(response.status, _headers(response), _lines(response))
+
+
+def _due(ends_s: float) -> type[http.client.HTTPResponse]:
+    class Response(http.client.HTTPResponse):
+        def __init__(self, sock: socket.socket, method: str | None = None) -> None:
+            super().__init__(sock, method=method)
+            self.fp = io.BufferedReader(_Due(sock, self.fp.detach(), ends_s))
+
+    return Response
+
+
+class _Due(io.RawIOBase):
+    """What comes over a socket until then: however slowly, each byte in time for its own wait."""
+
+    def __init__(self, sock: socket.socket, raw: io.RawIOBase, ends_s: float) -> None:
+        self._sock, self._raw, self._ends_s = sock, raw, ends_s
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer") -> int | None:
+        left_s = self._ends_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("timed out")
+        self._sock.settimeout(left_s)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:

@@ -3,8 +3,9 @@
 Its log and its ledger are not to be seen from here.
 """
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from autoscaler.errors import SourceFailed
@@ -15,12 +16,18 @@ from pandal.doctor.finding import Finding, failure, fine, warning
 from pandal.doctor.spans import span
 from pandal.errors import Unreachable
 from pandal.http_client import Address, get, parse_url
+from pandal.screen import one_line
 
 _ABOUT: Final = "billing"
 _ANSWER_S: Final = 5.0
 _STOPPED_S: Final = 600.0  # as PandalBillingStopped has it
 _UNCHECKED_S: Final = 3 * 3_600.0  # as PandalBooksUnchecked, at the interval that is the default
+_HUNG: Final = 503
 _RUNBOOKS: Final = "docs/runbooks"
+_OF_BILLING: Final = frozenset({
+    metrics.BILLING_READ_AT, metrics.BILLING_LAG, metrics.BILLING_EVENTS, metrics.BILLING_UNPRICED,
+    metrics.BILLING_DEAD_LETTERS, metrics.BILLING_RECONCILED_AT, metrics.BILLING_DIFFERENCES,
+})  # fmt: skip
 
 
 def billing_url_findings(url: str) -> Iterator[Finding]:
@@ -29,7 +36,8 @@ def billing_url_findings(url: str) -> Iterator[Finding]:
     try:
         state, told = _asked(address)
     except (Unreachable, SourceFailed) as exc:
-        yield failure(_ABOUT, f"{url}: {exc}", "its log tells why it does not run")
+        fact = f"{url}: {one_line(str(exc))}"
+        yield failure(_ABOUT, fact, "its log tells why it does not run")
         return
     yield _reading(url, state, told, time.time())
     yield from _left_aside(url, told)
@@ -37,10 +45,21 @@ def billing_url_findings(url: str) -> Iterator[Finding]:
 
 
 def _asked(address: Address) -> tuple[str, Families]:
-    health = get(address, "/health", timeout_s=_ANSWER_S)
-    lines = health.body.decode(errors="replace").splitlines()
-    page = get(address, "/metrics", timeout_s=_ANSWER_S)
-    return lines[0] if lines else "", parse(page.body.decode(errors="replace"))
+    """Raises Unreachable, SourceFailed."""
+    lines = _page(address, "/health", (200, _HUNG)).splitlines()
+    told = parse(_page(address, "/metrics", (200,)))
+    for name in _OF_BILLING & told.keys():
+        if not all(math.isfinite(sample.value) for sample in told[name]):
+            raise SourceFailed(f"its {name} is no number")
+    return one_line(lines[0]) if lines else "", told
+
+
+def _page(address: Address, path: str, expected: Collection[int]) -> str:
+    """Raises Unreachable."""
+    answer = get(address, path, timeout_s=_ANSWER_S)
+    if answer.status not in expected:
+        raise Unreachable(f"{path} answers {answer.status}: is this a billing?")
+    return answer.body.decode(errors="replace")
 
 
 def _reading(url: str, state: str, told: Families, now_s: float) -> Finding:
@@ -87,7 +106,11 @@ def _comparison(url: str, told: Families, now_s: float) -> Iterator[Finding]:
         fact = f"{url}: it compared all accounts the last time {span(now_s - at_s)} ago"
         yield warning(_ABOUT, fact, advice)
     differences = told.get(metrics.BILLING_DIFFERENCES, [])
-    kinds = ", ".join(sorted(each.labels["kind"] for each in differences if each.value > 0))
+    kinds = ", ".join(
+        sorted(
+            one_line(each.labels.get("kind", "of no kind")) for each in differences if each.value
+        )
+    )
     if kinds:
         fact = f"{url}: its accounts differ ({kinds})"
         yield failure(_ABOUT, fact, f"{_RUNBOOKS}/PandalBooksDiffer.md")

@@ -1,7 +1,7 @@
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -75,3 +75,33 @@ def test_headers_are_found_in_lower_case() -> None:
 def test_a_broken_answer_is_unreachable(piece: bytes) -> None:
     with answering(piece) as there, pytest.raises(Unreachable, match=there.url):
         get(there, "/", timeout_s=30)
+
+
+def test_an_answer_that_goes_on_is_cut_off() -> None:
+    """One without an end as one without a length."""
+    endless = answering(b"HTTP/1.1 200 OK\r\n\r\n", b"a" * 1_048_577)
+    with endless as there, pytest.raises(Unreachable, match="too long"):
+        get(there, "/", timeout_s=30)
+
+
+@pytest.mark.parametrize("begun", [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nx: "])
+def test_an_answer_that_drips_has_a_deadline(begun: bytes) -> None:
+    """Each byte comes in time."""
+    has_left = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            connection, _ = server.accept()
+            with connection, suppress(OSError):
+                connection.sendall(begun)
+                while not has_left.wait(0.05):
+                    connection.sendall(b"a")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        try:
+            with pytest.raises(Unreachable, match="timed out"):
+                get(Address("127.0.0.1", server.getsockname()[1]), "/", timeout_s=0.5)
+        finally:
+            has_left.set()
+            thread.join()

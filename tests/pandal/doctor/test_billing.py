@@ -2,8 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from threading import Thread
 
 import pytest
 from typer.testing import CliRunner
@@ -104,6 +107,44 @@ async def test_one_that_opens_its_ledger_is_let_be() -> None:
     found = told()
     with found.opening():
         assert (await levels(found))[0][0] is Level.WARNING
+
+
+@contextmanager
+def answers(health: bytes, metrics: bytes) -> Iterator[str]:
+    """The URL of a server that says these, each once."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            for whole in (health, metrics):
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(65_536)
+                    connection.sendall(whole)
+
+        Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+READ_LONG_AGO = b"pandal_billing_read_timestamp_seconds 1\n"
+
+
+@pytest.mark.parametrize(
+    ("health", "metrics", "words"),
+    [
+        (b"200 OK\r\n\r\nok", READ_LONG_AGO + b"pandal_billing_differences 2\n", "(of no kind)"),
+        (b"200 OK\r\n\r\nok", b"pandal_billing_read_timestamp_seconds NaN\n", "is no number"),
+        (b"200 OK\r\n\r\nok", b"pandal_billing_lag_seconds +Inf\n", "is no number"),
+        (b"200 OK\r\n\r\n\x1b[2Jgood\n", READ_LONG_AGO, "it is \N{REPLACEMENT CHARACTER}[2Jgood,"),
+        (b"302 Found\r\nlocation: /login\r\n\r\n", b"", "/health answers 302"),
+        (b"\x1b[2J\r\n\r\n", b"", "\N{REPLACEMENT CHARACTER}[2J"),
+    ],
+    ids=["no kind", "NaN", "Inf", "escape", "redirect", "escape for a status"],
+)
+def test_what_no_billing_says_is_a_failure(health: bytes, metrics: bytes, words: str) -> None:
+    with answers(b"HTTP/1.1 " + health, b"HTTP/1.1 200 OK\r\n\r\n" + metrics) as url:
+        found = list(billing_url_findings(url))
+    assert [each for each in found if each.level is Level.FAILURE and words in each.fact]
+    assert not [each for each in found if "\x1b" in each.fact]
 
 
 def test_it_needs_no_fleet_here(data_dir: DataDir) -> None:
