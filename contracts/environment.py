@@ -140,7 +140,7 @@ def _example(annotation: Any) -> object:
         return inner[0]
     fields = getattr(kind, "model_fields", None)
     if fields is not None:
-        return {name: _example(f.annotation) for name, f in fields.items() if f.is_required()}
+        return {name: _of_field(f) for name, f in fields.items() if f.examples or f.is_required()}
     if not isinstance(kind, type) or issubclass(kind, str):
         return "value"
     if issubclass(kind, Mapping):
@@ -148,3 +148,8 @@ def _example(annotation: Any) -> object:
     if issubclass(kind, Collection):
         return [_example(inner[0]) if inner else "value"]
     return kind(1) if kind in (int, float, bool) else "value"
+
+
+def _of_field(field: Any) -> object:
+    """``field``: pydantic's.  Its own example, where any value of its form would not do."""
+    return field.examples[0] if field.examples else _example(field.annotation)

@@ -3,9 +3,10 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -17,6 +18,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from contracts import environment
+from gateway.provider_url import provider_url
 from gateway.secret_settings import KeyPepper, OwnKeyFile, StoreUrl
 
 PREFIX = "GATEWAY_"
@@ -28,7 +30,8 @@ class ReplicaAddress(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(min_length=1)
-    url: str = Field(pattern=r"^http://[^/:]+:\d+/?$")  # plain HTTP inside the fleet
+    # Plain HTTP inside the fleet.
+    url: str = Field(pattern=r"^http://[^/:]+:\d+/?$", examples=["http://127.0.0.1:8000"])
 
 
 class EventPublisher(BaseModel):
@@ -46,11 +49,16 @@ class ProviderAddress(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")  # before the model in events and prices
-    url: str = Field(pattern=r"^https?://[^/:]+:\d+(/[^\s?#]*)?$")  # up to the API's own path
+    # Before the model in events and prices.
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", examples=["openai"])
+    # As for SDKs, with or without /v1; kept with its port.
+    url: Annotated[str, AfterValidator(provider_url)] = Field(
+        examples=["https://api.openai.com/v1"]
+    )
     api: Literal["openai", "anthropic"] = "openai"
     api_key: SecretStr | None = None
-    api_key_file: Path | None = None  # read at the start, without what surrounds the key
+    # Read at the start, without what surrounds the key.
+    api_key_file: Path | None = Field(default=None, examples=["/run/secrets/provider-key"])
     models: dict[str, str] = {}  # beside replicas of these it serves what it calls so
     weight: float = Field(default=1.0, gt=0)  # of a replica's; 0.1: where ten times as much waits
 

@@ -96,8 +96,8 @@ class Provider(Group):
         description="Before the model in events and prices",
     )
     url: str = Field(
-        pattern=ProviderAddress.model_fields["url"].metadata[0].pattern,
-        description="With its port, up to the API's own path",
+        pattern=r"^https?://[^/\s?#@]+(/[^\s?#]*)?$",  # the gateway looks more closely
+        description="As for SDKs, with or without /v1; the port is its scheme's unless it is said",
     )
     api: Literal["openai", "anthropic"] = "openai"
     api_key: SecretKey

@@ -172,7 +172,7 @@ def test_providers_keys_stay_in_their_secrets(
     helm4: Helm, written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = {"existingSecret": "providers", "key": "openai"}
-    url, models = "https://api.openai.com:443", {"smol": "gpt"}
+    url, models = "https://api.openai.com/v1", {"smol": "gpt"}
     provider = {"name": "openai", "url": url, "apiKey": key, "models": models, "weight": 0.1}
     objects = helm4.template(written({"gateway": {"providers": [provider]}}))
     spec = manifests.one(objects, "Deployment", "r-pandal-gateway")["spec"]["template"]["spec"]
@@ -181,7 +181,8 @@ def test_providers_keys_stay_in_their_secrets(
     gateway = _read(objects, "r-pandal-gateway", "GATEWAY_", GatewaySettings, monkeypatch)
     assert isinstance(gateway, GatewaySettings)
     (found,) = gateway.providers
-    assert (found.name, found.url, found.api) == ("openai", url, "openai")
+    assert (found.name, found.api) == ("openai", "openai")
+    assert found.url == "https://api.openai.com:443"
     assert (found.models, found.weight) == (models, 0.1)
     assert found.api_key is not None
     assert found.api_key.get_secret_value() == "$(PROVIDER_KEY_0)", "what Kubernetes fills in"

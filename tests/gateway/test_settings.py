@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from contracts.environment import BadSettings, read_settings
+from gateway.settings import Settings
 from tests.gateway.processes import PEPPER
 
 GOOD = {
@@ -38,6 +40,7 @@ def run(folder: Path, **settings: str) -> tuple[int, list[dict[str, object]], st
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("GATEWAY_PROVIDERS", '[{"name":"a","url":"https://hunter2@a","api_key":"hunter2"}]'),
         ("GATEWAY_POLICY_FILE", ""),
         ("GATEWAY_KEY_PEPPER", "too-short"),
         ("GATEWAY_QUOTA_URL", "http://user:hunter2@host"),
@@ -63,6 +66,19 @@ def test_a_list_that_is_not_json_is_told_without_a_traceback(tmp_path: Path) -> 
     assert lines[0]["path"] == "GATEWAY_REPLICAS"
     assert str(lines[0]["error"]).startswith("expected JSON, such as [{")
     assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize("name", ["GATEWAY_PROVIDERS", "GATEWAY_REPLICAS"])
+def test_the_example_of_a_list_is_accepted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in GOOD.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv(name, "openai")
+    with pytest.raises(BadSettings) as caught:
+        read_settings(Settings, "GATEWAY_", {})
+    monkeypatch.setenv(name, caught.value.faults[name].removeprefix("expected JSON, such as "))
+    with pytest.raises(BadSettings) as caught:
+        read_settings(Settings, "GATEWAY_", {})
+    assert name not in str(caught.value.faults)
 
 
 def test_a_misspelt_variable_is_named_with_what_was_meant(tmp_path: Path) -> None:
