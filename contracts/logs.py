@@ -17,7 +17,8 @@ LOG_FIELDS: Final = frozenset({
     "num_events", "num_waiting", "num_running", "num_blocks", "path", "port",
     "pid", "exit_code", "signal", "version", "segment", "size_bytes", "source_id", "next_offset",
     "num_posted", "num_repeated", "num_unpriced", "num_dead", "error", "topic", "partition",
-    "route", "route_costs", "home", "engine", "pool", "num_wanted", "num_actions", "num_breaks",
+    "open_s", "route", "route_costs", "home", "engine", "pool", "num_wanted", "num_actions",
+    "num_breaks",
     "alert_id", "num_raised", "num_shadows", "who", "role", "method", "address",
 })  # fmt: skip
 """Every ``extra`` field a logger may carry.  A prompt, an answer or a key is not among them."""

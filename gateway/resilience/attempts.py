@@ -310,7 +310,7 @@ class Attempts:
             self._note_failure(attempt)
             return False
         if attempt.is_foreign:  # which nobody asks whether it is back
-            self._retries.breakers.turned_away(*self._told(attempt))
+            self._retries.breakers.turned_away(*self._told(attempt), 0)
         else:
             self._note_failure(attempt)
         self._fleet.pool.mark_unreachable(attempt.replica.name)
@@ -326,9 +326,9 @@ class Attempts:
         breakers, status = self._retries.breakers, attempt.response.status
         told = self._told(attempt)
         if attempt.is_foreign and is_between_us(status):
-            breakers.turned_away(*told, attempt.response.retry_after_s)
+            breakers.turned_away(*told, status, attempt.response.retry_after_s)
         elif is_replicas_failure(status):
-            breakers.failed(*told)
+            self._note_failure(attempt)
         elif status == 503:
             breakers.undecided(*told)  # full, or leaving: neither well nor ill
         elif status == 200:
@@ -337,7 +337,8 @@ class Attempts:
             breakers.succeeded(*told)
 
     def _note_failure(self, attempt: Attempt) -> None:
-        self._retries.breakers.failed(*self._told(attempt))
+        foreign_status = attempt.response.status if attempt.is_foreign else None
+        self._retries.breakers.failed(*self._told(attempt), foreign_status)
 
     def _told(self, attempt: Attempt) -> tuple[str, str, int | None]:
         """Of whom breakers are told."""

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from gateway.backoff import backoff_s
+from gateway.resilience.failures import foreign_cause
 
 logger = logging.getLogger(__name__)
 
@@ -95,36 +96,54 @@ class Breakers:
         if breaker.probe_at_s is not None:
             logger.info("breaker closed", extra={"model": model, "replica": replica})
 
-    def failed(self, model: str, replica: str, probe: int | None) -> None:
+    def failed(
+        self, model: str, replica: str, probe: int | None, foreign_status: int | None = None
+    ) -> None:
+        """``foreign_status``: with which a server of another owner answered; 0: with none."""
         breaker = self._failing((model, replica))
         if not breaker.is_decided_by(probe):
             return  # what had begun before
         breaker.num_failures += 1
         if breaker.probe is not None or breaker.num_failures >= _FAILURES:
-            self._open((model, replica), breaker, None)
+            self._open((model, replica), breaker, None, foreign_status)
 
     def turned_away(
-        self, model: str, replica: str, probe: int | None, for_s: float | None = None
+        self,
+        model: str,
+        replica: str,
+        probe: int | None,
+        foreign_status: int,
+        for_s: float | None = None,
     ) -> None:
         """It said that it takes no more of these, maybe for how long: opens at once."""
         breaker = self._failing((model, replica))
         if breaker.is_decided_by(probe):
             breaker.is_told = True
-            self._open((model, replica), breaker, for_s)
+            self._open((model, replica), breaker, for_s, foreign_status)
 
     def _failing(self, at: tuple[str, str]) -> _Breaker:
         breaker = self._breakers.setdefault(at, _Breaker())
         breaker.failed_at_s = self._monotonic_s()
         return breaker
 
-    def _open(self, at: tuple[str, str], breaker: _Breaker, for_s: float | None) -> None:
+    def _open(
+        self,
+        at: tuple[str, str],
+        breaker: _Breaker,
+        for_s: float | None,
+        foreign_status: int | None,
+    ) -> None:
         breaker.probe = None
         breaker.num_openings += 1
         open_s = backoff_s(_OPEN_S, breaker.num_openings) if for_s is None else for_s
         breaker.probe_at_s = breaker.failed_at_s + min(_FORGOTTEN_S, open_s)
         self.num_openings += 1
         extra = {"model": at[0], "replica": at[1], "open_s": open_s}
-        logger.info("breaker opened", extra=extra)
+        if foreign_status is None:
+            logger.info("breaker opened", extra=extra)
+        else:  # nobody else looks after our account there
+            extra |= {"status": foreign_status, "reason": foreign_cause(foreign_status)}
+            logger.warning("breaker opened", extra=extra)
 
     def undecided(self, model: str, replica: str, probe: int | None) -> None:
         """The request ended before it could tell: the next one is the probe."""

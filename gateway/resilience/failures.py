@@ -12,6 +12,17 @@ from gateway.upstream.response import UpstreamResponse
 
 _RETRIED_4XX: Final = frozenset({408, 409, 429})
 _BETWEEN_US: Final = frozenset({401, 402, 403, 404, 407, 429, 503})
+_CAUSES: Final = {
+    0: "no answer",
+    200: "its answers break off",
+    401: "our credential is refused",
+    402: "our account is not paid",
+    403: "our credential is refused",
+    404: "it knows no such model or path",
+    407: "a proxy refuses us",
+    429: "our limit there is reached",
+    503: "it is full",
+}
 _FAILED_FOR_GOOD: Final = b'"code":"generation_failed"'
 _NOT_SUPPORTED: Final = b'"code":"%b"' % CODE_NOT_SUPPORTED.encode()
 
@@ -29,6 +40,13 @@ def is_between_us(status: int) -> bool:
     """Of a server of another owner: our account, our limits, our name for its model.  It has done
     nothing, and another may serve the request as if it had not been asked."""
     return status in _BETWEEN_US
+
+
+def foreign_cause(status: int) -> str:
+    """Why a server of another owner gets no requests, in words of ours."""
+    if status >= 500:
+        return _CAUSES.get(status, "it fails")
+    return _CAUSES.get(status, "its answers are of no use")
 
 
 def is_replicas_end(failure: GatewayError) -> bool:

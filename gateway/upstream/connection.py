@@ -179,7 +179,7 @@ class UpstreamConnection(asyncio.Protocol):
             response.is_ended = True  # the close is the end: HTTP/1.0 style
             response.publish()
         else:
-            response.fail(UpstreamError("The replica closed the connection before the end."))
+            response.fail(UpstreamError("The server broke off the answer."))
 
     def _is_framed(self) -> bool:
         names = (b"content-length", b"transfer-encoding")

@@ -11,6 +11,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from contracts.hedging import HedgePolicy
+from contracts.logs import JsonFormatter
 from contracts.usage import UsageSource
 from gateway.clock import Clock
 from gateway.errors import NoReplicaAvailable
@@ -36,6 +37,12 @@ async def limited(generation: Generation) -> None:
 
 async def refuse_credential(generation: Generation) -> None:
     await generation.answer(401, b'{"error": {"message": "key sk-theirs is wrong"}}')
+
+
+async def break_off(generation: Generation) -> None:
+    await generation.start_stream()
+    await generation.word("hello")
+    generation.writer.close()
 
 
 @pytest.fixture
@@ -195,6 +202,9 @@ async def test_a_refused_credential_is_nobodys_to_read(
         fall.upstream.behaviour = words(3)
         fallen = [await fall.ask() for _ in range(2)]
         assert len(fall.others["openai"].generations) == 1
+    (opened,) = (r for r in caplog.records if r.getMessage() == "breaker opened")
+    assert opened.levelname == "WARNING"
+    assert '"status":401,"reason":"our credential is refused"' in JsonFormatter("x").format(opened)
     assert [f.status for f in fallen] == [200, 200]
     assert KEY not in str([vars(record) for record in caplog.records])
     assert KEY not in "".join(f.head + f.body.decode() for f in fallen)
@@ -206,6 +216,20 @@ async def test_one_that_cannot_be_reached_is_left_alone(members: Members) -> Non
         first, second = await fall.ask(), await fall.ask()
     assert [f.events[0].provider for f in (first, second)] == [None, None]
     assert [f.events[0].attempt for f in (first, second)] == [2, 1]
+
+
+@pytest.mark.parametrize("outside", [True, False], ids=["provider", "replica"])
+async def test_an_answer_that_breaks_off_is_told_alike_of_all(
+    members: Members, outside: bool
+) -> None:
+    async with members(permitted=("openai",) if outside else ()) as fall:
+        if outside:
+            fall.upstream.behaviour = break_down
+        broken = fall.others["openai"] if outside else fall.upstream
+        broken.behaviour = break_off
+        fallen = await fall.ask(stream=True)
+    assert b"hello" in fallen.body
+    assert b"The server broke off the answer." in fallen.body
 
 
 async def test_only_whom_its_policy_names_gets_a_tenants_requests(members: Members) -> None:
