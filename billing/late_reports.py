@@ -26,6 +26,7 @@ from billing.ledger_schema import (
 from billing.posting import Posting
 from billing.pricing import TokenClass
 from billing.rating import Charge, charged_tokens
+from billing.recorded_prices import recorded_rates
 from billing.records import EventKey
 from contracts.usage import UsageEvent, decode_usage_event
 
@@ -50,7 +51,7 @@ def post_late_reports(
     Nor does one whose difference in money nobody knows yet.  Nobody else may post meanwhile.
     """
     keys = {report.key for report in reports}
-    waiting = _waiting(connection, keys)
+    waiting, rates = _waiting(connection, keys), recorded_rates(connection)
     kept, entries = reported_events(connection, keys), _entries(connection, keys)
     refused: list[Posting] = []
     for report in reports:
@@ -60,44 +61,54 @@ def post_late_reports(
                 refused.append(report.posting)
             continue
         charged = None if key in waiting else entries.get(key, ())
-        difference = _difference_pico_usd(report, charged)
-        if difference is None:
+        told = _charges_told(report, charged, rates)
+        if told is None:
             refused.append(report.posting)
             continue
+        difference = sum(c.pico_usd for c in told) - sum(c.pico_usd for c in charged or ())
         _post(connection, report, difference, posted_at_us)
         replace_event(
             connection,
             (report.recovered, () if charged is None else charged),
-            (event, _charges_told(report, charged)),
+            (event, told),
         )
         kept[key] = event
     return refused
 
 
-def _charges_told(report: LateReport, charged: Sequence[Charge] | None) -> Sequence[Charge]:
-    """Of what its gateway tells; where that changes nothing, or is unknown, what it has been."""
+def _charges_told(
+    report: LateReport, charged: Sequence[Charge] | None, rates: Mapping[str, Mapping[str, int]]
+) -> Sequence[Charge] | None:
+    """What its gateway's report is worth; None: nobody knows yet.  ``charged`` None: it waits.
+
+    By the price it has been charged by, though its adapter may have got one of its own since.
+    """
+    event, charges = report.posting.event, report.posting.charges
     if charged is None:
-        return ()
-    charges = report.posting.charges
-    return charged if charges is None or _costs_the_same(report) else charges
+        return () if _has_same_tokens(report) else None
+    if charged and _has_same_price(report):
+        price_id = charged[0].price_id
+        if price_id in rates:
+            return _rated(event, price_id, rates[price_id])
+    if charges is None:
+        return charged if _has_same_tokens(report) else None
+    return charges
 
 
-def _difference_pico_usd(report: LateReport, charged: Sequence[Charge] | None) -> int | None:
-    """``charged`` None: it waits for a price."""
-    charges = report.posting.charges
-    if charged is None or charges is None:
-        return 0 if _has_same_tokens(report) else None
-    if _costs_the_same(report):
-        return 0
-    return sum(c.pico_usd for c in charges) - sum(c.pico_usd for c in charged)
+def _rated(event: UsageEvent, price_id: str, rates: Mapping[str, int]) -> list[Charge]:
+    return [
+        Charge(token_class, tokens, tokens * rates[token_class.value], price_id)
+        for token_class, tokens in charged_tokens(event).items()
+        if tokens > 0
+    ]
 
 
-def _costs_the_same(report: LateReport) -> bool:
-    """By the price it has been charged by, though its adapter may have got one of its own since."""
+def _has_same_price(report: LateReport) -> bool:
     told, recovered = report.posting.event, report.recovered
-    return _has_same_tokens(report) and (
-        (told.model, told.adapter_of, told.tier)
-        == (recovered.model, recovered.adapter_of, recovered.tier)
+    return (told.model, told.adapter_of, told.tier) == (
+        recovered.model,
+        recovered.adapter_of,
+        recovered.tier,
     )
 
 

@@ -79,15 +79,14 @@ def reconcile(
     def look() -> AuditReport:
         return seen.judged(_look(sources, rules))
 
-    if rules.recovers:
-        briefly_s = min(_BRIEFLY_S, rules.patience_s)
+    briefly_s = min(_BRIEFLY_S, rules.patience_s)
+    report = _patiently(look, briefly_s if rules.recovers else rules.patience_s, is_stopping)
+    if report.unsure and report.lag is not None and not report.unreadable_segments:
+        _wait_until_read(sources, report.lag, rules.patience_s, is_stopping)
         report = _patiently(look, briefly_s, is_stopping)
-        if report.unsure and report.lag is not None and not report.unreadable_segments:
-            _wait_until_read(sources, report.lag, rules.patience_s, is_stopping)
-            report = _patiently(look, briefly_s, is_stopping)
-        if not report.findings or is_stopping():
-            return report
-        _mend(sources, rules, report)
+    if not rules.recovers or not report.findings or is_stopping():
+        return report
+    _mend(sources, rules, report)
     return _patiently(look, rules.patience_s, is_stopping)
 
 

@@ -94,6 +94,7 @@ def report_json(report: AuditReport) -> bytes:
         "accounts": report.accounts,
         "findings": report.findings,
         "num_waiting": report.num_waiting,
+        "num_unsure": len(report.unsure),
         "num_unread": report.num_unread,
         "num_unreadable": report.num_unreadable,
         "unreadable_segments": report.unreadable_segments,
@@ -106,7 +107,7 @@ def report_json(report: AuditReport) -> bytes:
 
 def _remarks(report: AuditReport) -> Iterator[str]:
     if report.unsure:
-        yield f"events that may still come, and are not posted yet: {len(report.unsure)}"
+        yield f"served, not billed yet, and may still come: {len(report.unsure)}"
     if any(accounts.quota is None for accounts in report.accounts.values()):
         yield "the quota store is away: its totals were not compared"
     for name in report.unreadable_segments:

@@ -164,6 +164,24 @@ def test_an_adapter_that_gets_a_price_of_its_own_changes_nothing_of_before(books
     }  # fmt: skip
 
 
+def test_a_token_more_of_an_adapter_that_got_a_price_of_its_own_is_one_token(books: Books) -> None:
+    """By the price that the others were charged by."""
+    law = {"model": "law", "adapter": "law", "adapter_of": BOOK.prices[0].model}
+    books.records = [record(event(4, **law), **law, output_text_tokens=3)]
+    books.post(*EVENTS)
+    recover_all(books)
+    tenfold = {name: 10 * usd for name, usd in BOOK.prices[0].usd_per_million_tokens.items()}
+    own = replace(BOOK.prices[0], price_id="law.1", model="law", usd_per_million_tokens=tenfold)
+    wider = PriceBook([*BOOK.prices, own])
+    books.ledger.record_prices(wider)
+    books.post(event(4, **law), book=wider)
+    (correction,) = rows(books.ledger_url, "adjustments")
+    assert correction.pico_usd == 15_000_001
+    assert not {Kind.MISPRICED, Kind.SUMS_DIFFER} & {
+        each.kind for each in books.audit(wider).findings
+    }
+
+
 def test_what_is_priced_after_its_late_report_is_its_keys_money(books: Books) -> None:
     books.records = [record(event(4, model="new"))]
     recover_all(books)
