@@ -106,3 +106,26 @@ def test_a_line_that_is_no_event(
     eventually_told(billing, port, f'{BILLING_EVENTS}{{outcome="dead"}} 1')
     found.hold(MINUTE_S)
     assert fires(alert, found.timeline)
+
+
+@pytest.mark.parametrize(
+    ("alert", "wrong", "outcome"),
+    [
+        ("PandalDeadLetters", b"deadbeef no event\n", "dead"),
+        ("PandalEventsUnpriced", line(usage(1, model="new")), "unpriced"),
+    ],
+)
+def test_what_is_put_aside_before_the_first_scrape(
+    rules: Rules, service: Service, port: int, alert: str, wrong: bytes, outcome: str
+) -> None:
+    """A new process posts what waited within a second; nobody compares the books."""
+    write_segment(service.spool_dir, SEGMENT, wrong)
+    never = {"BILLING_RECONCILE_INTERVAL_S": "0"}
+    with service.start(BILLING_PORT=str(port), **never) as billing:
+        eventually_told(billing, port, f'{BILLING_EVENTS}{{outcome="{outcome}"}} 1')
+        found = watched(port)
+        found.hold(MINUTE_S)
+        assert fires(rules[alert], found.timeline)
+        found.hold(70 * MINUTE_S)
+        assert not fires(rules[alert], found.timeline)
+        assert billing.terminate() == 0

@@ -130,6 +130,8 @@ def _aggregated(node: Any, vector: Vector) -> Vector:
 def _combined(sign: str, left: Any, right: Any) -> Any:
     if sign == "and":
         return {labels: value for labels, value in left.items() if labels in right}
+    if sign == "unless":
+        return {labels: value for labels, value in left.items() if labels not in right}
     if sign == "or":
         return {**right, **left}
     if isinstance(left, float) and isinstance(right, float):

@@ -12,8 +12,11 @@ _MODULUS = 2**31 - 1
 
 
 def upgrade() -> None:
-    op.drop_index("usage_events_by_posting", table_name="usage_events")
-    op.create_index("usage_events_by_posting", "usage_events", ["posted_at_us"])
+    """What takes long first: until then readers go on, and nobody posts."""
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute("LOCK TABLE usage_events, ledger_entries IN SHARE ROW EXCLUSIVE MODE")
+    _sum_numbers()
+    _copy_entries()
     op.create_index(
         "usage_events_recovered",
         "usage_events",
@@ -21,8 +24,12 @@ def upgrade() -> None:
         sqlite_where=sa.text("is_recovered = 1"),
         postgresql_where=sa.text("is_recovered"),
     )
-    _sum_numbers()
-    _rebuild_entries()
+    op.drop_index("usage_events_by_posting", table_name="usage_events")
+    op.create_index("usage_events_by_posting", "usage_events", ["posted_at_us"])
+    op.drop_index("ledger_entries_by_time", table_name="ledger_entries")
+    op.drop_table("ledger_entries")
+    op.rename_table("ledger_entries_anew", "ledger_entries")
+    refuse_changes(op.get_bind(), "ledger_entries")
 
 
 def _sum_numbers() -> None:
@@ -46,9 +53,8 @@ def _sum_numbers() -> None:
     )
 
 
-def _rebuild_entries() -> None:
+def _copy_entries() -> None:
     """By tenant and time first: one index for statements and for the entries of an event."""
-    op.drop_index("ledger_entries_by_time", table_name="ledger_entries")
     op.create_table(
         "ledger_entries_anew",
         sa.Column("tenant_id", sa.Text, primary_key=True),
@@ -67,6 +73,3 @@ def _rebuild_entries() -> None:
         "SELECT tenant_id, occurred_at_us, event_id, token_class, model, tokens, pico_usd, "
         "price_id, late_after_invoice FROM ledger_entries ORDER BY 1, 2, 3, 4"
     )
-    op.drop_table("ledger_entries")
-    op.rename_table("ledger_entries_anew", "ledger_entries")
-    refuse_changes(op.get_bind(), "ledger_entries")
