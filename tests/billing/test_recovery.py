@@ -149,6 +149,7 @@ def test_an_adapter_that_gets_a_price_of_its_own_changes_nothing_of_before(books
     """What it cost by its model's price stays right, also where its gateway speaks up later."""
     law = {"model": "law", "adapter": "law", "adapter_of": BOOK.prices[0].model}
     books.records = [record(event(n, **law), **law) for n in (4, 5)]
+    books.records.append(record(event(7, **law), **law, output_text_tokens=6))
     books.post(*EVENTS, event(5, **law))
     recover_all(books)
     doubled = {name: 2 * usd for name, usd in BOOK.prices[0].usd_per_million_tokens.items()}
@@ -160,26 +161,13 @@ def test_an_adapter_that_gets_a_price_of_its_own_changes_nothing_of_before(books
     assert Kind.MISPRICED not in {finding.kind for finding in books.audit(wider).findings}
     charged = {(row.event_id, row.price_id) for row in rows(books.ledger_url, "ledger_entries")}
     assert {pair for pair in charged if pair[0] > "event-3"} == {
-        ("event-4", "smol.1"), ("event-5", "smol.1"), ("event-6", "law.1"),
+        ("event-4", "smol.1"), ("event-5", "smol.1"), ("event-6", "law.1"), ("event-7", "smol.1"),
     }  # fmt: skip
-
-
-def test_a_token_more_of_an_adapter_that_got_a_price_of_its_own_is_one_token(books: Books) -> None:
-    """By the price that the others were charged by."""
-    law = {"model": "law", "adapter": "law", "adapter_of": BOOK.prices[0].model}
-    books.records = [record(event(4, **law), **law, output_text_tokens=3)]
-    books.post(*EVENTS)
-    recover_all(books)
-    tenfold = {name: 10 * usd for name, usd in BOOK.prices[0].usd_per_million_tokens.items()}
-    own = replace(BOOK.prices[0], price_id="law.1", model="law", usd_per_million_tokens=tenfold)
-    wider = PriceBook([*BOOK.prices, own])
-    books.ledger.record_prices(wider)
-    books.post(event(4, **law), book=wider)
+    books.post(event(7, **law), book=wider)
     (correction,) = rows(books.ledger_url, "adjustments")
-    assert correction.pico_usd == 15_000_001
-    assert not {Kind.MISPRICED, Kind.SUMS_DIFFER} & {
-        each.kind for each in books.audit(wider).findings
-    }
+    assert correction.pico_usd == 15_000_001, "one token more is one, by the price of the others"
+    kinds = {finding.kind for finding in books.audit(wider).findings}
+    assert not kinds & {Kind.MISPRICED, Kind.SUMS_DIFFER}
 
 
 def test_what_is_priced_after_its_late_report_is_its_keys_money(books: Books) -> None:
