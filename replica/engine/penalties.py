@@ -14,7 +14,7 @@ from replica.engine.messages import SamplingParams
 
 def penalize_(logits: Logits, params: SamplingParams, seen: SeenTokens, own_token_id: int) -> None:
     """In place.  logits: [vocab]; what is -inf stays so."""
-    tokens = np.append(np.array(seen.before, np.int64), own_token_id)
+    tokens = np.append(np.asarray(seen.before, np.int64), own_token_id)
     if params.repetition_penalty != 1.0:
         penalty = np.float32(params.repetition_penalty)
         values = logits[tokens]  # of a token that is there twice twice the same

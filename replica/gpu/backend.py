@@ -33,7 +33,6 @@ from replica.model.damage import blaming
 from replica.model.loader import OpenedModel
 
 _LEAST_BLOCKS: Final = 2  # the null block, and one that all rows of the worst step write to
-_NOTHING_SEEN: Final = SeenTokens(array("q"), 0)
 _PRECISIONS: Final = (Precision.EXACT, Precision.FLOAT8)
 _KV_DTYPES: Final = {
     KvCacheDtype.FLOAT32: None,  # the default: as everything else is
@@ -164,14 +163,19 @@ class DeviceBackend:
         return runner, graphs
 
     def _worst_step(self, runner: DeviceRunner) -> None:
-        """As many rows as there may be, and as many of them drawn and told, nothing left out."""
+        """As many rows as there may be, and as many of them drawn and told, nothing left out.
+
+        Each has seen a prompt of as many kinds of tokens as it can have.
+        """
         config = self._config
         num_rows, num_seqs = config.max_num_batched_tokens, config.max_num_seqs
         starts = np.linspace(0, num_rows, num_seqs + 1).astype(int).tolist()
         params = SamplingParams(
             max_tokens=1, temperature=1.0, top_p=0.5, num_top_logprobs=MAX_TOP_LOGPROBS,
-            presence_penalty=1.0,
+            presence_penalty=1.0, repetition_penalty=2.0,
         )  # fmt: skip
+        num_seen = min(self._opened.config.vocab_size, self._most_context - 1)
+        seen = SeenTokens(array("q", range(num_seen)), num_seen)
         table = [1] * -(-num_rows // config.block_size)
         runner.execute(
             FlatBatch(
@@ -180,7 +184,7 @@ class DeviceBackend:
                 slots=[config.block_size] * num_rows,
                 segments=[Segment(start, end - start, 0, table) for start, end in pairwise(starts)],
                 sampled_rows=[
-                    SampledRow(end - 1, params, 1, is_eos_banned=False, seen=_NOTHING_SEEN)
+                    SampledRow(end - 1, params, 1, is_eos_banned=False, seen=seen)
                     for end in starts[1:]
                 ],
             )

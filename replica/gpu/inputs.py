@@ -124,13 +124,14 @@ def host_draws(batch: FlatBatch, eos_token_ids: Sequence[int]) -> HostDraws:
 class HostPenalties:
     """Of those sampled rows that have any.
 
-    Tokens are there as often as they were seen, but for each row's own, which only the device may
-    know.  All of them together are no more than the cache holds, at 16 bytes.
+    Each row's own token is in neither: only the device may know it.  Of a prompt, whose blocks in
+    the cache many may share, a row sends a vocabulary at most; of a completion, which has blocks of
+    its own, all.  Each token is 16 bytes.
     """
 
     rows: Integers  # [num_penalized] sampled rows
-    prompt: Integers  # [2, num_tokens]: place among those rows, and token
-    completion: Integers  # likewise
+    prompt: Integers  # [2, num_tokens]: place and token, once each; of rows with repetition
+    completion: Integers  # likewise, of all, and as often as they were seen
     is_own_in_prompt: npt.NDArray[np.bool_]  # [num_penalized]
     strengths: npt.NDArray[np.float32]  # [3, num_penalized]: repetition, presence, frequency
 
@@ -143,19 +144,32 @@ def _penalties(sampled: Sequence[SampledRow]) -> HostPenalties | None:
     ]
     if not rows:
         return None
-    before = [np.array(seen.before, np.int64) for _, _, seen in rows]
+    before = [np.asarray(seen.before, np.int64) for _, _, seen in rows]
     nums = [seen.num_prompt_tokens for _, _, seen in rows]
+    repeats = [params.repetition_penalty != 1.0 for _, params, _ in rows]
     strengths = [
         (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
         for _, params, _ in rows
     ]
     return HostPenalties(
         rows=np.array([index for index, _, _ in rows], np.int64),
-        prompt=_placed([tokens[:num] for tokens, num in zip(before, nums, strict=True)]),
+        prompt=_placed(
+            [
+                _once(t[:n]) if asks else t[:0]
+                for t, n, asks in zip(before, nums, repeats, strict=True)
+            ]
+        ),
         completion=_placed([tokens[num:] for tokens, num in zip(before, nums, strict=True)]),
         is_own_in_prompt=np.array([len(t) < n for t, n in zip(before, nums, strict=True)]),
         strengths=np.array(strengths, np.float32).T.copy(),
     )
+
+
+def _once(tokens: Integers) -> Integers:
+    """In order; without a sort, which a long prompt would wait for in each step."""
+    is_there = np.zeros(int(tokens.max(initial=-1)) + 1, np.bool_)
+    is_there[tokens] = True
+    return np.flatnonzero(is_there)
 
 
 def _placed(tokens: Sequence[Integers]) -> Integers:

@@ -16,7 +16,13 @@ _FEW: Final = 2  # tokens: no graph's, and still in the small tile of a decode's
 _MANY: Final = 17  # tokens: in the large tile of a prefill's, whatever the model
 _DRAWS: Final = (
     SamplingParams(max_tokens=1, temperature=0.0),
-    SamplingParams(max_tokens=1, num_top_logprobs=1, logit_bias={0: 0.0}, presence_penalty=1.0),
+    SamplingParams(
+        max_tokens=1,
+        num_top_logprobs=1,
+        logit_bias={0: 0.0},
+        presence_penalty=1.0,
+        repetition_penalty=2.0,
+    ),
 )
 
 

@@ -1,7 +1,9 @@
 """A GPU's memory: what is measured, what is left, and what does not fit."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -46,12 +48,21 @@ def test_the_worst_step_tells_logprobs_of_all_rows(tiny: OpenedModel) -> None:
     assert (3, 1 + MAX_TOP_LOGPROBS) in place.downloaded_at_peak
 
 
+def test_in_the_worst_step_each_row_has_seen_all_that_a_prompt_can_hold(tiny: OpenedModel) -> None:
+    place = PeakDevice(memory_bytes=1 << 20)
+    config = settings(max_num_seqs=3, max_model_len=50).engine_config()
+    backend.DeviceBackend(tiny, config, [], place).plan(lambda ratio, detail: None)
+    assert tiny.config.vocab_size > 49
+    assert (2, 3 * 49) in place.uploaded_at_peak
+
+
 class PeakDevice(device.CpuDevice):
-    """Knows what the measured work brings to the host."""
+    """Knows what the measured work brings to the device, and to the host."""
 
     def __init__(self, memory_bytes: int) -> None:
         super().__init__(memory_bytes)
         self.downloaded_at_peak: list[tuple[int, ...]] = []
+        self.uploaded_at_peak: list[tuple[int, ...]] = []
         self._is_measuring = False
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
@@ -59,6 +70,12 @@ class PeakDevice(device.CpuDevice):
         work()
         self._is_measuring = False
         return 0
+
+    def upload(self, values: npt.NDArray[Any]) -> torch.Tensor:
+        if self._is_measuring:
+            self.uploaded_at_peak.append(values.shape)
+        uploaded: torch.Tensor = super().upload(values)
+        return uploaded
 
     def download(self, x: torch.Tensor) -> torch.Tensor:
         if self._is_measuring:

@@ -1,5 +1,6 @@
 """Steps on a GPU, or under Triton's interpreter: the same tokens as plain torch gives."""
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from replica.engine.backend import choose_backend
-from replica.engine.batch import FlatBatch, SampledRow, Segment
+from replica.engine.batch import FlatBatch, SampledRow, SeenTokens, Segment
 from replica.engine.kv_blocks import KvOptions
 from replica.engine.kv_operations import CopyIn, CopyOut, Vacate
 from replica.engine.launcher import InlineLauncher, ModelRunner, StepLauncher
@@ -190,3 +191,18 @@ def test_padded_rows_stand_behind_the_real_ones() -> None:
     assert padded.block_tables.shape == (4, 3)
     assert not padded.block_tables[2:].any()
     assert not np.any(padded.block_tables[:, 1:])
+
+
+def test_of_a_prompt_only_what_repetition_looks_at_is_sent_and_once() -> None:
+    prompt, completion = [9, 7, 7, 9, 7], [7, 7]
+    seen = SeenTokens(array("q", prompt + completion), len(prompt))
+    presence = msgspec.structs.replace(GREEDY, presence_penalty=1.0)
+    repetition = msgspec.structs.replace(GREEDY, repetition_penalty=2.0)
+    batch = decode_of(2)
+    rows = [
+        SampledRow(row, params, 8, is_eos_banned=False, seen=seen)
+        for row, params in enumerate((presence, repetition))
+    ]
+    penalties = inputs.host_draws(replace(batch, sampled_rows=rows), []).penalties
+    assert penalties.prompt.tolist() == [[1, 1], [7, 9]]
+    assert penalties.completion.tolist() == [[0, 0, 1, 1], [7, 7, 7, 7]]
