@@ -22,7 +22,9 @@ def models_router(authenticator: Authenticator, pool: ReplicaPool) -> APIRouter:
             None if authorization is None else authorization.encode("latin-1"),
             lambda: "" if request.client is None else request.client.host,
         )
-        return [model for model in pool.served_models() if _may_use(grant, pool.resolve(model))]
+        providers = grant.tenant.providers
+        served = pool.served_models(providers)
+        return [m for m in served if _may_use(grant, pool.resolve(m, providers=providers))]
 
     def body_of(model: str) -> ModelBody:
         return ModelBody(id=model, created=pool.created_unix_s(model), parent=pool.parent(model))

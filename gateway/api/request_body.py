@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Protocol
@@ -46,9 +46,9 @@ class Models(Protocol):
     def takes_priority(self) -> bool:
         """All do: one of another make might refuse a body that holds one."""
 
-    def resolve(self, model: str, share: Callable[[], float]) -> str:
+    def resolve(self, model: str, share: Callable[[], float], providers: Collection[str]) -> str:
         """The name that replicas use; of a name for several models by the conversation's share.
-        Raises for an unknown model."""
+        ``providers``: who may serve it, too.  Raises for a model unknown to all of them."""
 
     def own_name(self, model: str) -> str:
         """What replicas call one that goes by another name here."""
@@ -73,7 +73,7 @@ class RequestReader:
             if not body.priority is body.resume_tokens is body.return_token_ids is ABSENT:
                 raise _not_for_clients(body)
             share = partial(_share_of, body, grant.salt, session)
-            model = self.models.resolve(body.model, share)
+            model = self.models.resolve(body.model, share, grant.tenant.providers)
             if grant.by_model:
                 grant = grant.for_model(model)
             if grant.scope is not None:

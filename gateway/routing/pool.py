@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +22,7 @@ from gateway.upstream.replica_client import ReplicaClient
 
 logger = logging.getLogger(__name__)
 
+_NOBODY: Final = frozenset[str]()
 _TICK_S: Final = 1.0
 _USUAL_SPEEDS: Final = 1.5  # times faster or slower than the mean
 
@@ -43,7 +45,9 @@ class ReplicaPool:
     ) -> None:
         """``outside``: of other owners, who stay and are asked nothing, but work."""
         self._replicas = {client.name: Replica(client) for client in clients}
-        self._replicas |= {replica.name: replica for replica in outside}
+        self._unasked = set(self._replicas)  # of those that it began with
+        theirs = {replica.name: replica for replica in outside}
+        self._replicas |= theirs
         self._leaving: list[Replica] = []  # with requests that still run
         self._aliases = Aliases(aliases)
         self._timings = timings
@@ -52,8 +56,12 @@ class ReplicaPool:
         self._began_s = clock.monotonic_s()
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None  # while it watches
-        self._own_names = frozenset[str]()  # of models, ready or not, that are no aliases
-        self.ready_models = frozenset[str]()  # served now
+        self._own_names = frozenset[str]()  # of our models, ready or not, that are no aliases
+        self._theirs = defaultdict[str, set[str]](set)  # by model: the other owners that serve it
+        for name, replica in theirs.items():
+            for model in replica.endpoint.models:
+                self._theirs[model].add(name)
+        self.ready_models = frozenset[str]()  # served now by our own
         self._ready_names: Set[str] = self.ready_models  # with adapters' behind their models'
         self._created_unix_s: dict[str, int] = {}
         self._adapters = adapter_names(())
@@ -70,7 +78,9 @@ class ReplicaPool:
 
     @property
     def num_ready(self) -> int:
-        return sum(replica.is_ready for replica in self._replicas.values())
+        """Those of other owners among them, once all that we began with have been asked."""
+        members = self.replicas() if self._unasked else self._replicas.values()
+        return sum(replica.is_ready for replica in members)
 
     def endpoints(self) -> list[Endpoint]:
         """Those of other owners among them."""
@@ -82,9 +92,10 @@ class ReplicaPool:
 
     # Models
 
-    def served_models(self) -> list[str]:
-        """Every name a client may use now: models with their aliases."""
-        served = {model for r in self._replicas.values() for model in r.endpoint.models}
+    def served_models(self, providers: Collection[str] = ()) -> list[str]:
+        """Every name that a client may use now whom those ``providers`` may serve, too."""
+        members = [r for r in self._replicas.values() if r.outside is None or r.name in providers]
+        served = {model for replica in members for model in replica.endpoint.models}
         return sorted(served | self._aliases.names_for(self._adapters.names_for(served)))
 
     def created_unix_s(self, model: str) -> int:
@@ -104,9 +115,14 @@ class ReplicaPool:
         """Of an adapter behind its model's name its own, where that is clear."""
         return self._adapters.qualified.get(name, name)
 
-    def resolve(self, model: str, share: Callable[[], float] = lambda: 0.0) -> str:
+    def resolve(
+        self,
+        model: str,
+        share: Callable[[], float] = lambda: 0.0,
+        providers: Collection[str] = (),
+    ) -> str:
         """The name replicas use; of a name for several models by the conversation's ``share``, of
-        an adapter behind its model's name its own.
+        an adapter behind its model's name its own.  ``providers``: who may serve it, too.
 
         Raises ModelNotFound, or NoReplicaAvailable if nobody can say.
         """
@@ -116,15 +132,17 @@ class ReplicaPool:
             return self.goes_by(self._aliases.resolve(model, share, self._ready_names))
         if model in self._adapters.qualified:
             return self._adapters.qualified[model]
+        if self._theirs.get(model, _NOBODY).intersection(providers):
+            return model
         if model in self._adapters.choices:
             choices = "' or '".join(self._adapters.choices[model])
             raise ModelNotFound(f"'{model}' is the name of several adapters: ask for '{choices}'.")
         if any(replica.models is None for replica in self._replicas.values()):
             raise NoReplicaAvailable("The replicas have not told yet which models they serve.")
-        raise self.not_found(model)
+        raise self.not_found(model, providers)
 
-    def not_found(self, model: str) -> ModelNotFound:
-        served = ", ".join(self.served_models())
+    def not_found(self, model: str, providers: Collection[str] = ()) -> ModelNotFound:
+        served = ", ".join(self.served_models(providers))
         known = f" Served now: {served}." if served else ""
         return ModelNotFound(f"The model '{model}' does not exist.{known}")
 
@@ -166,6 +184,7 @@ class ReplicaPool:
         if replica is None:
             return
         self._leaving.append(replica)
+        self._unasked.discard(name)
         poll = self._polls.pop(name, None)
         if poll is not None:
             poll.cancel()
@@ -250,6 +269,7 @@ class ReplicaPool:
     async def _watch_one(self, replica: Replica) -> None:
         while True:
             await self._poll(replica)
+            self._unasked.discard(replica.name)
             await asyncio.sleep(self._timings.poll_interval_s)
 
     async def _poll(self, replica: Replica) -> None:
@@ -322,11 +342,11 @@ class ReplicaPool:
         self._parents, self._called = adapters.parents, adapters.own_names
         for replica in replicas:
             replica.name_models(adapters)
-        served = {model for replica in replicas for model in replica.endpoint.models}
+        ours = self.replicas()
+        served = {model for replica in ours for model in replica.endpoint.models}
         self._own_names = frozenset(model for model in served if model not in self._aliases)
-        ready = [r.endpoint.models for r in replicas if r.is_ready]
-        self.ready_models = frozenset[str]().union(*ready)
-        self._ready_names = adapters.names_for(self.ready_models)
+        self.ready_models = frozenset[str]().union(*(r.endpoint.models for r in ours if r.is_ready))
+        self._ready_names = adapters.names_for(self.ready_models | self._theirs.keys())
 
 
 def _compare_speeds(replicas: Collection[Replica]) -> float:

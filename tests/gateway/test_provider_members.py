@@ -1,5 +1,6 @@
 """Servers of other owners beside our own replicas: balanced, kept away, told nothing of ours."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,11 +14,15 @@ from pydantic import SecretStr, ValidationError
 from contracts.hedging import HedgePolicy
 from contracts.logs import JsonFormatter
 from contracts.usage import UsageSource
-from gateway.clock import Clock
-from gateway.errors import NoReplicaAvailable
+from gateway.clock import SYSTEM_CLOCK, Clock
+from gateway.errors import ModelNotFound, NoReplicaAvailable
 from gateway.provider_wiring import wire_providers
+from gateway.routing.outside import Outside
+from gateway.routing.pool import PoolTimings, ReplicaPool
+from gateway.routing.replica import Replica
 from gateway.routing.ring import ring_point
 from gateway.settings import ProviderAddress, Settings
+from gateway.upstream.replica_client import ReplicaClient, Timeouts
 from tests.gateway.falling import Fall, break_down
 from tests.gateway.fleets import fleet_of, inference_request
 from tests.gateway.processes import PEPPER, Policies, Valkey
@@ -258,6 +263,53 @@ async def test_where_only_a_provider_is_left_it_serves() -> None:
     assert fleet.choose(permitted, ()).endpoint.name in {"theirs", "others"}
     with pytest.raises(NoReplicaAvailable):
         fleet.choose(request, ())
+
+
+async def test_a_gateway_is_not_ready_by_a_provider_before_its_replicas_have_been_asked(
+    upstream: Upstream,
+) -> None:
+    timeouts = Timeouts(connect_s=5.0, head_s=5.0, idle_s=5.0, keep_alive_s=5.0)
+    upstream.is_ready = False
+    theirs = Replica(
+        ReplicaClient("theirs", "http://127.0.0.1:1", timeouts), frozenset({"m"}), Outside(1.0)
+    )
+    clients = [ReplicaClient("a", upstream.url, timeouts)]
+    pool = ReplicaPool(clients, {}, PoolTimings(0.01, 5.0, 1.0), SYSTEM_CLOCK, [theirs])
+    assert pool.num_ready == 0
+    watching = asyncio.create_task(pool.watch(lambda: None))
+    await until(lambda: pool.num_ready == 1)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    await pool.close()
+    assert not pool["a"].is_ready
+
+
+async def test_what_only_a_provider_serves_is_a_model_of_whom_it_may_serve() -> None:
+    fleet = fleet_of("a", outside={"theirs": 1.0})
+    pool = fleet.pool
+    pool["a"].models = frozenset({"ours"})
+    pool.follow((), ())
+    assert pool.served_models() == ["ours"]
+    assert pool.served_models(("theirs",)) == ["m", "ours"]
+    assert pool.ready_models == {"ours"}
+    assert pool.resolve("m", providers=("theirs",)) == "m"
+    with pytest.raises(ModelNotFound, match=r"Served now: ours\."):
+        pool.resolve("m")
+
+
+async def test_what_nobody_may_serve_is_refused_before_anything_is_reserved(
+    members: Members, valkey: Valkey
+) -> None:
+    """Its replica is away, and the tenant's policy names no provider."""
+    async with members(permitted=()) as fall:
+        pool = fall.gateway.pipeline._stages.fleet.pool
+        fall.upstream.is_ready = False
+        await until(lambda: not pool["replica-0"].is_ready)
+        limiter = fall.gateway.pipeline._stages.limiter
+        fallen = await fall.ask()
+        assert limiter.num_open_settlements == 0
+    assert (fallen.status, fallen.events) == (503, [])
+    assert "x-ratelimit" not in fallen.head
 
 
 async def test_a_light_provider_gets_work_where_much_more_waits_elsewhere() -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +85,7 @@ class OneModel:
     def own_name(self, model: str) -> str:
         return model
 
-    def resolve(self, model: str, share: Callable[[], float]) -> str:
+    def resolve(self, model: str, share: Callable[[], float], providers: Collection[str]) -> str:
         return self.name
 
 

@@ -1,7 +1,7 @@
 """Which requests should meet the same prefix cache."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -97,7 +97,7 @@ class AnyModel:
     def own_name(self, model: str) -> str:
         return model
 
-    def resolve(self, model: str, share: Callable[[], float]) -> str:
+    def resolve(self, model: str, share: Callable[[], float], providers: Collection[str]) -> str:
         return model
 
 
