@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from contracts.errors import UNDECODABLE
 from replica.errors import ModelInvalid, ModelNotFound, ModelUnsupported
 from replica.model.config import LlamaConfig
 from replica.model.safetensors_file import SafetensorsFile, open_safetensors
@@ -26,6 +27,8 @@ _TENSOR: Final = re.compile(
     r"base_model\.model\.model\.layers\.(?P<layer>0|[1-9][0-9]{0,4})\."
     r"(?P<module>[a-z_]+\.[a-z_]+)\.lora_(?P<side>[AB])\.weight"
 )
+# Of the regular expressions that PEFT takes for ends of modules' names: names, as it writes them.
+_PATTERN: Final = re.compile(r"\^?[A-Za-z0-9_]+(?:\\?\.[A-Za-z0-9_]+)*")
 # What says how it was trained, or where its tensors are: they are where they are.
 _IMMATERIAL: Final = frozenset({
     "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config",
@@ -57,7 +60,7 @@ class _Settings(msgspec.Struct, frozen=True):
     r: int
     lora_alpha: float
     use_rslora: bool = False
-    rank_pattern: dict[str, int] | None = None  # these two by the end of a module's name
+    rank_pattern: dict[str, int] | None = None  # these two by _PATTERN
     alpha_pattern: dict[str, float] | None = None
 
     def scale(self, module: str, rank: int) -> float:
@@ -114,8 +117,11 @@ def _settings(content: bytes) -> _Settings:
     try:
         stated = msgspec.json.decode(content, type=dict[str, Any])
         settings = msgspec.json.decode(content, type=_Settings)
-    except msgspec.MsgspecError as exc:
+    except UNDECODABLE as exc:
         raise ModelInvalid(f"{_CONFIG}: {exc}") from exc
+    for pattern in {*(settings.rank_pattern or ()), *(settings.alpha_pattern or ())}:
+        if _PATTERN.fullmatch(pattern) is None:
+            raise ModelUnsupported(f"{_CONFIG}: the pattern {pattern!r} is not a module's name")
     read = _IMMATERIAL.union(_Settings.__struct_fields__)
     for key in sorted((stated.keys() | _NEUTRAL.keys()) - read):
         value = stated.get(key)

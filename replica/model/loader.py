@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from contracts.errors import UNDECODABLE
 from replica.errors import ModelError, ModelInvalid
 from replica.model.adapter_file import Adapter, read_adapter
 from replica.model.config import LlamaConfig, config_from_gguf, config_from_hf
@@ -84,5 +85,5 @@ def _open_directory(path: Path) -> OpenedModel:
 def _hf_config(path: Path) -> dict[str, object]:
     try:
         return msgspec.json.decode((path / "config.json").read_bytes(), type=dict[str, object])
-    except (OSError, msgspec.MsgspecError) as exc:
+    except (OSError, *UNDECODABLE) as exc:
         raise ModelInvalid(f"{path.name}: config.json: {exc}") from exc

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from contracts.errors import UNDECODABLE
 from replica.errors import ModelInvalid, ModelUnsupported
 
 _LENGTH_BYTES: Final = 8
@@ -93,7 +94,7 @@ def open_safetensors(path: Path) -> SafetensorsFile:
             for name, raw in header.items()
             if name != _METADATA
         }
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+    except (*UNDECODABLE, UnicodeDecodeError) as exc:
         raise ModelInvalid(f"{path.name}: its header cannot be read: {exc}") from exc
     return SafetensorsFile(path, entries, start)
 

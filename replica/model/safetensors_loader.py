@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from contracts.errors import UNDECODABLE
 from replica.errors import ModelInvalid, ModelNotFound
 from replica.model.safetensors_file import SafetensorsFile, open_safetensors
 
@@ -64,7 +65,7 @@ class SafetensorsDirectory:
         if index_path.exists():
             try:
                 return msgspec.json.decode(index_path.read_bytes(), type=_Index).weight_map
-            except msgspec.MsgspecError as exc:
+            except UNDECODABLE as exc:
                 raise ModelInvalid(f"{_INDEX}: {exc}") from exc
         if not (self._directory / _SINGLE).exists():
             raise ModelNotFound(f"{self._directory}: neither {_SINGLE} nor {_INDEX} is there")

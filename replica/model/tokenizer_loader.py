@@ -9,6 +9,7 @@ import msgspec
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
+from contracts.errors import UNDECODABLE
 from replica.errors import ModelInvalid, ModelUnsupported
 from replica.model.chat_template import ChatTemplate
 from replica.model.config import Metadata
@@ -178,5 +179,5 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except msgspec.MsgspecError as exc:
+    except UNDECODABLE as exc:
         raise ModelInvalid(f"{path.name}: {exc}") from exc

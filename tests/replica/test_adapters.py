@@ -1,6 +1,9 @@
 """Rows of several adapters and of none in one batch: the tokens of models they are merged into."""
 
 import copy
+import shutil
+import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -157,7 +160,8 @@ def test_the_compiled_step_is_not_chosen(checkpoints: Checkpoints) -> None:
         ({"modules_to_save": ["lm_head"]}, ModelUnsupported, "modules_to_save"),
         ({"r": 5}, ModelInvalid, "^adapter law: .*rank is 4, adapter_config.json says 5"),
         ({"lora_alpha": "much"}, ModelInvalid, "lora_alpha"),
-        ({"alpha_pattern": {"(": 1.0}}, ModelInvalid, "unterminated"),
+        ({"alpha_pattern": {"(": 1.0}}, ModelUnsupported, r"pattern '\(' is not a module's name"),
+        ({"rank_pattern": {"((a|[a-z_.0-9])+)+!": 4}}, ModelUnsupported, "is not a module's name"),
         ({"fan_in_fan_out": True}, ModelUnsupported, "adapter_config.json: fan_in_fan_out=True"),
         ({"arrow_config": {"top_k": 3}}, ModelUnsupported, "arrow_config="),
         ({"use_tomorrow": True}, ModelUnsupported, "use_tomorrow=True"),
@@ -228,6 +232,37 @@ def test_damaged_adapters_are_refused(checkpoints: Checkpoints, tmp_path: Path) 
     weights.unlink()
     with pytest.raises(ModelNotFound, match=r"adapter_model\.safetensors"):
         open_adapted(checkpoints.opened.path, {"law": folder})
+
+
+def test_names_as_peft_writes_them_are_patterns(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    names = {"^model.layers.0.mlp.up_proj": 2.0, r"model\.layers\.1\.mlp\.up_proj": 2.0}
+    folders = [
+        save_adapter(tmp_path / name, checkpoints.base, seed=1, modules=["up_proj"], **stated)
+        for name, stated in {"each": {"alpha_pattern": names}, "all": {"lora_alpha": 2.0}}.items()
+    ]
+    each, every = (read_adapter(folder, checkpoints.opened.config) for folder in folders)
+    for place, change in every.changes.items():
+        assert (each.changes[place].expand == change.expand).all()
+
+
+def test_json_that_is_too_deep_is_named(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    deep = b'{"a":' + b"[" * 100_000
+    config = checkpoints.opened.config
+    read: list[tuple[str, Path, Callable[[Path], object]]] = [
+        (
+            "adapter_config.json",
+            checkpoints.folders[0],
+            lambda folder: read_adapter(folder, config),
+        ),
+        ("config.json", checkpoints.opened.path, open_model),
+        ("model.safetensors", checkpoints.opened.path, open_model),
+    ]
+    for name, folder, opens in read:
+        damaged = Path(shutil.copytree(folder, tmp_path / name))
+        head = b"" if name.endswith(".json") else struct.pack("<Q", len(deep))
+        (damaged / name).write_bytes(head + deep)
+        with pytest.raises(ModelInvalid, match=rf"(^|: ){name}: (?!RecursionError)"):
+            opens(damaged)
 
 
 def test_names_that_mean_two_things_are_refused() -> None:

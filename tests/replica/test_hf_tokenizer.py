@@ -87,10 +87,15 @@ def test_decoder_that_is_not_byte_level_is_refused(tmp_path: Path) -> None:
         load(tmp_path, fast)
 
 
-def test_damaged_file_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("tokenizer.json", "{"), ("tokenizer_config.json", '{"a":' + "[" * 100_000)],
+    ids=["cut off", "too deep"],
+)
+def test_damaged_file_is_named(tmp_path: Path, name: str, content: str) -> None:
     load(tmp_path, byte_level())
-    (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(ModelInvalid, match=r"tokenizer\.json"):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ModelInvalid, match=name):
         load_tokenizer(tmp_path, lambda: FIXED_NOW)
 
 
