@@ -60,12 +60,13 @@ class ProviderAddress(BaseModel):
     # Read at the start, without what surrounds the key.
     api_key_file: Path | None = Field(default=None, examples=["/run/secrets/provider-key"])
     models: dict[str, str] = {}  # beside replicas of these it serves what it calls so
-    weight: float = Field(default=1.0, gt=0)  # of a replica's; 0.1: where ten times as much waits
+    # Of a replica's; 0.1: where ten times as much waits.
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
         if (self.api_key is None) == (self.api_key_file is None):
-            raise ValueError("a provider needs an api_key or an api_key_file")
+            raise ValueError("a provider needs either an api_key or an api_key_file, not both")
         if self.models and self.api != "openai":
             raise ValueError("only a provider with OpenAI's API can stand beside replicas")
         return self

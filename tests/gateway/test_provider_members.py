@@ -348,10 +348,13 @@ def test_what_cannot_be_a_member_is_no_setting(tmp_path: Path) -> None:
         {"api_key": KEY, "api_key_file": tmp_path},
         {"api_key": KEY, "api": "anthropic", "models": {"m": "c"}},
         {"api_key": KEY, "weight": 0.0},
+        {"api_key": KEY, "weight": float("inf")},
+        {"api_key": KEY, "weight": float("nan")},
     ):
         with pytest.raises(ValidationError) as failure:
             ProviderAddress(**usual, **wrong)
         assert KEY not in str(failure.value)
+        assert len(wrong) != 2 or "api_key_file" not in wrong or "not both" in str(failure.value)
 
 
 async def test_a_key_is_read_from_its_file(tmp_path: Path) -> None:
