@@ -88,6 +88,7 @@ class AuditReport:
     num_dead_letters: int
     num_unpriced: int
     num_not_by_gateways: int  # a replica's records of requests that no gateway sent
+    num_young: int = 0  # served, without an event, and for less than the grace
 
     @property
     def num_unread(self) -> int | None:
@@ -128,6 +129,7 @@ def audit(
         witnesses = Witnesses.of(journals)
         known = known_keys(connection, witnesses.by_event) | waiting.keys
         missing = without_event(witnesses, known, now=now, grace=scope.grace)
+        unbilled = without_event(witnesses, known, now=now, grace=timedelta())
         lost = acknowledged(connection)
         kept = billed_accounts(connection)
         billed = counted_accounts(connection) if scope.is_counted else kept
@@ -157,6 +159,7 @@ def audit(
             num_dead_letters=num_dead_letters(connection),
             num_unpriced=num_unpriced(connection),
             num_not_by_gateways=witnesses.num_without_event,
+            num_young=len(unbilled) - len(missing),
         )
 
 

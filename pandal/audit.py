@@ -101,6 +101,7 @@ def report_json(report: AuditReport) -> bytes:
         "num_dead_letters": report.num_dead_letters,
         "num_unpriced": report.num_unpriced,
         "num_not_by_gateways": report.num_not_by_gateways,
+        "num_young": report.num_young,
     }
     return msgspec.json.encode(document)
 
@@ -119,6 +120,7 @@ def _remarks(report: AuditReport) -> Iterator[str]:
         (report.num_dead_letters, "dead letters"),
         (report.num_unpriced, "events without a price"),
         (report.num_not_by_gateways, "requests that no gateway sent"),
+        (report.num_young, "requests served within --grace-s, that may still be billed"),
     ):
         if number is None:
             yield f"{what}: nobody could be asked how many"

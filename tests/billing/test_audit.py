@@ -77,6 +77,14 @@ def test_a_dropped_event_is_found_from_three_sides(books: Books) -> None:
     assert books.audit().findings[0].detail == "1 missing: 2 to 2"
 
 
+def test_what_was_served_within_the_grace_is_counted_and_no_difference(books: Books) -> None:
+    books.post(*EVENTS)
+    just_now = event(4, admitted_at=NOW - GRACE / 2, occurred_at=NOW - GRACE / 2)
+    books.records.append(record(just_now))
+    report = books.audit()
+    assert (report.findings, report.num_young) == ([], 1)
+
+
 def test_a_dropped_last_event_is_found_though_it_leaves_no_gap(books: Books) -> None:
     books.post(EVENTS[0], EVENTS[1])
     assert books.found() == [(Kind.NO_EVENT, "event-3"), (Kind.QUOTA_DIFFERS, "quota")]

@@ -1,6 +1,7 @@
 """The table of accounts says what its numbers are."""
 
 import io
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -26,4 +27,6 @@ def test_column_heads_say_tokens_in_requests() -> None:
         num_not_by_gateways=0,
     )
     show_report(Console(file=shown, width=80), report)
-    assert shown.getvalue().count("tokens in") == 6
+    show_report(Console(file=shown, width=80), replace(report, num_young=7))
+    assert "served within --grace-s, that may still be billed: 7" in shown.getvalue()
+    assert shown.getvalue().count("tokens in") == 12
