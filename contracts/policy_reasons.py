@@ -69,6 +69,8 @@ def reasons(
     for name, value in values.items():
         if name not in COUNTED:
             yield _reason(name, Settled(value, settled(name, statements).because))
+    because = f"tenant {tenant.tenant_id}" if tenant.providers else ""
+    yield _reason("providers", Settled(tenant.providers, because))
 
 
 def _fields(struct: msgspec.Struct) -> dict[str, object]:

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from contracts.errors import UNDECODABLE
 from pandal.child import ChildSpec
 from pandal.http_client import Address
 from pandal.plan import DEFAULT_ALIAS, HOST, FleetPlan, OwnReplica
@@ -117,6 +118,19 @@ def gateway_child(plan: FleetPlan, *, pepper: str, inherited: Mapping[str, str])
     return _service(
         plan, name=GATEWAY, module="gateway", inherited=inherited, environment=environment
     )
+
+
+class _Named(msgspec.Struct, frozen=True):
+    name: str
+
+
+def providers_named(inherited: Mapping[str, str]) -> tuple[str, ...] | None:
+    """That the gateway gets by its variable; ``None``: it will not take what is there."""
+    told = inherited.get("GATEWAY_PROVIDERS", "[]")
+    try:
+        return tuple(each.name for each in msgspec.json.decode(told, type=list[_Named]))
+    except UNDECODABLE:
+        return None
 
 
 def _kafka_access(inherited: Mapping[str, str]) -> dict[str, str]:

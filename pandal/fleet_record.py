@@ -30,6 +30,7 @@ class FleetState(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
     model: str
     replica_urls: dict[str, str]
     children: dict[str, ProcessId]
+    providers: tuple[str, ...] | None = None  # that the gateway has; None: nobody knows
 
 
 _decoder = msgspec.json.Decoder(FleetState)
@@ -65,8 +66,11 @@ def remove_fleet_state(data_dir: DataDir) -> None:
 class FleetRecord:
     """Hears of children from the supervisor; tells the data directory, and the user of deaths."""
 
-    def __init__(self, plan: FleetPlan, screen: Screen) -> None:
+    def __init__(
+        self, plan: FleetPlan, screen: Screen, providers: tuple[str, ...] | None = None
+    ) -> None:
         self._plan = plan
+        self._providers = providers
         self._screen = screen
         self._children: dict[str, ProcessId] = {}
 
@@ -96,6 +100,7 @@ class FleetRecord:
             model=self._plan.served_model,
             replica_urls={r.name: r.address.url for r in self._plan.upstreams},
             children=dict(self._children),
+            providers=self._providers,
         )
         write_fleet_state(self._plan.data_dir, state)
 

@@ -26,6 +26,7 @@ from pandal.fleet import (
     admin_child,
     billing_child,
     gateway_child,
+    providers_named,
     replica_child,
     valkey_children,
 )
@@ -67,10 +68,10 @@ def start_up(options: UpOptions, screen: Screen) -> int:
 
 
 async def _live(plan: FleetPlan, screen: Screen) -> int:
-    supervisor = Supervisor(
-        FleetRecord(plan, screen), monotonic_s=time.monotonic, sleep=asyncio.sleep
-    )
-    launch = Launch(plan, screen, supervisor=supervisor, environment=inherited_environment())
+    environment = inherited_environment()
+    record = FleetRecord(plan, screen, providers_named(environment))
+    supervisor = Supervisor(record, monotonic_s=time.monotonic, sleep=asyncio.sleep)
+    launch = Launch(plan, screen, supervisor=supervisor, environment=environment)
     return await launch.run()
 
 

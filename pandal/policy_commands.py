@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,13 @@ from pandal.policy_assignment import assigned
 from pandal.policy_options import AdminOption, WhyOption, policy_access, quota_address
 from pandal.policy_yaml import from_yaml, read_yaml, to_yaml
 from pandal.screen import one_line, say
-from pandal.served_models import behind_alias, models_named, warn_of_unserved
+from pandal.served_models import (
+    behind_alias,
+    models_named,
+    providers_named,
+    warn_of_unknown,
+    warn_of_unserved,
+)
 from pandal.settings import told_settings
 
 policy_app = typer.Typer(no_args_is_help=True, help="Quota policies: who may ask for how much.")
@@ -94,7 +100,7 @@ def edit_command(
         say("nothing changed")
     else:
         _show_stored(found.document, stored)
-        warn_of_unserved(_news(found.document, stored), data_dir, admin)
+        _warn_of_news(found.document, stored, data_dir, admin)
 
 
 @policy_app.command()
@@ -178,11 +184,13 @@ def import_(
     before = access.current().document
     put = partial(imported, wanted=wanted, at=at, drops_all=drop_all or check)
     try:
-        told = differences(before, put(before))
+        after = put(before)
+        told = differences(before, after)
     except ContractError as exc:
         raise BadOption(f"{path}: {exc}; --drop-all says it") from exc
     if check:
         _show(told)
+        _warn_of_news(before, after, data_dir, admin)
         if told:
             places = "1 place" if len(told) == 1 else f"{len(told)} places"
             raise Drifted(f"{access.where} differs from {path} in {places}")
@@ -277,7 +285,7 @@ def _edit(data_dir: Path | None, admin: str | None, edit: Edit, *, action: str, 
     except ContractError as exc:
         raise BadOption(str(exc)) from exc
     _show_stored(before[0], stored)
-    warn_of_unserved(_news(before[0], stored), data_dir, admin)
+    _warn_of_news(before[0], stored, data_dir, admin)
 
 
 def _show_stored(before: PolicyDocument, stored: PolicyDocument) -> None:
@@ -285,9 +293,13 @@ def _show_stored(before: PolicyDocument, stored: PolicyDocument) -> None:
     say(f"version {stored.version}")
 
 
-def _news(before: PolicyDocument, stored: PolicyDocument) -> Collection[str]:
-    """Models of which nothing was said before."""
-    return set(models_named(stored)) - set(models_named(before))
+def _warn_of_news(
+    before: PolicyDocument, after: PolicyDocument, data_dir: Path | None, admin: str | None
+) -> None:
+    """Of names of which nothing was said before."""
+    warn_of_unserved(set(models_named(after)) - set(models_named(before)), data_dir, admin)
+    news = set(providers_named(after)) - set(providers_named(before))
+    warn_of_unknown(news, data_dir, admin)
 
 
 def _show(changes: Iterable[FieldChange], indent: str = "") -> None:

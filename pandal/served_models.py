@@ -1,4 +1,4 @@
-"""Models that a policy names and nobody serves: told, and not refused.
+"""Models and providers that a policy names and nobody serves or has: told, and not refused.
 
 One may be served later, or by another fleet.  But an alias, or a misspelt name, is a rule without
 effect.
@@ -28,6 +28,14 @@ def models_named(document: PolicyDocument) -> Collection[str]:
     return found
 
 
+def providers_named(document: PolicyDocument) -> Collection[str]:
+    """Those that are permitted, and those of chains."""
+    found = {name for tenant in document.tenants for name in tenant.providers}
+    chains = (chain for tenant in document.tenants for chain in tenant.fallbacks)
+    steps = (step.provider for chain in chains for step in chain.steps)
+    return found | {name for name in steps if name is not None}
+
+
 def behind_alias(model: str, data_dir: Path | None, admin: str | None) -> str:
     """What the local fleet's gateway takes ``model`` for before it looks at any rule."""
     if model != DEFAULT_ALIAS or admin_client(data_dir, admin) is not None:
@@ -44,6 +52,17 @@ def warn_of_unserved(models: Collection[str], data_dir: Path | None, admin: str 
     for model in sorted(set(models) - served) if served else ():
         names = ", ".join(sorted(served))
         say(f"pandal: warning: no replica serves {model!r}; served: {names}", sys.stderr)
+
+
+def warn_of_unknown(providers: Collection[str], data_dir: Path | None, admin: str | None) -> None:
+    """As ``warn_of_unserved``, of what the local fleet's gateway was started with."""
+    if not providers or admin_client(data_dir, admin) is not None:
+        return
+    fleet = running_fleet(directory(data_dir))
+    known = None if fleet is None else fleet.providers
+    for name in sorted(set(providers) - set(known)) if known is not None else ():
+        names = ", ".join(sorted(known or ())) or "none"
+        say(f"pandal: warning: the gateway has no provider {name!r}; it has: {names}", sys.stderr)
 
 
 def _named_by(tenant: TenantPolicy) -> Iterator[str]:

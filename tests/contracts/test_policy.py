@@ -273,6 +273,13 @@ def test_a_name_cannot_forge_what_a_terminal_shows(tenant: dict[str, Any], path:
         from_plain({"tiers": [tier], "tenants": []})
 
 
+def test_whose_servers_may_serve_a_tenant_is_explained() -> None:
+    tenant = {"tenant_id": "acme", "tier": "free", "providers": ["openai", "rented"]}
+    document = from_plain({"tenants": [tenant]})
+    told = reasons(document, document.tenants[0], key=None, model=None, at=datetime.now(UTC))
+    assert "providers openai, rented because tenant acme" in [reason.words for reason in told]
+
+
 def test_a_key_is_for_endpoints_that_there_are() -> None:
     key = {"key_id": "k", "key_hash": "h", "key_prefix": "sk", "endpoints": ["completion"]}
     tenant = {"tenant_id": "acme", "tier": "free", "keys": [key]}
@@ -282,4 +289,6 @@ def test_a_key_is_for_endpoints_that_there_are() -> None:
     document = from_plain({"tenants": [tenant]})
     found = document.tenants[0]
     told = reasons(document, found, key=found.keys[0], model=None, at=datetime.now(UTC))
-    assert "endpoints completions because key k" in [reason.words for reason in told]
+    words = [reason.words for reason in told]
+    assert "endpoints completions because key k" in words
+    assert "providers none" in words
