@@ -283,6 +283,10 @@ class UpstreamUnreachable(UpstreamError):
     """No connection: nothing of the request was sent, so another replica may be tried."""
 
 
+class CredentialRefused(UpstreamError):
+    """Ours, by a server of another owner: nothing about it is for the client to read."""
+
+
 class UpstreamAnswerTooLarge(UpstreamError):
     """So it would be from any replica."""
 

@@ -8,7 +8,7 @@ import msgspec
 
 from contracts.errors import UNDECODABLE
 from contracts.usage import Outcome, UsageEvent, UsageSource
-from gateway.api.context import RequestContext
+from gateway.api.context import InferenceRequest, RequestContext
 from gateway.clock import Clock
 
 
@@ -23,6 +23,19 @@ class Usage(msgspec.Struct, frozen=True):
     @property
     def total_tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
+
+
+def of_provider(reported: Usage, request: InferenceRequest) -> Usage:
+    """As far as it was asked for: whoever reports more has made something else, or nothing."""
+    source, most_tokens = UsageSource.PROVIDER, request.max_completion_tokens
+    if reported.completion_tokens > most_tokens:
+        source = UsageSource.PARTIAL
+    return msgspec.structs.replace(
+        reported,
+        completion_tokens=min(reported.completion_tokens, most_tokens),
+        reasoning_tokens=min(reported.reasoning_tokens, most_tokens),
+        source=source,
+    )
 
 
 NOTHING_USED = Usage(0, 0, 0, UsageSource.ENGINE)
@@ -93,11 +106,12 @@ class Meter:
         self.num_breaks += 1
         self.broken_monotonic_s = now_monotonic_s
 
-    def best_known(self, estimated_prompt_tokens: int) -> Usage:
+    def best_known(self, request: InferenceRequest) -> Usage:
         """The replica's count, or ours: a token per content event, and the estimated prompt."""
         if self.engine_usage is not None:
             return self.engine_usage
-        return Usage(estimated_prompt_tokens, 0, self.num_content_events, UsageSource.COUNTED)
+        num_tokens = min(self.num_content_events, request.max_completion_tokens)
+        return Usage(request.estimated_prompt_tokens, 0, num_tokens, UsageSource.COUNTED)
 
 
 # Of one request: a hundred times the longest context.  More is a server's defect, which neither the

@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from gateway.providers.credential import Credential
 from gateway.providers.provider import Api, Provider, provider_headers
 from gateway.routing.outside import Outside
 from gateway.routing.replica import Replica
@@ -37,8 +38,9 @@ def _provider(settings: Settings, address: ProviderAddress) -> Provider:
     api = Api(address.api)
     client = ReplicaClient(address.name, address.url, timeouts, tls)
     replica = Replica(client, frozenset(address.models), Outside(address.weight))
-    headers = provider_headers(api, _key(address))
-    return Provider(api, replica, url.path.rstrip("/"), headers, address.models)
+    key = _key(address)
+    path, headers = url.path.rstrip("/"), provider_headers(api, key)
+    return Provider(api, replica, path, headers, Credential(key), address.models)
 
 
 def _key(address: ProviderAddress) -> str:

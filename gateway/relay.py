@@ -5,19 +5,17 @@ of our own replicas goes on with another of them (``resilience.resumable_answer`
 with an error event.  The relay keeps the meter; it never settles.
 """
 
-import msgspec
-
 from contracts.errors import UNDECODABLE
-from contracts.usage import UsageSource
 from gateway.api.context import RequestContext
 from gateway.api.event_stream import DONE, EventSplitter, event_payload
 from gateway.api.plain_events import has_text, is_plain, num_with_text, plain_end
-from gateway.api.stream_chunk import decode_chunk, is_error, whole_events
-from gateway.api.upstream_errors import error_in_event, refusal
+from gateway.api.stream_chunk import decode_chunk, whole_events
+from gateway.api.upstream_errors import check_completion, error_in_event, refusal
 from gateway.errors import GatewayError, NoReplicaAvailable, UpstreamError, UpstreamRefused
 from gateway.exchange import Exchange
 from gateway.fleet import Fleet
-from gateway.metering import NOTHING_USED, Meter, Usage, reported_usage
+from gateway.metering import NOTHING_USED, Meter, Usage, of_provider, reported_usage
+from gateway.providers.credential import Credential
 from gateway.resilience.attempt import Attempt
 from gateway.resilience.attempts import MAX_ERROR_BYTES, Attempts
 from gateway.resilience.descent import Descent
@@ -142,7 +140,7 @@ class Relay:
             return answer.told(estimate) if answer is not None and is_begun else NOTHING_USED
         if answer is not None and self._meter.engine_usage is None:
             return answer.told(estimate)
-        return self._meter.best_known(estimate)
+        return self._meter.best_known(self._context.request)
 
     async def stop(self) -> Usage:
         """Ends the generation; the replica's final count if it can tell."""
@@ -165,6 +163,12 @@ class Relay:
 
     # Relaying
 
+    @property
+    def _credential(self) -> Credential | None:
+        """Of ours, that the current attempt shows to a provider."""
+        attempt = self._attempts.current
+        return None if attempt is None else attempt.credential
+
     def _reported(self, document: bytes) -> Usage | None:
         """Of the answer, of which the attempt may have made but a part."""
         usage = reported_usage(document)
@@ -174,13 +178,13 @@ class Relay:
         """Of the answer, of which the current attempt reports but its part."""
         answer = self._attempts.answer
         if self._meter.provider is not None:
-            return msgspec.structs.replace(usage, source=UsageSource.PROVIDER)
+            return of_provider(usage, self._context.request)
         return usage if answer is None else answer.whole(usage)
 
     async def _relay(self, response: UpstreamResponse) -> bytes:
         if response.status != 200:
             body = await read_body(response, MAX_ERROR_BYTES, self.exchange.watch)
-            raise refusal(response.status, body, response.retry_after_s)
+            raise refusal(response.status, body, response.retry_after_s, self._credential)
         if response.content_type.lower().startswith(_EVENT_STREAM):
             return await self._relay_stream(response)
         self._splitter, meter = None, self._meter
@@ -189,15 +193,18 @@ class Relay:
             body = whole_body(response, max_bytes)
         else:
             body = await read_body(response, max_bytes, self.exchange.watch)
-        if meter.provider is not None and self._attempts.translation is not None:
-            body = self._attempts.translation.document(body)
+        credential = self._credential
+        if credential is not None:
+            credential.check_untold(body)
+            if self._attempts.translation is not None:
+                body = self._attempts.translation.document(body)
         meter.is_document = True
         usage = reported_usage(body)
         if usage is not None and (meter.provider is not None or self._attempts.answer is not None):
             usage = self._whole(usage)
+        if usage is None or credential is not None:
+            check_completion(body, credential)
         meter.engine_usage = usage
-        if usage is None and is_error(body):
-            raise error_in_event(body)
         meter.num_content_events = len(body) // _ANSWER_BYTES_PER_TOKEN
         meter.first_byte_monotonic_s = self._fleet.clock.monotonic_s()
         return body
@@ -222,6 +229,8 @@ class Relay:
         taker: Taker | None = self._take_plain if answer is None else self._take_token
         if translation is not None:
             taker = None
+        elif self._credential is not None:
+            taker = self._take_foreign
         while True:
             chunk = await exchange.watch(response.next_chunk(taker))
             if translation is not None and chunk:
@@ -250,6 +259,12 @@ class Relay:
         else:
             self._send(chunk)
         return True
+
+    def _take_foreign(self, chunk: bytes) -> bool:
+        """Raises UpstreamError."""
+        if self._credential is not None:
+            self._credential.check_untold(chunk)
+        return self._take_plain(chunk)
 
     def _take_token(self, chunk: bytes) -> bool:
         """One event of a replica that tells tokens.  Raises UpstreamError."""
@@ -329,7 +344,7 @@ class Relay:
         if bytes(chunk.error) != b"null":
             if self._attempts.answer is None:
                 self._send(b"".join(before))
-            raise error_in_event(payload)
+            raise error_in_event(payload, self._credential)
         usage = self._reported(payload)
         if usage is not None:
             self._meter.engine_usage = usage
@@ -342,6 +357,8 @@ class Relay:
     def _send(self, events: bytes) -> None:
         if not events:
             return
+        if self._credential is not None:
+            self._credential.check_untold(events)
         if not self.exchange.is_started:
             self._note_first_token()
             self.exchange.start_stream(self._head + self._meter.explanation, events)

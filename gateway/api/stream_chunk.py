@@ -1,6 +1,6 @@
 """What the gateway looks at of an OpenAI chunk or document; all else passes untouched."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -27,10 +27,17 @@ def whole_events(splitter: EventSplitter, chunk: bytes) -> Sequence[bytes]:
         raise UpstreamError("The replica sent an event without end.") from exc
 
 
+def is_completion(document: bytes) -> bool:
+    return _has(document, lambda chunk: chunk.choices is not None)
+
+
 def is_error(document: bytes) -> bool:
     """In spite of its status."""
+    return _has(document, lambda chunk: bytes(chunk.error) != b"null")
+
+
+def _has(document: bytes, what: Callable[[Chunk], bool]) -> bool:
     try:
-        chunk = decode_chunk(document)
+        return what(decode_chunk(document))
     except UNDECODABLE:
-        return False  # not ours to judge
-    return chunk.choices is None and bytes(chunk.error) != b"null"
+        return False

@@ -1,11 +1,20 @@
-"""A replica's own error, turned into OpenAI's shape for the client."""
+"""A replica's or provider's own error, turned into OpenAI's shape for the client."""
 
 import msgspec
 
 from contracts.errors import UNDECODABLE
 from gateway.api.errors import encode_error
 from gateway.api.schemas import ErrorBody
-from gateway.errors import GatewayError, UpstreamBusy, UpstreamError, UpstreamRefused
+from gateway.api.stream_chunk import is_completion, is_error
+from gateway.errors import (
+    CredentialRefused,
+    GatewayError,
+    UpstreamBusy,
+    UpstreamError,
+    UpstreamRefused,
+)
+from gateway.providers.credential import Credential
+from gateway.resilience.failures import is_between_us
 
 _MAX_MESSAGE_CHARACTERS = 2_000
 
@@ -23,28 +32,57 @@ class _Wrapped(msgspec.Struct):
     error: _Detail
 
 
-def refusal(status: int, body: bytes, retry_after_s: int | None = None) -> GatewayError:
+def refusal(
+    status: int,
+    body: bytes,
+    retry_after_s: int | None = None,
+    credential: Credential | None = None,
+) -> GatewayError:
     """4xx goes to the client as it came: the request is at fault.  Everything else is ours.
 
     So are credentials, which are between us and the replica, and the replica's own overload,
-    which must not look like a quota.
+    which must not look like a quota.  ``credential``: that a provider was shown.
     """
     if status in (429, 503) and retry_after_s is not None:
         return UpstreamBusy(retry_after_s)
+    told = f"The replica answered with status {status}."
     if not 400 <= status < 500 or status in (401, 403, 407, 429):
-        return UpstreamError(f"The replica answered with status {status}.")
-    return UpstreamRefused(status, _openai_error(_detail(body)))
+        return UpstreamError(told)
+    if credential is not None and is_between_us(status):
+        return UpstreamError(told)
+    if credential is not None and credential.is_refused_in(body):
+        return CredentialRefused(told)
+    return UpstreamRefused(status, _openai_error(_detail(body, credential)))
 
 
-def error_in_event(payload: bytes) -> GatewayError:
-    """An error event in a stream that began with status 200."""
-    detail = _detail(payload)
+def error_in_event(payload: bytes, credential: Credential | None = None) -> GatewayError:
+    """In a stream or document that began with status 200."""
+    detail = _detail(payload, credential)
     code = None if detail is None else detail.code
     status = code if isinstance(code, int) and 400 <= code < 500 and code != 429 else 502
     return UpstreamRefused(status, _openai_error(detail))
 
 
-def _detail(body: bytes) -> _Detail | None:
+def check_completion(document: bytes, credential: Credential | None) -> None:
+    """Raises UpstreamRefused for an error with status 200, UpstreamError for what is neither."""
+    if is_completion(document):
+        return
+    if is_error(document):
+        raise error_in_event(document, credential)
+    raise UpstreamError("The replica's answer is no completion.")
+
+
+def _detail(body: bytes, credential: Credential | None) -> _Detail | None:
+    """``None`` also for what tells of the credential: half hidden, it is still a part of it."""
+    detail = _decoded(body)
+    if detail is None or credential is None:
+        return detail
+    members = (detail.message, detail.type, detail.param, str(detail.code))
+    is_told = any(text is not None and credential.is_hinted_in(text) for text in members)
+    return None if is_told else detail
+
+
+def _decoded(body: bytes) -> _Detail | None:
     try:
         return msgspec.json.decode(body, type=_Wrapped).error
     except UNDECODABLE:

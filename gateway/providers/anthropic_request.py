@@ -20,6 +20,7 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "logit_bias": (None, {}),
     "presence_penalty": (None, 0),
     "frequency_penalty": (None, 0),
+    "repetition_penalty": (None, 1),
     "response_format": (None, {"type": "text"}),
     "functions": (None, []),
     "function_call": (None, "none"),

@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from contracts.replica_api import CACHE_SALT_FIELD, GATEWAY_OWNED_FIELDS
 from gateway.api.context import Operation
 from gateway.providers.anthropic_request import Untranslatable, messages_request
+from gateway.providers.credential import Credential
 from gateway.routing.replica import Replica
 
 _OURS: Final = {CACHE_SALT_FIELD, *GATEWAY_OWNED_FIELDS}
@@ -27,7 +28,8 @@ class Provider:
     api: Api
     replica: Replica  # among those that are chosen from where it has models
     path: str  # before that of the operation, without its end
-    headers: bytes  # complete lines, the credential's among them: nothing of a tenant's
+    headers: bytes = field(repr=False)  # whole lines, the credential's too: nothing of a tenant's
+    credential: Credential
     models: Mapping[str, str]  # its own names, by those of our pools
 
     @property

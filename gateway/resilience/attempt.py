@@ -3,6 +3,7 @@
 import msgspec
 
 from gateway.providers.anthropic_answer import AnthropicAnswer
+from gateway.providers.credential import Credential
 from gateway.routing.replica import Replica
 from gateway.routing.stay import Stay
 from gateway.upstream.response import UpstreamResponse
@@ -16,4 +17,9 @@ class Attempt(msgspec.Struct, frozen=True):
     stay: Stay
     probe: int | None = None  # its number, for a breaker that waits for its end
     translation: AnthropicAnswer | None = None  # of another API's answer
-    is_foreign: bool = False  # a provider's, who knows nothing of ours
+    credential: Credential | None = None  # that a provider was shown; None: one of our own
+
+    @property
+    def is_foreign(self) -> bool:
+        """A provider's, who knows nothing of ours."""
+        return self.credential is not None

@@ -17,6 +17,7 @@ from contracts.names import (
 from gateway.api.context import RequestContext
 from gateway.api.headers import route_costs, route_header
 from gateway.errors import (
+    CredentialRefused,
     GatewayError,
     Interrupted,
     NoReplicaAvailable,
@@ -97,9 +98,13 @@ class Attempts:
         self._meter.turn()
 
     def note_failure(self, failure: GatewayError) -> None:
-        """Of an answer that had begun."""
+        """Which the answer's head did not tell."""
         attempt = self.current
-        if attempt is not None and attempt.response.status == 200 and is_replicas_end(failure):
+        if attempt is None:
+            return
+        if isinstance(failure, CredentialRefused):
+            self._retries.breakers.turned_away(*self._told(attempt))
+        elif attempt.response.status == 200 and is_replicas_end(failure):
             self._note_failure(attempt)
 
     async def before_retry(self, failure: GatewayError) -> None:
@@ -265,7 +270,8 @@ class Attempts:
             return None
         name = attempt.replica.name
         is_elsewhere = self._has_other({*self._tried, name})
-        if not attempt.response.is_refusal and not is_elsewhere:
+        is_final = not attempt.response.is_refusal or isinstance(failure, CredentialRefused)
+        if is_final and not is_elsewhere:
             return None  # it may still be at work, or have died of it
         if is_elsewhere:
             self._tried.add(name)

@@ -7,7 +7,12 @@ All rules about that are here.  When there is another attempt, and at whose cost
 from typing import Final
 
 from contracts.replica_api import CODE_NOT_SUPPORTED
-from gateway.errors import GatewayError, UpstreamAnswerTooLarge, UpstreamRefused
+from gateway.errors import (
+    CredentialRefused,
+    GatewayError,
+    UpstreamAnswerTooLarge,
+    UpstreamRefused,
+)
 from gateway.upstream.response import UpstreamResponse
 
 _RETRIED_4XX: Final = frozenset({408, 409, 429})
@@ -28,12 +33,17 @@ _NOT_SUPPORTED: Final = b'"code":"%b"' % CODE_NOT_SUPPORTED.encode()
 
 
 def is_retriable(status: int) -> bool:
-    return status >= 500 or status in _RETRIED_4XX
+    return _is_no_answer(status) or status >= 500 or status in _RETRIED_4XX
 
 
 def is_replicas_failure(status: int) -> bool:
     """Not the client's doing, and more than being full."""
-    return status >= 500 and status != 503
+    return _is_no_answer(status) or (status >= 500 and status != 503)
+
+
+def _is_no_answer(status: int) -> bool:
+    """A redirect, or a success without what was asked for."""
+    return status < 400 and status != 200
 
 
 def is_between_us(status: int) -> bool:
@@ -58,7 +68,7 @@ def is_replicas_end(failure: GatewayError) -> bool:
 
 def may_retry(failure: GatewayError, response: UpstreamResponse) -> bool:
     if response.is_refusal:
-        return is_retriable(response.status)
+        return is_retriable(response.status) or isinstance(failure, CredentialRefused)
     return is_replicas_end(failure)
 
 

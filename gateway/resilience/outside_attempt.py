@@ -37,5 +37,5 @@ def begin_at(
     if provider.api is Api.ANTHROPIC:
         translation = AnthropicAnswer(int(fleet.clock.wall_s()), fleet.limits.max_event_bytes)
     return Attempt(
-        replica, request_id, response, began_s, stay, probe, translation, is_foreign=True
+        replica, request_id, response, began_s, stay, probe, translation, provider.credential
     )

@@ -127,6 +127,7 @@ def test_tool_choices(choice: object, expected: object) -> None:
         {"logprobs": True},
         {"response_format": {"type": "json_object"}},
         {"presence_penalty": 0.5},
+        {"repetition_penalty": 1.1},
         {"tools": [{"type": "custom"}]},
         {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
         {"messages": [{"role": "stranger", "content": ""}]},

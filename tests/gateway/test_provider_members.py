@@ -2,14 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from pydantic import SecretStr, ValidationError
+from pydantic import ValidationError
 
 from contracts.hedging import HedgePolicy
 from contracts.logs import JsonFormatter
@@ -23,14 +21,12 @@ from gateway.routing.replica import Replica
 from gateway.routing.ring import ring_point
 from gateway.settings import ProviderAddress, Settings
 from gateway.upstream.replica_client import ReplicaClient, Timeouts
-from tests.gateway.falling import Fall, break_down
+from tests.gateway.beside import KEY, Members, busy, members_of
+from tests.gateway.falling import break_down
 from tests.gateway.fleets import fleet_of, inference_request
 from tests.gateway.processes import PEPPER, Policies, Valkey
-from tests.gateway.scene import Scene, running, until
+from tests.gateway.scene import until
 from tests.gateway.upstream_server import MODEL, PROMPT_TOKENS, Generation, Upstream, words
-
-KEY = "sk-theirs"
-Members = Callable[..., Any]
 
 
 async def limited(generation: Generation) -> None:
@@ -58,61 +54,7 @@ def members(
     upstream: Upstream,
     others: dict[str, Upstream],
 ) -> Members:
-    """A replica, and beside it a provider that does two thirds of its work."""
-
-    @asynccontextmanager
-    async def member(
-        *,
-        clock: Clock | None = None,
-        permitted: tuple[str, ...] = ("openai",),
-        url: str = "",
-        hedging: HedgePolicy | None = None,
-        **more: Any,
-    ) -> AsyncIterator[Fall]:
-        others["openai"].reset()
-        name = f"member-{abs(hash(tmp_path)) % 10**9}"
-        policies.add(name, f"sk-{name}", providers=permitted, hedging=hedging)
-        provider = ProviderAddress(
-            name="openai",
-            url=url or f"{others['openai'].url}/base",
-            models={MODEL: "gpt"},
-            weight=0.7,
-            api_key=SecretStr(KEY),
-        )
-        settings: dict[str, Any] = {"poll_interval_s": 0.05} | more
-        if clock is not None:
-            settings["clock"] = clock
-        async with running(
-            tmp_path,
-            valkey,
-            policies,
-            upstream,
-            providers=(provider,),
-            **settings,
-        ) as gateway:
-            pool = gateway.pipeline._stages.fleet.pool
-            await until(lambda: pool["replica-0"].is_ready)
-            yield Fall(gateway, Scene(gateway, tmp_path / "spool", name, valkey), upstream, others)
-
-    return member
-
-
-@asynccontextmanager
-async def busy(fall: Fall) -> AsyncIterator[None]:
-    """Its replica has a request that does not end before the block does."""
-    fall.upstream.behaviour = hold
-    exchange = fall.scene.exchange(max_tokens=4_000)
-    fall.gateway.pipeline.start(exchange)
-    await until(lambda: len(fall.upstream.generations) == 1)
-    try:
-        yield
-    finally:
-        exchange.client_lost()
-        await fall.gateway.pipeline.until_idle()
-
-
-async def hold(generation: Generation) -> None:
-    await generation.is_stopped.wait()
+    return members_of(tmp_path, valkey, policies, upstream, others)
 
 
 async def late(generation: Generation) -> None:

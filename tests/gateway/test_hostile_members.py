@@ -1,0 +1,185 @@
+"""What a server of another owner may answer, and what of it a tenant reads, and pays."""
+
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contracts.usage import Outcome, UsageSource
+from gateway.providers.credential import Credential
+from tests.gateway.beside import KEY, Members, busy, members_of
+from tests.gateway.falling import OPENAI, Fallen, Falls, break_down, falls_of
+from tests.gateway.processes import Policies, Valkey
+from tests.gateway.upstream_server import Generation, Upstream, words
+
+Behaviour = Callable[[Generation], Awaitable[None]]
+
+HALF_HIDDEN = f"Incorrect API key provided: {KEY[:7]}****{KEY[-2:]}"
+GOOGLES = b'[{"error": {"code": 400, "details": [{"reason": "API_KEY_INVALID"}]}}]'
+
+
+@pytest.fixture
+def members(
+    tmp_path: Path,
+    valkey: Valkey,
+    policies: Policies,
+    upstream: Upstream,
+    others: dict[str, Upstream],
+) -> Members:
+    return members_of(tmp_path, valkey, policies, upstream, others)
+
+
+@pytest.fixture
+def falls(
+    tmp_path: Path,
+    valkey: Valkey,
+    policies: Policies,
+    upstream: Upstream,
+    others: dict[str, Upstream],
+) -> Falls:
+    return falls_of(tmp_path, valkey, policies, upstream, others)
+
+
+def answering(status: int, body: object = b"") -> Behaviour:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+
+    async def behave(generation: Generation) -> None:
+        await generation.answer(status, data)
+
+    return behave
+
+
+def error(message: str = "bad", **members: Any) -> dict[str, object]:
+    return {"error": {"message": message} | members}
+
+
+def streaming(*payloads: bytes) -> Behaviour:
+    async def behave(generation: Generation) -> None:
+        await generation.start_stream()
+        for payload in payloads:
+            await generation.chunk(b"data: %b\n\n" % payload)
+        await generation.send(b"0\r\n\r\n")
+
+    return behave
+
+
+def completion(**members: object) -> dict[str, object]:
+    message = {"role": "assistant", "content": "word " * 500}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    return {"id": "c", "object": "chat.completion", "choices": [choice]} | members
+
+
+WORD = json.dumps({"choices": [{"index": 0, "delta": {"content": "word"}}]}).encode()
+TELLING = {
+    "message": answering(400, error(f"key {KEY}")),
+    "members": answering(400, error(param=KEY, code=KEY, type=KEY)),
+    "half-hidden": answering(400, error(HALF_HIDDEN)),
+    "text": answering(418, {"error": KEY}),
+    "no-json": answering(422, f"nonsense {KEY}".encode()),
+    "no-account": answering(402, error(HALF_HIDDEN)),
+    "html-200": answering(200, f"<html>{KEY}".encode()),
+    "error-200": answering(200, error(HALF_HIDDEN)),
+    "used-error-200": answering(200, error(KEY) | {"usage": {"prompt_tokens": 1}}),
+    "document": answering(200, completion(warning=KEY)),
+    "error-event": streaming(WORD, json.dumps(error(HALF_HIDDEN, code=400)).encode()),
+    "odd-event": streaming(WORD, f"Unauthorized: {KEY}".encode()),
+}
+
+
+def told(fallen: Fallen) -> bool:
+    return any(part in fallen.head + fallen.body.decode() for part in (KEY, KEY[:6], KEY[-6:]))
+
+
+@pytest.mark.parametrize("name", TELLING)
+async def test_no_part_of_a_credential_is_passed_on(
+    members: Members, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with members() as fall:
+        fall.upstream.behaviour = break_down
+        fall.others["openai"].behaviour = TELLING[name]
+        fallen = await fall.ask(stream=name.endswith("-event"))
+        assert fall.others["openai"].generations
+    assert not told(fallen)
+    assert "error" in (json.loads(fallen.payloads[-1]) if fallen.payloads else fallen.document)
+    assert KEY not in str([vars(record) for record in caplog.records])
+
+
+@pytest.mark.parametrize("name", ["message", "half-hidden", "no-account", "error-200"])
+async def test_nor_by_a_step_of_a_chain(falls: Falls, name: str) -> None:
+    async with falls(OPENAI) as fall:
+        fall.others["openai"].behaviour = TELLING[name]
+        fallen = await fall.ask()
+        assert len(fall.others["openai"].generations) == 1
+    assert not told(fallen)
+
+
+async def test_what_it_says_of_a_request_is_the_clients_to_read(members: Members) -> None:
+    async with members() as fall:
+        fall.upstream.behaviour = break_down
+        fall.others["openai"].behaviour = answering(400, error("too hot", param="temperature"))
+        fallen = await fall.ask()
+    told = fallen.document["error"]
+    assert (fallen.status, told["message"], told["param"]) == (400, "too hot", "temperature")
+
+
+def test_a_credential_is_seen_in_parts() -> None:
+    assert Credential("sk-abcdefgh").is_hinted_in("key sk-abc***gh")
+    assert not Credential("sk-abcdefgh").is_hinted_in("key sk-a***gh")
+    assert Credential("abc").is_hinted_in("key abc")
+    assert not Credential("").is_hinted_in("anything")
+    Credential("").check_untold(b"anything")
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "most_asked"),
+    [
+        pytest.param(answering(302), 5, id="redirect"),
+        pytest.param(answering(204), 5, id="no-content"),
+        pytest.param(answering(304), 5, id="unmodified"),
+        pytest.param(answering(200), 5, id="empty"),
+        pytest.param(answering(200, b"<html>" * 500), 5, id="html"),
+        pytest.param(answering(200, b"null"), 5, id="null"),
+        pytest.param(answering(200, b"[]"), 5, id="list"),
+        pytest.param(answering(400, GOOGLES), 1, id="wrong-key"),
+        pytest.param(answering(400, error(f"key {KEY}")), 1, id="told-key"),
+    ],
+)
+async def test_who_gives_no_answer_is_passed_over_and_left_alone(
+    members: Members, behaviour: Behaviour, most_asked: int
+) -> None:
+    async with members() as fall, busy(fall):
+        fall.others["openai"].behaviour = behaviour
+        fall.upstream.behaviour = words(3)
+        fallen = [await fall.ask() for _ in range(most_asked + 1)]
+        num_asked = len(fall.others["openai"].generations)
+    assert {f.status for f in fallen} == {200}
+    assert {event.provider for f in fallen for event in f.events} == {None}
+    assert num_asked == most_asked
+
+
+@pytest.mark.parametrize(
+    ("usage", "counted", "source"),
+    [
+        pytest.param({"prompt_tokens": 10, "completion_tokens": 2}, 2, "provider", id="usual"),
+        pytest.param({"prompt_tokens": 10, "completion_tokens": 10**8}, 20, "partial", id="more"),
+        pytest.param(None, 20, "counted", id="none"),
+    ],
+)
+@pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "whole"])
+async def test_more_than_was_asked_for_is_not_charged(
+    members: Members, usage: object, counted: int, source: str, is_stream: bool
+) -> None:
+    async with members() as fall:
+        fall.upstream.behaviour = break_down
+        end = json.dumps({"choices": [], "usage": usage}).encode()
+        behave = streaming(*[WORD] * 30, end, b"[DONE]")
+        if not is_stream:
+            behave = answering(200, completion(usage=usage))
+        fall.others["openai"].behaviour = behave
+        fallen = await fall.ask(stream=is_stream, max_tokens=20)
+        event = await fall.scene.only_event()
+    assert (fallen.status, event.outcome) == (200, Outcome.COMPLETED)
+    assert event.output_text_tokens == counted
+    assert event.usage_source is UsageSource(source)
