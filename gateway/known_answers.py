@@ -53,12 +53,13 @@ class _Charge:
         closing = self.settlement.close(usage, outcome)
         self.trace.usage, self.trace.outcome = closing.usage, closing.outcome
 
-    def settle_as(self, answer: SharedAnswer) -> None:
+    def settle_as(self, answer: SharedAnswer, parent_of: Callable[[str], str | None]) -> None:
+        """``parent_of``: whose adapter a model is; ``None``: nobody's."""
         served = answer.served
         if served is not None:
             context = msgspec.structs.replace(self.context, request=served.context.request)
             self.trace.meter.served = _Instead(context, served.plan)
-            self.trace.meter.adapter_of = None  # it was another model
+            self.trace.meter.adapter_of = parent_of(context.request.model)
         self.settle(answer.event_id, answer.usage, answer.outcome)
 
     async def until_kept(self) -> None:
@@ -126,7 +127,7 @@ class KnownAnswers:
             return
         cache.num_shared += 1
         if charge is not None:
-            answer.when_settled(partial(charge.settle_as, answer))
+            answer.when_settled(partial(charge.settle_as, answer, self._stages.fleet.pool.parent))
         await self._read(answer, exchange, trace, CACHE_SHARED)
         if charge is not None:
             await charge.until_kept()

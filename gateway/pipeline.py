@@ -165,6 +165,7 @@ class Pipeline:
                 budget_tokens=reservation.budget_tokens,
                 nano_usd=reservation.reserved_nano_usd,
                 prompt_tokens=request.estimated_prompt_tokens,
+                num_choices=request.num_choices,
             )
         if spool.is_behind or spool.is_held_back:
             raise SpoolUnavailable("Usage cannot be recorded now.")

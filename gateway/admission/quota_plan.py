@@ -34,16 +34,22 @@ class QuotaPlan:
     num_arguments: int
 
     def check_fits(
-        self, *, tokens: int, budget_tokens: int, nano_usd: int, prompt_tokens: int | None = None
+        self,
+        *,
+        tokens: int,
+        budget_tokens: int,
+        nano_usd: int,
+        prompt_tokens: int | None = None,
+        num_choices: int = 1,
     ) -> None:
         """Raises InvalidRequest for what waiting would never help, so that it is not a 429.
 
-        ``prompt_tokens``: of both counts, where that is known.
+        ``prompt_tokens``: of both counts, as estimated, for the message to tell.
         """
         if tokens > self.most_tokens:
-            raise _never_fits(tokens, prompt_tokens, self.most_tokens)
+            raise _never_fits(tokens, prompt_tokens, num_choices, self.most_tokens)
         if self.most_budget_tokens is not None and budget_tokens > self.most_budget_tokens:
-            raise _never_fits(budget_tokens, prompt_tokens, self.most_budget_tokens)
+            raise _never_fits(budget_tokens, prompt_tokens, num_choices, self.most_budget_tokens)
         if self.most_nano_usd is not None and nano_usd > self.most_nano_usd:
             raise InvalidRequest(
                 f"The request may cost {usd_of_nano(nano_usd)} USD, "
@@ -126,10 +132,13 @@ def quota_plan(
     )
 
 
-def _never_fits(tokens: int, prompt_tokens: int | None, most_tokens: int) -> InvalidRequest:
+def _never_fits(
+    tokens: int, prompt_tokens: int | None, num_choices: int, most_tokens: int
+) -> InvalidRequest:
     parts, param = "", None
     if prompt_tokens is not None:
-        parts = f" ({prompt_tokens} of the prompt and {tokens - prompt_tokens} by max_tokens)"
+        answers = "the answer" if num_choices == 1 else f"{num_choices} answers"
+        parts = f" (about {prompt_tokens} of the prompt, {tokens - prompt_tokens} for {answers})"
         param = "max_tokens" if prompt_tokens < most_tokens else None  # else no answer would fit
     return InvalidRequest(
         f"The request may need {tokens} tokens{parts}, "

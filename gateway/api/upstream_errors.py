@@ -14,7 +14,7 @@ from gateway.errors import (
     UpstreamRefused,
 )
 from gateway.providers.credential import Credential
-from gateway.resilience.failures import is_between_us
+from gateway.resilience.failures import BETWEEN_US
 
 _MAX_MESSAGE_CHARACTERS = 2_000
 
@@ -48,7 +48,7 @@ def refusal(
     told = f"The replica answered with status {status}."
     if not 400 <= status < 500 or status in (401, 403, 407, 429):
         return UpstreamError(told)
-    if credential is not None and is_between_us(status):
+    if credential is not None and status in BETWEEN_US:
         return UpstreamError(told)
     if credential is not None and credential.is_refused_in(body):
         return CredentialRefused(told)
@@ -58,6 +58,8 @@ def refusal(
 def error_in_event(payload: bytes, credential: Credential | None = None) -> GatewayError:
     """In a stream or document that began with status 200."""
     detail = _detail(payload, credential)
+    if credential is not None and detail is not None and detail.code in BETWEEN_US:
+        return UpstreamError(f"The provider answered with the error {detail.code}.")
     code = None if detail is None else detail.code
     status = code if isinstance(code, int) and 400 <= code < 500 and code != 429 else 502
     return UpstreamRefused(status, _openai_error(detail))

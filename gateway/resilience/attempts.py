@@ -31,7 +31,7 @@ from gateway.providers.anthropic_answer import AnthropicAnswer
 from gateway.providers.provider import Provider
 from gateway.resilience.attempt import Attempt
 from gateway.resilience.failures import (
-    is_between_us,
+    BETWEEN_US,
     is_replicas_end,
     is_replicas_failure,
     may_retry,
@@ -103,7 +103,7 @@ class Attempts:
         if attempt is None:
             return
         if isinstance(failure, CredentialRefused):
-            self._retries.breakers.turned_away(*self._told(attempt))
+            self._retries.breakers.turned_away(*self._told(attempt), 401)  # whatever it says
         elif attempt.response.status == 200 and is_replicas_end(failure):
             self._note_failure(attempt)
 
@@ -331,7 +331,7 @@ class Attempts:
     def _note_status(self, attempt: Attempt) -> None:
         breakers, status = self._retries.breakers, attempt.response.status
         told = self._told(attempt)
-        if attempt.is_foreign and is_between_us(status):
+        if attempt.is_foreign and status in BETWEEN_US:
             breakers.turned_away(*told, status, attempt.response.retry_after_s)
         elif is_replicas_failure(status):
             self._note_failure(attempt)
@@ -389,7 +389,7 @@ class Attempts:
         """With its 503: the replica is draining or full, and has done nothing."""
         status = attempt.response.status
         if attempt.is_foreign and self._provider is None:
-            return is_between_us(status)
+            return status in BETWEEN_US
         now_s = self._fleet.clock.monotonic_s()
         return status == 503 and now_s - attempt.began_monotonic_s < _AT_ONCE_S
 

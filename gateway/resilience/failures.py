@@ -16,7 +16,9 @@ from gateway.errors import (
 from gateway.upstream.response import UpstreamResponse
 
 _RETRIED_4XX: Final = frozenset({408, 409, 429})
-_BETWEEN_US: Final = frozenset({401, 402, 403, 404, 407, 429, 503})
+BETWEEN_US: Final = frozenset({401, 402, 403, 404, 407, 429, 503})
+"""A server of another owner and ourselves: our account, our limits, our name for its model.  It has
+done nothing, and another may serve the request as if it had not been asked."""
 _CAUSES: Final = {
     0: "no answer",
     200: "its answers break off",
@@ -44,12 +46,6 @@ def is_replicas_failure(status: int) -> bool:
 def _is_no_answer(status: int) -> bool:
     """A redirect, or a success without what was asked for."""
     return status < 400 and status != 200
-
-
-def is_between_us(status: int) -> bool:
-    """Of a server of another owner: our account, our limits, our name for its model.  It has done
-    nothing, and another may serve the request as if it had not been asked."""
-    return status in _BETWEEN_US
 
 
 def foreign_cause(status: int) -> str:

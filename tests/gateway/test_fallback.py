@@ -75,11 +75,11 @@ async def test_an_openai_provider_serves_and_learns_nothing_of_the_tenant(
 @pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "whole"])
 async def test_anthropic_serves_by_translation(falls: Falls, is_stream: bool) -> None:
     async with falls(ANTHROPIC) as fall:
-        fallen = await fall.ask(stream=is_stream, max_tokens=5)
+        fallen = await fall.ask(stream=is_stream, max_tokens=9)
         (generation,) = fall.others["anthropic"].generations
     received = generation.received
     assert (received.path, received.headers["x-api-key"]) == ("/base/v1/messages", "sk-theirs")
-    assert received.document["max_tokens"] == 5
+    assert received.document["max_tokens"] == 9
     (event,) = fallen.events
     assert (event.model, event.provider) == ("anthropic/claude", "anthropic")
     assert event.usage_source is UsageSource.PROVIDER

@@ -1,14 +1,18 @@
 """Its own replica is back: what served in its place has left nothing behind."""
 
+import asyncio
+import threading
 from typing import Any
 
 import msgspec
 import pytest
 
+from contracts.fallbacks import FallbackStep
 from contracts.response_cache import CachePolicy, HitCharge
 from contracts.usage import UsageSource
-from tests.gateway.falling import OPENAI, SMALL, Falls, break_down, refuse
+from tests.gateway.falling import OPENAI, SMALL, Falls, break_down, knows, refuse
 from tests.gateway.fleets import LOAD
+from tests.gateway.scene import until
 from tests.gateway.upstream_server import (
     MODEL,
     PROMPT_TOKENS,
@@ -28,6 +32,33 @@ async def test_anothers_answer_is_not_kept_for_when_its_own_is_back(
         again = await fall.ask(temperature=0)
     assert "x-pandal-cache: miss" in again.head
     assert again.events[0].model == MODEL
+
+
+async def test_who_shares_what_a_fallbacks_adapter_gave_is_charged_as_for_that(
+    falls: Falls,
+) -> None:
+    may_end = threading.Event()
+
+    async def on_a_word(generation: Generation) -> None:
+        while not may_end.is_set():  # noqa: ASYNC110 - set in another thread
+            await asyncio.sleep(0.005)
+        await words(3)(generation)
+
+    law, charged = FallbackStep(model="law"), CachePolicy(hit_charge=HitCharge.FULL)
+    async with falls(law, cache=charged) as fall:
+        small, pipeline = fall.others["small"], fall.gateway.pipeline
+        small.adapters, small.behaviour = ("law",), on_a_word
+        await knows(fall.gateway, "law")
+        pipeline.start(fall.scene.exchange(temperature=0))
+        await until(lambda: bool(small.generations))
+        pipeline.start(fall.scene.exchange(temperature=0))
+        await until(lambda: pipeline._stages.cache.num_shared == 1)
+        may_end.set()
+        await pipeline.until_idle()
+        events = fall.scene.events()
+    assert len(events) == 2
+    assert {(e.model, e.adapter, e.adapter_of) for e in events} == {("law", "law", "small")}
+    assert {e.total_tokens for e in events} == {PROMPT_TOKENS + 3}
 
 
 async def tokens(generation: Generation, *ids: int) -> None:

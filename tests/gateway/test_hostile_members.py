@@ -10,7 +10,7 @@ import pytest
 from contracts.usage import Outcome, UsageSource
 from gateway.providers.credential import Credential
 from tests.gateway.beside import KEY, Members, busy, members_of
-from tests.gateway.falling import OPENAI, Fallen, Falls, break_down, falls_of
+from tests.gateway.falling import OPENAI, Fallen, Falls, break_down
 from tests.gateway.processes import Policies, Valkey
 from tests.gateway.upstream_server import Generation, Upstream, words
 
@@ -29,17 +29,6 @@ def members(
     others: dict[str, Upstream],
 ) -> Members:
     return members_of(tmp_path, valkey, policies, upstream, others)
-
-
-@pytest.fixture
-def falls(
-    tmp_path: Path,
-    valkey: Valkey,
-    policies: Policies,
-    upstream: Upstream,
-    others: dict[str, Upstream],
-) -> Falls:
-    return falls_of(tmp_path, valkey, policies, upstream, others)
 
 
 def answering(status: int, body: object = b"") -> Behaviour:
@@ -81,6 +70,7 @@ TELLING = {
     "no-account": answering(402, error(HALF_HIDDEN)),
     "html-200": answering(200, f"<html>{KEY}".encode()),
     "error-200": answering(200, error(HALF_HIDDEN)),
+    "account-200": answering(200, error("no such account: acme", code=403)),
     "used-error-200": answering(200, error(KEY) | {"usage": {"prompt_tokens": 1}}),
     "document": answering(200, completion(warning=KEY)),
     "error-event": streaming(WORD, json.dumps(error(HALF_HIDDEN, code=400)).encode()),
@@ -102,6 +92,7 @@ async def test_no_part_of_a_credential_is_passed_on(
         fallen = await fall.ask(stream=name.endswith("-event"))
         assert fall.others["openai"].generations
     assert not told(fallen)
+    assert b"acme" not in fallen.body
     assert "error" in (json.loads(fallen.payloads[-1]) if fallen.payloads else fallen.document)
     assert KEY not in str([vars(record) for record in caplog.records])
 
