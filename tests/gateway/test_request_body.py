@@ -269,7 +269,7 @@ async def test_only_our_headers_reach_the_client(tenant: Tenant, upstream: Upstr
     async def leak(generation: object) -> None:
         await generation.send(  # type: ignore[attr-defined]
             b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nset-cookie: internal=1\r\n"
-            b"server: replica\r\ncontent-length: 2\r\n\r\n{}"
+            b'server: replica\r\ncontent-length: 14\r\n\r\n{"choices":[]}'
         )
 
     upstream.behaviour = leak
