@@ -53,7 +53,8 @@ def down_window_s(state: PoolState, policy: PoolPolicy) -> float:
     knowing the future would have (ski rental; Karlin et al., Competitive Snoopy Caching, 1988).
     """
     start_s = longest_cold_start_s(policy.variants, state.variants)
-    return max(policy.down_window_s, LASTING_S + start_s)
+    lasting_s = min(LASTING_S, policy.down_window_s)  # in a shorter window nothing lasts longer
+    return max(policy.down_window_s, lasting_s + start_s)
 
 
 @dataclass(frozen=True, slots=True)

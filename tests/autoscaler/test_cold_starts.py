@@ -29,6 +29,8 @@ def test_each_variant_has_the_cold_start_that_was_measured_of_it() -> None:
 def test_what_is_given_up_is_kept_for_the_slowest_variants_cold_start() -> None:
     state = PoolState(NOON_S, STARTS, None)
     assert down_window_s(state, policy(variants=(QUICK, SLOW))) == LASTING_S + 420.0
+    hasty = policy(variants=(QUICK, SLOW), down_window_s=3.0)
+    assert down_window_s(state, hasty) == 3.0 + 420.0
 
 
 @pytest.mark.parametrize(("before_s", "floor"), [(430.0, 1), (410.0, 6)])
