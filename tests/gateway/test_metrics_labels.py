@@ -43,7 +43,8 @@ async def test_what_was_answered_before_is_counted(
     async def count() -> int:
         lines = (await get(gateway.port, "/metrics")).body.decode().splitlines()
         name = 'pandal_gateway_known_answers_total{how="replayed"} '
-        assert 'pandal_gateway_retries_total{outcome="over_budget"} 0' in lines
+        over_budget = 'pandal_gateway_retries_total{outcome="over_budget"} '
+        assert any(line.startswith(over_budget) for line in lines)
         return next(int(line.removeprefix(name)) for line in lines if line.startswith(name))
 
     before = await count()

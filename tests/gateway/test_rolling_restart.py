@@ -15,7 +15,7 @@ NUM_WORDS = 5
 
 
 def drained(upstream: Upstream) -> bool:
-    return all(g.completion_tokens == NUM_WORDS for g in upstream.generations)
+    return all(generation.is_answered for generation in upstream.generations)
 
 
 def restarted(upstream: Upstream, gateways: list[Gateway]) -> Upstream:

@@ -44,6 +44,7 @@ class Generation:
     received: Received
     writer: asyncio.StreamWriter
     completion_tokens: int = 0
+    is_answered: bool = False  # all of it has been handed to the connection
     is_stopped: asyncio.Event = field(default_factory=asyncio.Event)  # aborted, or client gone
 
     @property
@@ -77,6 +78,7 @@ class Generation:
         await self.event({"id": "c", "model": MODEL, "choices": [], "usage": self.usage})
         await self.chunk(b"data: [DONE]\n\n")
         await self.send(b"0\r\n\r\n")
+        self.is_answered = True
 
     async def answer(
         self, status: int, body: bytes, content_type: str = "application/json"
@@ -85,6 +87,7 @@ class Generation:
             b"HTTP/1.1 %d X\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b"
             % (status, content_type.encode(), len(body), body)
         )
+        self.is_answered = True
 
     def reset(self) -> None:
         self.writer.transport.abort()
