@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from threading import Thread
 
@@ -111,18 +111,24 @@ async def test_one_that_opens_its_ledger_is_let_be() -> None:
 
 @contextmanager
 def answers(health: bytes, metrics: bytes) -> Iterator[str]:
-    """The URL of a server that says these, each once."""
+    """The URL of a server that says these, each once, to who asks for them."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
-            for whole in (health, metrics):
-                connection, _ = server.accept()
-                with connection:
-                    connection.recv(65_536)
-                    connection.sendall(whole)
+            with suppress(OSError):  # shut down: the second question is not always asked
+                for whole in (health, metrics):
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.recv(65_536)
+                        connection.sendall(whole)
 
-        Thread(target=serve, daemon=True).start()
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        thread = Thread(target=serve)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)  # wakes an accept
+            thread.join()
 
 
 READ_LONG_AGO = b"pandal_billing_read_timestamp_seconds 1\n"
