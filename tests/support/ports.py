@@ -1,17 +1,32 @@
 """Ports of this machine."""
 
+import os
 import secrets
 import socket
+from collections import deque
 
 _FIRST, _NUM = 20_000, 12_000  # below what Linux gives whoever asks for any port, or calls somebody
+_APART = 8  # a fleet takes some behind its own, too
+_given: deque[int] = deque(maxlen=256)
 
 
 def free_port() -> int:
-    """One that nobody has, nor is given by the system until whoever it is for has bound it."""
+    """One that nobody has, nor is given by the system until whoever it is for has bound it.
+
+    Nor is it given here again meanwhile, nor in another worker of the same test run.
+    """
+    ports = _own()
     while True:
-        port = _FIRST + secrets.randbelow(_NUM)
-        if _is_free(port):
+        port = secrets.choice(ports)
+        if all(abs(port - other) >= _APART for other in _given) and _is_free(port):
+            _given.append(port)
             return port
+
+
+def _own() -> range:
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    share = _NUM // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return range(_FIRST + number * share, _FIRST + (number + 1) * share - _APART)
 
 
 def _is_free(port: int) -> bool:
