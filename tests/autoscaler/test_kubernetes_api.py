@@ -55,7 +55,7 @@ async def serving(folder: Path, body: str) -> AsyncIterator[Path]:
 async def test_a_page_of_a_proxy_is_a_refusal(tmp_path: Path) -> None:
     async with (
         serving(tmp_path, "<html>sign in</html>") as config,
-        connected(config, request_timeout_s=5.0) as api,
+        connected(config, request_timeout_s=60.0) as api,
     ):
         with pytest.raises(ClusterRefused, match="Lease"):
             await KubernetesLease(api, "fleet", "lease").read()
@@ -64,7 +64,7 @@ async def test_a_page_of_a_proxy_is_a_refusal(tmp_path: Path) -> None:
 async def test_watches_take_no_connection_from_calls(tmp_path: Path) -> None:
     async with (
         serving(tmp_path, "{}") as config,
-        connected(config, request_timeout_s=5.0) as api,
+        connected(config, request_timeout_s=60.0) as api,
         AsyncExitStack() as stack,
     ):
         for number in range(NUM_WATCHES):

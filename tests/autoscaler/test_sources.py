@@ -77,7 +77,7 @@ def ok(text: str) -> bytes:
 )
 async def test_every_dialect_says_the_same(page: str) -> None:
     async with engine(ok(page)) as address:
-        assert await PodPages(5.0).read({"r": address}, ENGINE_READING) == {"r": SAMPLE}
+        assert await PodPages(60.0).read({"r": address}, ENGINE_READING) == {"r": SAMPLE}
 
 
 async def test_a_failure_of_one_is_unknown_for_that_one_only() -> None:
@@ -98,7 +98,7 @@ async def test_a_failure_of_one_is_unknown_for_that_one_only() -> None:
     ):
         async with engine(b"") as gone:
             pass
-        found = await PodPages(0.5).read(
+        found = await PodPages(5.0).read(
             {
                 "good": good, "silent": silent, "busy": busy, "wrong": wrong, "broken": broken,
                 "partial": partial, "empty": empty, "gone": gone,
@@ -337,7 +337,8 @@ async def test_every_gateway_pod_is_asked_and_a_silent_one_makes_it_unknown() ->
         asked = []
         for address, ready in ((well, "True"), (silent, "True"), (well, "False")):
             source = GatewaySource("app=gateway", address.port)
-            asked.append(await GatewayPods(OnePod(address, ready), source, PodPages(0.5)).ask())
+            pages = PodPages(0.5 if address is silent else 60.0)
+            asked.append(await GatewayPods(OnePod(address, ready), source, pages).ask())
     assert asked == [{"u": GatewaySample(7, 1, 2)}, None, None]
 
 
@@ -349,10 +350,10 @@ async def test_the_autoscalers_own_page_can_be_scraped_like_any_other() -> None:
     told.note("chat", Report(PoolState(0.0, (found,), None), decision, (), (), "HPA/x", None))
     async with Telemetry(told).served("127.0.0.1", 0) as port:
         address = Address("127.0.0.1", port)
-        families = parse(await get(address, "/metrics", timeout_s=5.0))
-        assert await get(address, "/health", timeout_s=5.0) == "ok\n"
+        families = parse(await get(address, "/metrics", timeout_s=60.0))
+        assert await get(address, "/health", timeout_s=60.0) == "ok\n"
         with pytest.raises(SourceFailed):
-            await get(address, "/other", timeout_s=5.0)
+            await get(address, "/other", timeout_s=60.0)
     by_phase = {s.labels["phase"]: s.value for s in families["pandal_autoscaler_replicas"]}
     assert (by_phase["ready"], by_phase["starting"], by_phase["stuck"]) == (3, 1, 0)
     assert families["pandal_autoscaler_leads"][0].value == 1

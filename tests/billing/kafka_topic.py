@@ -1,5 +1,6 @@
 """A topic of its own for each test, and what a test puts there."""
 
+import asyncio
 import itertools
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -9,6 +10,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from contracts.usage import UsageEvent, encode_usage_event
+from tests.support.waiting import PATIENCE_S
 
 
 @asynccontextmanager
@@ -26,8 +28,16 @@ def new_name() -> str:
 
 
 async def create_topic(bootstrap: str, topic: str, *, num_partitions: int) -> None:
-    async with administration(bootstrap) as admin:
+    """Once the broker serves it: it says that it is made a moment before."""
+    async with administration(bootstrap) as admin, asyncio.timeout(PATIENCE_S):
         await admin.create_topics([NewTopic(topic, num_partitions, replication_factor=1)])
+        while await _num_served(admin, topic) < num_partitions:  # noqa: ASYNC110 - the brokers'
+            await asyncio.sleep(0.02)
+
+
+async def _num_served(admin: AIOKafkaAdminClient, topic: str) -> int:
+    (told,) = await admin.describe_topics([topic])
+    return sum(partition["leader"] >= 0 for partition in told["partitions"])
 
 
 async def new_topic(bootstrap: str, *, num_partitions: int) -> str:

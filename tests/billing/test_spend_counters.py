@@ -53,6 +53,7 @@ def test_counters_that_were_lost_stand_at_the_ledger_again_and_none_is_lowered(
     post(ledger, usage(1), usage(2, key_id="key-2"), usage(3, occurred_at=yesterday))
     with quota.client as store:
         key = quota_budget_key(tenant_id("acme"))
+        store.delete(key)
         month = f"m{NOVEMBER}nano"
         named = quota_rule_name("key-1", MODEL)
         store.hset(key, f"d{TODAY}nano", 10**9)  # what runs, and is not in the ledger yet

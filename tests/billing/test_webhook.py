@@ -43,22 +43,26 @@ def test_a_receiver_that_never_ends_its_answer_is_left_at_the_deadline(tmp_path:
         sender = WebhookSender(
             Webhook(url=url, secret_file=str(tmp_path / "secret")), clock, deadline_s=0.5
         )
-        with pytest.raises(WebhookFailed):
-            sender.send("acme/month/2026-11/50", b"{}")
-        thread.join()
+        try:
+            with pytest.raises(WebhookFailed):
+                sender.send("acme/month/2026-11/50", b"{}")
+        finally:
+            server.shutdown(socket.SHUT_RDWR)  # wakes an accept
+            thread.join()
 
 
 def dribble(server: socket.socket) -> None:
     """Until the other side has gone."""
-    connection, _ = server.accept()
-    with connection, contextlib.suppress(OSError):
-        connection.sendall(b"HTTP/1.1 200 OK\r\nx-long: ")
-        connection.settimeout(0.05)
-        while True:
-            connection.sendall(b"a")
-            with contextlib.suppress(TimeoutError):
-                if not connection.recv(1 << 16):
-                    return
+    with contextlib.suppress(OSError):
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(b"HTTP/1.1 200 OK\r\nx-long: ")
+            connection.settimeout(0.05)
+            while True:
+                connection.sendall(b"a")
+                with contextlib.suppress(TimeoutError):
+                    if not connection.recv(1 << 16):
+                        return
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,11 @@ def gateway(status: int, *pieces: bytes) -> Iterator[Address]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield Address("127.0.0.1", server.server_port)
-        server.shutdown()
-        thread.join()
+        try:
+            yield Address("127.0.0.1", server.server_port)
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def ticking() -> Callable[[], float]:

@@ -15,17 +15,29 @@ def answering(*pieces: bytes) -> Iterator[Address]:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
-            connection, _ = server.accept()
-            with connection:
-                while b"\r\n\r\n" not in connection.recv(65_536):
-                    continue
-                for piece in pieces:
-                    connection.sendall(piece)
+            with suppress(OSError):  # nobody asks, or whoever did has heard enough
+                connection, _ = server.accept()
+                with connection:
+                    read_head(connection)
+                    for piece in pieces:
+                        connection.sendall(piece)
 
         thread = threading.Thread(target=serve)
         thread.start()
-        yield Address("127.0.0.1", server.getsockname()[1])
-        thread.join()
+        try:
+            yield Address("127.0.0.1", server.getsockname()[1])
+        finally:
+            server.shutdown(socket.SHUT_RDWR)  # wakes an accept
+            thread.join()
+
+
+def read_head(connection: socket.socket) -> None:
+    head = b""
+    while b"\r\n\r\n" not in head:
+        part = connection.recv(65_536)
+        if not part:
+            raise ConnectionError("gone in the middle of its head")
+        head += part
 
 
 @pytest.mark.parametrize(
@@ -91,11 +103,12 @@ def test_an_answer_that_drips_has_a_deadline(begun: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def drip() -> None:
-            connection, _ = server.accept()
-            with connection, suppress(OSError):
-                connection.sendall(begun)
-                while not has_left.wait(0.05):
-                    connection.sendall(b"a")
+            with suppress(OSError):
+                connection, _ = server.accept()
+                with connection:
+                    connection.sendall(begun)
+                    while not has_left.wait(0.05):
+                        connection.sendall(b"a")
 
         thread = threading.Thread(target=drip)
         thread.start()
@@ -104,4 +117,5 @@ def test_an_answer_that_drips_has_a_deadline(begun: bytes) -> None:
                 get(Address("127.0.0.1", server.getsockname()[1]), "/", timeout_s=0.5)
         finally:
             has_left.set()
+            server.shutdown(socket.SHUT_RDWR)
             thread.join()

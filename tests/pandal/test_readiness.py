@@ -1,7 +1,8 @@
 """Replicas are waited for as long as they get on, and no longer."""
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -33,13 +34,13 @@ class SeenStates:
 
 
 @contextmanager
-def replica(states: Iterable[ReplicaState]) -> Iterator[int]:
-    """The port of one that tells these states on /ready, one at each look."""
-    left = iter(states)
+def replica(*states: ReplicaState) -> Iterator[int]:
+    """The port of one that tells these states on /ready, one at each look; the last for ever."""
+    left = deque(states)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = msgspec.json.encode(next(left))
+            body = msgspec.json.encode(left.popleft() if len(left) > 1 else left[0])
             self.send_response(200)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
@@ -51,9 +52,11 @@ def replica(states: Iterable[ReplicaState]) -> Iterator[int]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def plan(data_dir: DataDir, *ports: int) -> FleetPlan:
@@ -75,24 +78,20 @@ def plan(data_dir: DataDir, *ports: int) -> FleetPlan:
     )
 
 
-def forever(state: ReplicaState) -> Iterator[ReplicaState]:
-    while True:
-        yield state
-
-
 async def test_replicas_that_get_on_are_waited_for(data_dir: DataDir) -> None:
     seen = SeenStates()
-    with replica([loading(0.1), loading(0.2), READY]) as first, replica([READY]) as second:
+    with replica(loading(0.1), loading(0.2), READY) as first, replica(READY) as second:
         await replicas_ready(plan(data_dir, first, second), seen, stall_patience_s=3_600)
     assert seen.phases.count(Phase.READY) == 2
 
 
 async def test_a_replica_that_stays_at_one_point_is_given_up(data_dir: DataDir) -> None:
     with (
-        replica(forever(loading(0.3))) as stuck,
-        pytest.raises(FleetFailed, match=r"replica-0 has not moved for 0\.5 s, at loading 30% \("),
+        replica(loading(0.3)) as stuck,
+        pytest.raises(FleetFailed, match=r"replica-0 has not moved for 2\.5 s, at loading 30% \("),
     ):
-        await replicas_ready(plan(data_dir, stuck), SeenStates(), stall_patience_s=0.5)
+        # Longer than a look may take: a first one that is not answered in time is not the last.
+        await replicas_ready(plan(data_dir, stuck), SeenStates(), stall_patience_s=2.5)
 
 
 async def test_a_replica_that_never_listens_is_given_up(data_dir: DataDir, free_port: int) -> None:
@@ -106,7 +105,7 @@ async def test_a_replica_that_says_it_failed_is_believed_and_quoted_once(
     seen = SeenStates()
     failed = ReplicaState(phase=Phase.FAILED, progress_ratio=0.0, detail="no such file")
     with (
-        replica(forever(failed)) as port,
+        replica(failed) as port,
         pytest.raises(FleetFailed, match=r"cannot serve its model: no such file \(log: "),
     ):
         await replicas_ready(plan(data_dir, port), seen)

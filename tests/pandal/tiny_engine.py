@@ -50,7 +50,7 @@ class TinyEngine:
             while not writer.is_closing():
                 writer.write(b"token\n")
                 await writer.drain()
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.05)
         finally:
             self.running -= 1
             self.finished += 1

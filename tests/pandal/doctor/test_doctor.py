@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from typer.testing import CliRunner
 
 from gateway.resp_address import RespAddress
@@ -21,6 +20,7 @@ from pandal.doctor.valkey import valkey_findings
 from pandal.kafka import TopicFacts
 from pandal.keys import KeyRequest, create_key
 from pandal.settings import CommandSettings
+from tests.billing.kafka_topic import create_topic
 from tests.gateway.processes import Valkey
 from tests.support.kafka_brokers import running, tansu
 
@@ -80,20 +80,11 @@ def test_replicas_are_held_against_each_other(dev_replica: str) -> None:
 
 def test_a_real_broker_tells_of_its_topic(tmp_path: Path) -> None:
     with running(tansu(tmp_path)) as broker:
-        asyncio.run(create_topic(broker.bootstrap, "usage", 3))
+        asyncio.run(create_topic(broker.bootstrap, "usage", num_partitions=3))
         found = kafka_findings(broker.bootstrap, CommandSettings(), "usage")
         assert found[0].fact.startswith("usage has 3 partitions")
     (away,) = kafka_findings("127.0.0.1:1", CommandSettings(), "usage")
     assert (away.level, "cannot be reached" in away.fact) == (Level.FAILURE, True)
-
-
-async def create_topic(bootstrap: str, topic: str, num_partitions: int) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    try:
-        await admin.create_topics([NewTopic(topic, num_partitions, 1)])
-    finally:
-        await admin.close()
 
 
 def test_a_topic_that_can_lose_events_is_told() -> None:
