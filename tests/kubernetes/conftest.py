@@ -73,11 +73,15 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Helm:
 
 async def eventually(is_true: Callable[[], Awaitable[bool]], what: str) -> None:
     give_up_monotonic_s = time.monotonic() + PATIENCE_S
+    refusal: ClusterRefused | None = None
     while time.monotonic() < give_up_monotonic_s:
-        if await is_true():
-            return
+        try:
+            if await is_true():
+                return
+        except ClusterRefused as exc:  # an API server that has just begun anew refuses for a while
+            refusal = exc
         await asyncio.sleep(0.1)
-    pytest.fail(f"waited in vain: {what}")
+    pytest.fail(f"waited in vain: {what} ({refusal})")
 
 
 def audited(plane: ControlPlane) -> list[Json]:
@@ -119,8 +123,8 @@ class Scene:
         number = len(self.processes)
         chosen = {
             "namespace": self.namespace, "kubeconfig": self.kubeconfig, "period_s": 0.4,
-            "identity": f"autoscaler-{number}", "port": 0, "request_timeout_s": 1.0,
-            "lease_duration_s": 4.0, "lease_renew_deadline_s": 2.0, "lease_retry_period_s": 0.4,
+            "identity": f"autoscaler-{number}", "port": 0, "request_timeout_s": 3.0,
+            "lease_duration_s": 8.0, "lease_renew_deadline_s": 4.0, "lease_retry_period_s": 0.4,
             "scrape_timeout_s": 1.0, "log_level": "debug", **settings,
         }  # fmt: skip
         environment = {f"AUTOSCALER_{k}".upper(): str(v) for k, v in chosen.items()}
@@ -168,7 +172,7 @@ class Scene:
         async def is_true() -> bool:
             return is_right(await self.count())
 
-        await eventually(is_true, f"{what}; it is {await self.count()}")
+        await eventually(is_true, what)
 
     async def until_condition(self, type_: str, wanted: tuple[str, str]) -> None:
         async def is_true() -> bool:

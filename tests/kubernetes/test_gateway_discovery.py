@@ -95,10 +95,12 @@ async def following(scene: Scene) -> AsyncIterator[None]:
     service = Service(scene.namespace, "replicas", "http")
     source = EndpointSliceSource(scene.client, service, lambda: 0.5)
     task = asyncio.create_task(source.run(scene.published.append))
-    yield
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 async def test_a_services_pods_come_and_go_with_its_slices(
@@ -140,7 +142,13 @@ async def test_it_may_read_slices_of_its_namespace_and_nothing_else(
 ) -> None:
     rules = yaml.safe_load(RULES.read_text())
     async with _scene(control_plane, admin, tmp_path, rules=rules) as scene:
-        assert b"EndpointSliceList" in await scene.client.get(scene.slices)
+
+        async def may_read() -> bool:
+            with suppress(ApiFailure):  # a role is known a moment after it was made
+                return b"EndpointSliceList" in await scene.client.get(scene.slices)
+            return False
+
+        await eventually(may_read, "its role to be known")
         for path in (
             f"/api/v1/namespaces/{scene.namespace}/pods",
             f"/api/v1/namespaces/{scene.namespace}/secrets",

@@ -199,7 +199,7 @@ async def test_when_the_leader_dies_in_a_drain_the_next_one_finishes_it(scene_of
 async def test_a_person_is_respected_within_the_bounds_and_corrected_outside(
     scene_of: SceneOf,
 ) -> None:
-    scene = await scene_of(maxReplicas=4)
+    scene = await scene_of(maxReplicas=4, respectManualSeconds=10)  # it must be seen meanwhile
     scene.start_autoscaler()
     scene.fleet.rate_per_s = 3.0
     await scene.until(lambda status: status.get("reason") == "steady", "a steady pool")
