@@ -130,8 +130,8 @@ def _patiently(
     look: Callable[[], AuditReport], patience_s: float, is_stopping: Callable[[], bool]
 ) -> AuditReport:
     """What moves is no difference: only what every look has found, until patience ends."""
-    give_up_s = time.monotonic() + patience_s
     earlier = look()
+    give_up_s = time.monotonic() + patience_s  # from here on: a look of large books takes longer
     report = replace(earlier, lost={})  # one look proves no loss
     while any(finding.kind in _MOVING for finding in report.findings):
         if time.monotonic() >= give_up_s or is_stopping():

@@ -165,7 +165,9 @@ def test_a_search_brackets_what_the_server_keeps(start_server: StartServer, tmp_
     search = ("--url", server.url, *SHORT, "--rate", "40", "--duration-s", "0.2", "--find-goodput")
     none = report(*search, "--slo-ttft-s", "0", "--search-s", "0.5")
     assert none["highest_rate_per_s"] is None
-    assert none["lowest_failed_rate_per_s"] <= 40
+    # Of a rate that the generator missed, on a busy machine, nothing is told of the server.
+    limits = (none["lowest_failed_rate_per_s"], none["lowest_generator_limit_per_s"])
+    assert min(limit for limit in limits if limit is not None) <= 40
     every = report(*search, "--slo-ttft-s", "3600", "--slo-tpot-s", "3600", "--search-s", "0.5")
     assert every["highest_rate_per_s"] >= 40
     assert every["lowest_failed_rate_per_s"] is None
@@ -190,7 +192,7 @@ def test_an_overloaded_server_is_told_from_a_slow_generator(start_server: StartS
 
 def test_two_reports_compare(start_server: StartServer, tmp_path: Path) -> None:
     files = [tmp_path / "a.json", tmp_path / "b.json"]
-    for file, ttft_s in zip(files, (0.0, 0.2), strict=True):
+    for file, ttft_s in zip(files, (0.0, 1.0), strict=True):
         server = start_server(ttft_s, 0.0)
         options = ("--url", server.url, *SHORT, "--rate", "50", "--requests", "30")
         report(*options, "--out", str(file))
@@ -248,7 +250,7 @@ def test_a_run_without_a_request_is_no_success(start_server: StartServer) -> Non
 
 
 def test_it_says_what_it_does_before_and_while_it_does(start_server: StartServer) -> None:
-    server = start_server(6.0, 0.0)
+    server = start_server(9.0, 0.0)  # a line is told after five seconds
     result = run_bench("--url", server.url, *SHORT, "--rate", "50", "--requests", "2")
     first, *others = result.stderr.splitlines()
     assert first.startswith(f"loading default at {server.url}/v1/chat/completions: fixed workload")
