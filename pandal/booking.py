@@ -16,7 +16,7 @@ from pandal.polling import poll_until
 
 _SPOOL_POLL_INTERVAL_S = 0.05
 _EVENT_POLL_INTERVAL_S = 0.1
-EVENT_PATIENCE_S = 15.0  # through the spool under a second; a Kafka group takes some to form
+EVENT_PATIENCE_S = 30.0  # through the spool under a second; a Kafka group takes some to form
 
 
 async def event_booked(ledger_url: str, request_id: str) -> PostedEvent:

@@ -20,7 +20,7 @@ _ANSWER_TIMEOUT_S = 2.0
 # The longest step that shows no progress: kernels compiled for the first time on a slow machine.
 REPLICA_STALL_PATIENCE_S = 300.0
 GATEWAY_READY_PATIENCE_S = 30.0  # it has nothing to load; replicas are ready before it is asked
-KEY_PATIENCE_S = 3.0  # the gateway re-reads the policy file within one second
+KEY_PATIENCE_S = 10.0  # the gateway re-reads the policy file within one second, if it is not busy
 _KEY_ANSWER_TIMEOUT_S = 1.0
 
 _STARTING = ReplicaState(phase=Phase.STARTING, progress_ratio=0.0)

@@ -58,7 +58,10 @@ def test_keys_quota_and_ledger_survive_a_restart(start_fleet: StartFleet) -> Non
     tenants = ("acme", "demo")
     eventually(lambda: ledger_account(second.data_dir, tenants).num_requests == 4, "not booked")
     assert ledger_account(second.data_dir, ["acme"]).num_tokens == 2 * usage.total_tokens
-    assert quota_account(second.data_dir, tenants) == ledger_account(second.data_dir, tenants)
+    eventually(
+        lambda: quota_account(second.data_dir, tenants) == ledger_account(second.data_dir, tenants),
+        "the quota was not told alike",
+    )
 
 
 @pytest.mark.parametrize("signal_", [signal.SIGTERM, signal.SIGINT], ids=str)
@@ -105,15 +108,15 @@ def test_an_answer_under_way_at_the_stop_is_booked(start_fleet: StartFleet) -> N
         stream = sdk.chat.completions.create(
             model="default",
             messages=[{"role": "user", "content": "slowly please"}],
-            max_tokens=20,
+            max_tokens=12,  # a second: a third of the drain
             stream=True,
         )
         next(stream)
         fleet.process.send_signal(signal.SIGTERM)
         text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
-    assert "word19" in text
+    assert "word11" in text
     assert fleet.wait() == 0
-    assert ledger_account(fleet.data_dir, ["acme"]).num_tokens == 22
+    assert ledger_account(fleet.data_dir, ["acme"]).num_tokens == 14
 
 
 def test_an_answer_longer_than_the_drain_is_cut_off_and_booked(start_fleet: StartFleet) -> None:
