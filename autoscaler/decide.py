@@ -13,7 +13,7 @@ from autoscaler import arriving, guards
 from autoscaler.bounds import bounded, bounds_at, quotas
 from autoscaler.decision import Code, Decision, Memory, Need, Reason
 from autoscaler.grow import missing_tokens_per_s, order
-from autoscaler.manual import is_respected, noticed
+from autoscaler.manual import noticed, respected
 from autoscaler.need import Outlook, learned, outlook, rates_of, supply_tokens_per_s
 from autoscaler.policy import PoolPolicy
 from autoscaler.pool import Phase, PoolState
@@ -26,11 +26,11 @@ def decide(state: PoolState, policy: PoolPolicy, memory: Memory) -> Decision:
     memory = arriving.noted(state, memory)
     if state.demand is None or state.demand.interval_s <= 0:
         seen = memory
-        changed = _held(state, memory, Code.UNKNOWN_DEMAND)
+        changed = _held(state, memory, Reason(Code.UNKNOWN_DEMAND))
     else:
         seen, look = _look(state, policy, memory)
-        if is_respected(state, seen):
-            changed = _held(state, seen, Code.MANUAL)
+        if (manual := respected(state, seen)) is not None:
+            changed = _held(state, seen, manual)
         else:
             changed = _changed(state, policy, seen, look)
     wanted, reasons, memory = changed
@@ -65,8 +65,8 @@ def _quiet_code(state: PoolState, policy: PoolPolicy, memory: Memory) -> Code:
     return Code.NOT_SUSTAINED if is_short else Code.STEADY
 
 
-def _held(state: PoolState, memory: Memory, code: Code) -> Shrunk:
-    return {found.name: found.num_kept for found in state.variants}, (Reason(code),), memory
+def _held(state: PoolState, memory: Memory, why: Reason) -> Shrunk:
+    return {found.name: found.num_kept for found in state.variants}, (why,), memory
 
 
 def _said(state: PoolState) -> Sequence[Reason]:

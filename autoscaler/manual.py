@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from autoscaler.decision import Memory
+from autoscaler.decision import Code, Memory, Reason
 from autoscaler.policy import PoolPolicy
 from autoscaler.pool import PoolState
 
@@ -20,5 +20,9 @@ def noticed(state: PoolState, policy: PoolPolicy, memory: Memory) -> Memory:
     return replace(memory, manual_counts=foreign, manual_until_s=until)
 
 
-def is_respected(state: PoolState, memory: Memory) -> bool:
-    return memory.manual_until_s is not None and state.now_s < memory.manual_until_s
+def respected(state: PoolState, memory: Memory) -> Reason | None:
+    """Why nothing changes, and how much longer; ``None``: it is nobody's time."""
+    until_s = memory.manual_until_s
+    if until_s is None or state.now_s >= until_s:
+        return None
+    return Reason(Code.MANUAL, {"for_s": until_s - state.now_s})

@@ -42,12 +42,18 @@ def test_chance_alone_is_no_change() -> None:
     assert all(mean == pytest.approx(100.0, rel=0.12) for mean in means[50:])
 
 
-def test_a_change_is_known_within_a_minute() -> None:
+@pytest.mark.parametrize("changed", [250.0, 25.0], ids=["longer", "shorter"])
+def test_a_change_is_known_in_half_a_minute_and_nothing_of_before_is_in_it(changed: float) -> None:
     known = after([(4_000.0, 40.0)] * 100)
-    assert after([(10_000.0, 40.0)] * 6, known).mean_tokens == pytest.approx(250.0, rel=0.3)
-    shorter = after([(1_000.0, 40.0)] * 6, known).mean_tokens
-    assert shorter is not None
-    assert shorter < 60.0
+    looks = [(40.0 * changed, 40.0)]
+    for num_looks in range(3, 12):
+        assert after(looks * num_looks, known).mean_tokens == pytest.approx(changed, rel=0.001)
+
+
+def test_a_change_within_the_half_minute_is_told_from_what_was_before_it() -> None:
+    known = after([(4_000.0, 40.0)] * 100)
+    mean = after([(10_000.0, 40.0)] * 2, known).mean_tokens
+    assert mean == pytest.approx(200.0, rel=0.001), "two looks of the new, and one of the old"
 
 
 def test_answers_that_grow_are_seen_as_they_grow() -> None:
