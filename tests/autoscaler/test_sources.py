@@ -98,7 +98,7 @@ async def test_a_failure_of_one_is_unknown_for_that_one_only() -> None:
     ):
         async with engine(b"") as gone:
             pass
-        found = await PodPages(5.0).read(
+        found = await PodPages(3.0).read(
             {
                 "good": good, "silent": silent, "busy": busy, "wrong": wrong, "broken": broken,
                 "partial": partial, "empty": empty, "gone": gone,

@@ -54,7 +54,7 @@ async def reading(
         topic=topic,
         group=f"group-{topic}",
         session_timeout_s=(
-            broker.shortest_session_s if session_timeout_s is None else session_timeout_s
+            max(2.0, broker.shortest_session_s) if session_timeout_s is None else session_timeout_s
         ),
         stall_timeout_s=stall_timeout_s,
         next_offset=next_offset,
@@ -154,12 +154,13 @@ async def test_reading_goes_on_where_the_ledger_stands_not_where_kafka_says(
 ) -> None:
     topic = await new_topic(broker.bootstrap, num_partitions=2)
     await send_events(broker.bootstrap, topic, [usage(n) for n in range(10)], num_partitions=2)
-    async with reading(broker, topic, from_the_beginning) as source:
+    short = broker.shortest_session_s  # who comes after another waits for its session's end
+    async with reading(broker, topic, from_the_beginning, session_timeout_s=short) as source:
         await poll_until(source, 10, lambda _batch: None)  # read, never posted
-    async with reading(broker, topic, ledger.next_offset) as source:
+    async with reading(broker, topic, ledger.next_offset, session_timeout_s=short) as source:
         await poll_until(source, 10, posting(ledger))
     await send_events(broker.bootstrap, topic, [usage(n) for n in range(10, 14)], num_partitions=2)
-    async with reading(broker, topic, ledger.next_offset) as source:
+    async with reading(broker, topic, ledger.next_offset, session_timeout_s=short) as source:
         again = await poll_until(source, 4, posting(ledger))
     assert sum(len(b.records) for b in again) == 4
     assert totals(ledger_url, "acme").num_requests == 14
@@ -182,11 +183,10 @@ async def test_a_second_consumer_takes_partitions_over_without_doubling(
     broker: Broker, ledger: Ledger, ledger_url: str
 ) -> None:
     topic = await new_topic(broker.bootstrap, num_partitions=4)
-    session_timeout_s = max(2.0, broker.shortest_session_s)  # two members need longer to join
     await send_events(broker.bootstrap, topic, [usage(n) for n in range(40)], num_partitions=4)
     async with (
-        reading(broker, topic, ledger.next_offset, session_timeout_s=session_timeout_s) as first,
-        reading(broker, topic, ledger.next_offset, session_timeout_s=session_timeout_s) as second,
+        reading(broker, topic, ledger.next_offset) as first,
+        reading(broker, topic, ledger.next_offset) as second,
     ):
         await poll_until(first, 40, posting(ledger))
         later = [usage(n) for n in range(40, 80)]
@@ -225,7 +225,10 @@ async def test_a_broker_that_falls_silent_is_noticed_and_found_again(
     """aiokafka#1154: without a deadline of ours the consumer would wait for ever."""
     topic = await new_topic(tansu.bootstrap, num_partitions=1)
     await send_events(tansu.bootstrap, topic, [usage(1)], num_partitions=1)
-    async with reading(tansu, topic, ledger.next_offset, stall_timeout_s=3) as source:
+    short = tansu.shortest_session_s  # of the consumer that is given up, and waited for
+    async with reading(
+        tansu, topic, ledger.next_offset, session_timeout_s=short, stall_timeout_s=3
+    ) as source:
         await poll_until(source, 1, posting(ledger))
         tansu.pause()
         try:
@@ -258,7 +261,7 @@ async def test_going_back_on_a_broker_that_is_silent_is_an_error_that_may_pass(
 
 async def test_silence_without_events_is_no_failure(tansu: Broker) -> None:
     topic = await new_topic(tansu.bootstrap, num_partitions=1)
-    async with reading(tansu, topic, from_the_beginning, stall_timeout_s=3) as source:
+    async with reading(tansu, topic, from_the_beginning, stall_timeout_s=10) as source:
         for _ in range(10):
             assert await source.poll() == []
 
@@ -360,10 +363,12 @@ async def test_an_alert_is_a_record_of_its_topic(tansu: Broker) -> None:
     consumer = AIOKafkaConsumer(
         topic, bootstrap_servers=tansu.bootstrap, auto_offset_reset="earliest"
     )
-    await consumer.start()
-    async with asyncio.timeout(PATIENCE_S):
-        record = await consumer.getone()
-    await consumer.stop()
+    try:
+        await consumer.start()
+        async with asyncio.timeout(PATIENCE_S):
+            record = await consumer.getone()
+    finally:
+        await consumer.stop()
     assert (record.key, record.value) == (b"acme", b"{}")
     assert ("ce_id", b"acme/month/2026-11/80") in record.headers
     gone = AlertTopic(lambda: {"bootstrap_servers": f"127.0.0.1:{free_port()}"}, topic)

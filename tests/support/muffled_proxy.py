@@ -21,7 +21,11 @@ class MuffledProxy:
         self.num_connections += 1
         number = self.num_connections
         self._connections.add(number)
-        there, back = await asyncio.open_connection("127.0.0.1", self._target_port)
+        try:
+            there, back = await asyncio.open_connection("127.0.0.1", self._target_port)
+        except OSError:
+            writer.close()
+            return
         pumps = [
             asyncio.create_task(self._pump(number, reader, back)),
             asyncio.create_task(self._pump(number, there, writer)),

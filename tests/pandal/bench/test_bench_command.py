@@ -250,7 +250,7 @@ def test_a_run_without_a_request_is_no_success(start_server: StartServer) -> Non
 
 
 def test_it_says_what_it_does_before_and_while_it_does(start_server: StartServer) -> None:
-    server = start_server(9.0, 0.0)  # a line is told after five seconds
+    server = start_server(8.0, 0.0)  # a line is told after five seconds
     result = run_bench("--url", server.url, *SHORT, "--rate", "50", "--requests", "2")
     first, *others = result.stderr.splitlines()
     assert first.startswith(f"loading default at {server.url}/v1/chat/completions: fixed workload")
