@@ -24,11 +24,6 @@ JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
 
-def _status_line(status: int) -> bytes:
-    """A replica's refusal may have a code of its own."""
-    return _STATUS_LINES.get(status) or b"HTTP/1.1 %d Refused\r\n" % status
-
-
 class Exchange:
     """``response_complete``, ``keep_alive``, ``disconnected`` and ``message_event`` are spelled as
     in uvicorn's own request cycle, whose place an exchange takes on the connection."""
@@ -134,7 +129,8 @@ class Exchange:
             self._transport.write(
                 b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n%b"
                 % (
-                    _OK if status == 200 else _status_line(status),
+                    # A replica's refusal may have a code of its own.
+                    _STATUS_LINES.get(status) or b"HTTP/1.1 %d Refused\r\n" % status,
                     content_type,
                     len(body),
                     headers,

@@ -23,7 +23,7 @@ from gateway.resilience.shared_answer import Recording, SharedAnswer
 from gateway.response_cache.cache_key import cache_digest
 from gateway.response_cache.response_cache import CACHE_MISS, CACHE_SHARED, send_kept, usage_of
 from gateway.settlement import Settlement
-from gateway.stages import Stages, answer_head, reservation_of
+from gateway.stages import Stages, answer_head
 from gateway.trace import Trace
 
 
@@ -166,11 +166,10 @@ class KnownAnswers:
         assert trace.grant is not None
         assert request is not None
         grant = trace.grant.for_model(request.model)
-        context = stages.context(trace, grant, request)
-        plan = stages.plans.plan_for(grant, request.model)
         turn = turn_of(grant.key_number, exchange.body)
-        reservation = reservation_of(context, plan, turn)
+        reservation = stages.reservation(trace, grant, request, turn)
         verdict = await stages.limiter.reserve(reservation)
         stages.admit(reservation, verdict, trace)
+        context = stages.context(trace, reservation, grant, request)
         trace.meter.adapter_of = stages.fleet.pool.parent(request.model)  # no replica is to tell
         return _Charge(trace, context, Settlement(stages.desk, context, reservation, trace.meter))

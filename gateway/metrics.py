@@ -67,7 +67,7 @@ class Metrics:
         self.routes: Counter[str] = Counter()  # by reason
         self.num_active = 0
         self.num_shipped = 0
-        self._refusals: Counter[Labels] = Counter()
+        self._refusals: Counter[str] = Counter()  # by reason
         self._sources: dict[str, tuple[str, Source]] = {}  # with their kinds
 
     def read_from(self, name: str, source: Source, kind: str = "counter") -> None:
@@ -78,7 +78,7 @@ class Metrics:
         for trace in ended:
             self.requests[trace.operation, trace.status] += 1
             if trace.reason is not None:
-                self._refusals[(("reason", trace.reason),)] += 1
+                self._refusals[trace.reason] += 1
             usage = trace.usage
             if usage is not None:
                 cached = usage.cached_prompt_tokens
@@ -126,7 +126,7 @@ class Metrics:
         return "\n".join(
             [
                 *family(names.GATEWAY_REQUESTS, "counter", requests),
-                *family(names.GATEWAY_REFUSALS, "counter", self._refusals),
+                *family(names.GATEWAY_REFUSALS, "counter", _by_reason(self._refusals)),
                 *self.shadows.lines(),
                 *family(names.GATEWAY_TOKENS, "counter", tokens),
                 *family(names.GATEWAY_ROUTES, "counter", _by_reason(self.routes)),

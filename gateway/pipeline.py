@@ -37,7 +37,7 @@ from gateway.relay import Relay
 from gateway.resilience.retries import Retries
 from gateway.resilience.shared_answer import SharedAnswer
 from gateway.settlement import Settlement
-from gateway.stages import Stages, answer_head, reservation_of
+from gateway.stages import Stages, answer_head
 from gateway.trace import Trace
 
 logger = logging.getLogger(__name__)
@@ -115,11 +115,11 @@ class Pipeline:
                 grant = grant.for_model(request.model)
             if grant.admission.counting is TokenCounting.EXACT:
                 trace.request = request = await self._counted(request, exchange, grant, trace)
-            context = stages.context(trace, grant, request)
-            reservation = reservation_of(context, stages.plans.plan_for(grant, request.model), turn)
+            reservation = stages.reservation(trace, grant, request, turn)
             self._check_can_be_served(request, reservation, grant)
             verdict = await stages.limiter.reserve(reservation)
             stages.admit(reservation, verdict, trace)
+            context = stages.context(trace, reservation, grant, request)
             settlement = Settlement(stages.desk, context, reservation, trace.meter)
             relay = Relay(
                 stages.fleet, stages.retries, exchange, context, trace.meter, answer_head(trace)

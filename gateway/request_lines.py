@@ -96,16 +96,17 @@ class RequestLines:
         sent_s, first_s = meter.sent_monotonic_s, meter.first_byte_monotonic_s
         began_s, ended_s = trace.started_monotonic_s, trace.ended_monotonic_s
         is_rare = meter.queued_s is not None or meter.num_breaks or meter.route_costs is not None
-        if is_rare or trace.num_shadows or trace.counted_s is not None or request is None:
+        if is_rare or trace.num_shadows or trace.counted_s is not None or auth_s is None:
             return _in_full(_line(trace, wall_minus_monotonic_s))
         assert ended_s is not None
         kind: _Kind = (
-            id(trace.grant), trace.status, trace.operation, request.model, request.is_stream,
+            id(trace.grant), trace.status, trace.operation,
+            None if request is None else request.model, request is None or request.is_stream,
             trace.reason, meter.replica, trace.outcome, meter.route, meter.home,
             usage is None, admit_s is None, sent_s is None, first_s is None,
         )  # fmt: skip
         known = self._kinds.get(kind)
-        if known is None or auth_s is None:
+        if known is None:
             return self._first(kind, trace, wall_minus_monotonic_s)
         at = _encode(datetime.fromtimestamp(ended_s + wall_minus_monotonic_s, UTC))
         request_id, latency_ms = trace.request_id.encode(), (ended_s - began_s) * 1e3
@@ -130,7 +131,7 @@ class RequestLines:
         reached = [getattr(line, name) is not None for name in _SERVED]
         if all(reached):
             holes = _SERVED
-        elif sum(reached) == len(_REFUSED) and line.auth_ms is not None:
+        elif sum(reached) == len(_REFUSED):
             holes = _REFUSED
         if holes is not None:
             marked = msgspec.structs.replace(line, **{n: mark for n, (mark, _) in holes.items()})

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from gateway.access_log import AccessLog
-from gateway.admission.quota_plan import PlanBook, QuotaPlan
+from gateway.admission.quota_plan import PlanBook
 from gateway.admission.redis_limiter import RedisLimiter
 from gateway.admission.verdict import Reservation, Verdict, refused
 from gateway.api.context import InferenceRequest, RequestContext
@@ -57,6 +57,31 @@ class Stages:
             exchange.request = request
         return request
 
+    def reservation(
+        self, trace: Trace, grant: Grant, request: InferenceRequest, turn: int
+    ) -> Reservation:
+        """To be asked for.  ``grant``: for the request's model; ``turn``: see ``verdict.turn_of``.
+
+        No cached token counts in its money yet: whether there are any, the replica knows.
+        Raises what ``PlanBook.plan_for`` raises.
+        """
+        plan = self.plans.plan_for(grant, request.model)
+        prompt_tokens, completion_tokens = (
+            request.estimated_prompt_tokens,
+            request.max_completion_tokens,
+        )
+        nano_usd = 0
+        if plan.price is not None:
+            nano_usd = plan.nano_usd(uncached=prompt_tokens, cached=0, output=completion_tokens)
+        return Reservation(
+            event_id_of(trace.request_id),
+            plan,
+            reserved_tokens=prompt_tokens + request.reserved_completion_tokens,
+            budget_tokens=prompt_tokens + completion_tokens,
+            reserved_nano_usd=nano_usd,
+            turn=turn,
+        )
+
     def admit(self, reservation: Reservation, verdict: Verdict, trace: Trace) -> None:
         """Raises RateLimited, InsufficientQuota."""
         trace.budget = verdict.budget
@@ -68,39 +93,18 @@ class Stages:
         if verdict.shadows:
             self.access_log.note_shadows(trace, reservation.plan, verdict.shadows)
 
-    def context(self, trace: Trace, grant: Grant, request: InferenceRequest) -> RequestContext:
-        """``grant``: for the request's model."""
+    def context(
+        self, trace: Trace, reservation: Reservation, grant: Grant, request: InferenceRequest
+    ) -> RequestContext:
+        """Of one that is admitted.  ``grant``: for the request's model."""
         return RequestContext(
             trace.request_id,
-            event_id_of(trace.request_id),
+            reservation.reservation_id,
             grant,
             request,
             datetime.fromtimestamp(self.clock.wall_s(), UTC),
             trace.started_monotonic_s,
         )
-
-
-def reservation_of(context: RequestContext, plan: QuotaPlan, turn: int) -> Reservation:
-    """``turn``: see ``verdict.turn_of``.
-
-    No cached token counts in its money yet: whether there are any, the replica knows.
-    """
-    request = context.request
-    prompt_tokens, completion_tokens = (
-        request.estimated_prompt_tokens,
-        request.max_completion_tokens,
-    )
-    nano_usd = 0
-    if plan.price is not None:
-        nano_usd = plan.nano_usd(uncached=prompt_tokens, cached=0, output=completion_tokens)
-    return Reservation(
-        context.event_id,
-        plan,
-        reserved_tokens=prompt_tokens + request.reserved_completion_tokens,
-        budget_tokens=prompt_tokens + completion_tokens,
-        reserved_nano_usd=nano_usd,
-        turn=turn,
-    )
 
 
 def answer_head(trace: Trace) -> bytes:

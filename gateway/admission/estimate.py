@@ -73,7 +73,7 @@ class TokenEstimator:
             return math.ceil(_safe_ratio(mix, size) * size)
         ratio = ratios.high(mix * _KINDS_PER_MIX + _SIZE_CLASSES[size.bit_length()])
         if ratio is None:
-            ratio = _ratio(ratios.high, mix, size)
+            ratio = _of_others(ratios.high, mix, size)
         return math.ceil(ratio * size)
 
     def likely(self, model: str, prompt: Prompt) -> float:
@@ -102,13 +102,15 @@ class TokenEstimator:
 
 
 def _ratio(learned: Callable[[int], float | None], mix: int, num_bytes: int) -> float:
-    """Of its own size; if that was hardly seen, of larger ones and a template; or a safe one."""
-    first = mix * _KINDS_PER_MIX
-    ratio = learned(first + _SIZE_CLASSES[num_bytes.bit_length()])
-    if ratio is not None:
-        return ratio
+    """Of its own size; if that was hardly seen, of others."""
+    ratio = learned(mix * _KINDS_PER_MIX + _SIZE_CLASSES[num_bytes.bit_length()])
+    return _of_others(learned, mix, num_bytes) if ratio is None else ratio
+
+
+def _of_others(learned: Callable[[int], float | None], mix: int, num_bytes: int) -> float:
+    """Of larger ones and a template; or a safe one."""
     safe = _safe_ratio(mix, num_bytes)
-    of_mix = learned(first + _ANY_SIZE)
+    of_mix = learned(mix * _KINDS_PER_MIX + _ANY_SIZE)
     return safe if of_mix is None else min(safe, of_mix + _TEMPLATE_TOKENS / num_bytes)
 
 

@@ -12,7 +12,8 @@ _SAMPLE_BYTES: Final = 510
 _PIECE_BYTES: Final = _SAMPLE_BYTES // 3  # of the beginning, the middle and the end
 _NUM_LOOKED_AT: Final = 16  # characters by which a script is judged
 
-_LETTERS_AND_SPACE: Final = bytes(b for b in range(128) if chr(b).isalpha() or b == 0x20)
+_LETTERS: Final = bytes(b for b in range(128) if chr(b).isalpha())
+_BACKSLASH: Final = 0x5C  # a number is found sooner than a text of one sign
 _NOT_LEADING: Final = bytes(b for b in range(256) if b < 0xC2)  # ASCII, and the bytes that follow
 
 # Bytes that begin a character, by the scripts behind them (Unicode's blocks in UTF-8).
@@ -82,16 +83,16 @@ def safe_ratio(mix: int) -> float:
 def _writing_of(text: bytes) -> int:
     if not text.isascii():
         return _NUM_ASCII + _script_mix(text)
-    num_backslashes = text.count(b"\\") if b"\\" in text else 0
+    num_backslashes = text.count(b"\\") if _BACKSLASH in text else 0
     if num_backslashes * 32 > len(text):
         escapes = text.split(b"\\u", _NUM_LOOKED_AT)[1:]
         if 2 * len(escapes) > min(num_backslashes, _NUM_LOOKED_AT):
             density = 64 * 6 * num_backslashes // len(text)
             return _NUM_ASCII + _NUM_SCRIPTS + _escaped_mix(escapes, density)
-    num_bytes, num_signs = len(text), len(text.translate(None, _LETTERS_AND_SPACE))
-    return (
-        4 * _OF_SIGNS[64 * num_signs // num_bytes] + _OF_SPACES[64 * text.count(b" ") // num_bytes]
-    )
+    num_bytes, rest = len(text), text.translate(None, _LETTERS)
+    num_spaces = rest.count(b" ")
+    num_signs = len(rest) - num_spaces
+    return 4 * _OF_SIGNS[64 * num_signs // num_bytes] + _OF_SPACES[64 * num_spaces // num_bytes]
 
 
 def _script_mix(text: bytes) -> int:

@@ -61,8 +61,10 @@ class RecentRefusals:
 def _model_of(body: bytes) -> bytes | None:
     """The request's own, where that is sure: other members have models, too, such as metadata."""
     found = _MODEL.search(body, 0, _END_BYTES)
-    if found is not None and _num_opened(body[: found.start()]) == 1:
-        return found[1]
+    if found is not None:
+        start = found.start()
+        if start == 1 or _num_opened(body[:start]) == 1:  # before the first is but the brace
+            return found[1]
     found = _MODEL.search(body, max(0, len(body) - _END_BYTES))
     if found is not None and _num_opened(body[found.end() :]) == -1:
         return found[1]

@@ -1,5 +1,6 @@
 """Errors in OpenAI's shape."""
 
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -21,13 +22,14 @@ _NO_RETRY: Final = b"x-should-retry: false\r\n"
 def error_body(error: GatewayError) -> bytes:
     if isinstance(error, UpstreamRefused):
         return error.error
-    body = ErrorBody(
-        message=str(error),
-        type=error.limit if isinstance(error, RateLimited) else error.type,
-        param=error.param,
-        code=error.code,
-    )
-    return _encoder.encode(ErrorResponse(error=body))
+    kind = error.limit if isinstance(error, RateLimited) else error.type
+    return _encoded(str(error), kind, error.param, error.code)
+
+
+@lru_cache(maxsize=256)
+def _encoded(message: str, kind: str, param: str | None, code: str | None) -> bytes:
+    """Who refuses many says the same to most."""
+    return encode_error(ErrorBody(message=message, type=kind, param=param, code=code))
 
 
 def encode_error(error: ErrorBody) -> bytes:

@@ -79,6 +79,8 @@ def format_duration(duration_ms: int) -> bytes:
     """As OpenAI writes them: ``120ms``, ``1s``, ``1.5s``, ``6m0s``."""
     if duration_ms < 1000:
         return b"%dms" % duration_ms
-    minutes, rest_ms = divmod(duration_ms, 60_000)
-    seconds = f"{rest_ms / 1000:g}s".encode()
-    return b"%dm%b" % (minutes, seconds) if minutes else seconds
+    seconds, rest_ms = divmod(duration_ms, 1000)
+    decimals = (b".%03d" % rest_ms).rstrip(b"0") if rest_ms else b""
+    if seconds < 60:
+        return b"%d%bs" % (seconds, decimals)
+    return b"%dm%d%bs" % (seconds // 60, seconds % 60, decimals)

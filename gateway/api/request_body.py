@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Protocol
@@ -46,6 +46,10 @@ class Models(Protocol):
     def takes_priority(self) -> bool:
         """All do: one of another make might refuse a body that holds one."""
 
+    @property
+    def plain_names(self) -> Set[str]:
+        """That stand for themselves."""
+
     def resolve(self, model: str, share: Callable[[], float], providers: Collection[str]) -> str:
         """The name that replicas use; of a name for several models by the conversation's share.
         ``providers``: who may serve it, too.  Raises for a model unknown to all of them."""
@@ -72,8 +76,10 @@ class RequestReader:
             body = _decode(operation, raw_body)
             if not body.priority is body.resume_tokens is body.return_token_ids is ABSENT:
                 raise _not_for_clients(body)
-            share = partial(_share_of, body, grant.salt, session)
-            model = self.models.resolve(body.model, share, grant.tenant.providers)
+            model = body.model
+            if model not in self.models.plain_names:
+                share = partial(_share_of, body, grant.salt, session)
+                model = self.models.resolve(model, share, grant.tenant.providers)
             if grant.by_model:
                 grant = grant.for_model(model)
             if grant.scope is not None:

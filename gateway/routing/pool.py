@@ -56,7 +56,7 @@ class ReplicaPool:
         self._began_s = clock.monotonic_s()
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None  # while it watches
-        self._own_names = frozenset[str]()  # of our models, ready or not, that are no aliases
+        self.plain_names = frozenset[str]()  # of our models, ready or not, that are no aliases
         self._theirs = defaultdict[str, set[str]](set)  # by model: the other owners that serve it
         for name, replica in theirs.items():
             for model in replica.endpoint.models:
@@ -126,7 +126,7 @@ class ReplicaPool:
 
         Raises ModelNotFound, or NoReplicaAvailable if nobody can say.
         """
-        if model in self._own_names:
+        if model in self.plain_names:
             return model
         if model in self._aliases:
             return self.goes_by(self._aliases.resolve(model, share, self._ready_names))
@@ -344,7 +344,7 @@ class ReplicaPool:
             replica.name_models(adapters)
         ours = self.replicas()
         served = {model for replica in ours for model in replica.endpoint.models}
-        self._own_names = frozenset(model for model in served if model not in self._aliases)
+        self.plain_names = frozenset(model for model in served if model not in self._aliases)
         self.ready_models = frozenset[str]().union(*(r.endpoint.models for r in ours if r.is_ready))
         self._ready_names = adapters.names_for(self.ready_models | self._theirs.keys())
 

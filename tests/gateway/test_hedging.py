@@ -58,6 +58,15 @@ class Pair:
         found = [generation for replica in self.replicas for generation in replica.generations]
         return sorted(found, key=_number)
 
+    async def both_came(self) -> None:
+        """One that is given up may else end before its server has read what was asked."""
+        while len(self.generations) < 2:  # noqa: ASYNC110  # another thread's
+            await asyncio.sleep(0.001)
+
+    async def words_once_both_came(self, generation: Generation) -> None:
+        await self.both_came()
+        await words(NUM_WORDS)(generation)
+
     @property
     def num_in_flight(self) -> int:
         replicas = self.gateway.pipeline._stages.fleet.pool.replicas()
@@ -137,7 +146,7 @@ async def refused(generation: Generation, after_s: int) -> None:
 @pytest.mark.parametrize("load", [None, msgspec.to_builtins(LOAD)], ids=["foreign", "ours"])
 async def test_the_second_begins_first(pairs: Pairs, load: Mapping[str, Any] | None) -> None:
     async with pairs(load=load) as pair:
-        pair.behave(silent, words(NUM_WORDS))
+        pair.behave(silent, pair.words_once_both_came)
         event = await pair.ask()
         first, second = pair.generations
         await until(first.is_stopped.is_set)
@@ -150,13 +159,7 @@ async def test_the_second_begins_first(pairs: Pairs, load: Mapping[str, Any] | N
 
 async def test_the_first_begins_first_after_all(pairs: Pairs) -> None:
     async with pairs() as pair:
-
-        async def late(generation: Generation) -> None:
-            while len(pair.generations) < 2:  # noqa: ASYNC110  # another thread's
-                await asyncio.sleep(0.001)
-            await words(NUM_WORDS)(generation)
-
-        pair.behave(late, silent)
+        pair.behave(pair.words_once_both_came, silent)
         event = await pair.ask()
         await until(pair.generations[1].is_stopped.is_set)
         assert (event.outcome, event.attempt) == (Outcome.COMPLETED, 1)
@@ -190,8 +193,7 @@ async def test_a_first_that_fails_leaves_it_to_the_second(
     async with pairs() as pair:
 
         async def fail(generation: Generation) -> None:
-            while len(pair.generations) < 2:  # noqa: ASYNC110  # another thread's
-                await asyncio.sleep(0.001)
+            await pair.both_came()
             await behaviour(generation)
 
         async def late(generation: Generation) -> None:
@@ -240,8 +242,7 @@ async def test_what_a_failed_loser_asked_for_is_known(pairs: Pairs) -> None:
     async with pairs(max_retries=0) as pair:
 
         async def first(generation: Generation) -> None:
-            while len(pair.generations) < 2:  # noqa: ASYNC110  # another thread's
-                await asyncio.sleep(0.001)
+            await pair.both_came()
             await refused(generation, 3)
 
         async def second(generation: Generation) -> None:
@@ -262,7 +263,7 @@ async def test_both_are_told_that_the_quota_store_was_away(
     quota.start()
     async with pairs(quota=quota) as pair:
         pair.behave(words(NUM_WORDS), words(NUM_WORDS))
-        await pair.ask()
+        await pair.ask(stream=False)  # of which there is no second that could come late
         limiter = pair.gateway.pipeline._stages.limiter
         assert isinstance(limiter, RedisLimiter)
         await until(lambda: limiter._shares.is_any_leased(time.monotonic()))
@@ -270,7 +271,7 @@ async def test_both_are_told_that_the_quota_store_was_away(
         await until(lambda: "quota store not usable" in caplog.messages)
         for replica in pair.replicas:
             replica.generations.clear()
-        pair.behave(silent, words(NUM_WORDS))
+        pair.behave(silent, pair.words_once_both_came)
         await pair.gateway.pipeline.serve(pair.scene.exchange(stream=True))
         told = [HEADER_LOCALLY_ADMITTED in each.received.headers for each in pair.generations]
         assert told == [True, True]

@@ -81,6 +81,7 @@ class OneModel:
 
     name: str
     takes_priority: bool = True
+    plain_names: frozenset[str] = frozenset()
 
     def own_name(self, model: str) -> str:
         return model

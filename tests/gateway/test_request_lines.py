@@ -16,7 +16,8 @@ from tests.gateway.fleets import grant_of, inference_request
 
 WALL_S = 1_700_000_000.0
 _times = st.lists(st.integers(0, 10**8), min_size=5, max_size=5).map(sorted)  # in microseconds
-_steps = st.sampled_from(["", "auth", "admit", "send", "ttft"])  # the last that was reached
+_STEPS = ["", "auth", "read", "admit", "send", "ttft"]
+_steps = st.sampled_from(_STEPS)  # the last that was reached
 _names = st.sampled_from(["model-a", "100%d", '"quoted"', "Ünïcode/\u2028", "\x01request"])
 
 
@@ -24,17 +25,18 @@ def trace_of(number: int, model: str, last: str, is_odd: bool, times_us: list[in
     trace = Trace(f"req_{number}", Operation.COMPLETIONS, 1.0)
     at_s = [1.0 + time_us / 1e6 for time_us in times_us]
     trace.ended_monotonic_s = at_s[4]
-    reached = ["", "auth", "admit", "send", "ttft"].index(last)
+    reached = _STEPS.index(last)
     if reached >= 1:
         trace.grant, trace.authenticated_monotonic_s = grant_of("acme", AdmissionPolicy()), at_s[0]
-        trace.request = inference_request(model)
         trace.status, trace.reason = 429, "rate_limit_exceeded"
     if reached >= 2:
-        trace.admitted_monotonic_s = at_s[1]
+        trace.request = inference_request(model)
     if reached >= 3:
+        trace.admitted_monotonic_s = at_s[1]
+    if reached >= 4:
         trace.meter.sent_monotonic_s, trace.meter.replica = at_s[2], "r1"
         trace.usage = Usage(number, 0, 2 * number, UsageSource.ENGINE)
-    if reached >= 4:
+    if reached >= 5:
         trace.meter.first_byte_monotonic_s, trace.outcome = at_s[3], Outcome.COMPLETED
         trace.status, trace.reason, trace.meter.route = 200, None, "home"
     if is_odd:

@@ -93,6 +93,7 @@ GRANT = context_of("t", ADMISSION_TIERS["free"], inference_request("m")).grant
 
 class AnyModel:
     takes_priority = False
+    plain_names = frozenset[str]()
 
     def own_name(self, model: str) -> str:
         return model
