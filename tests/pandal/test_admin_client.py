@@ -59,7 +59,10 @@ def test_keys_are_given_out_rotated_and_revoked(admin: AdminProcess, tmp_path: P
     assert (listed["key_id"], listed["is_in_force"], listed["name"]) == (key_id, False, "ci")
 
 
-def test_refusals_are_told_in_the_apis_own_words(admin: AdminProcess) -> None:
+def test_refusals_are_told_in_the_apis_own_words(admin: AdminProcess, tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("tenants: [{tenant_id: acme, tier: gold}]")
+    run(admin, "policy", "import", str(path))
     client = AdminClient(f"http://127.0.0.1:{admin.port}", TOKENS["operator"])
     found = client.current()
     with pytest.raises(EditConflict, match="changed"):

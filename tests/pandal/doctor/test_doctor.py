@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 from typer.testing import CliRunner
 
 from gateway.resp_address import RespAddress
@@ -23,6 +24,7 @@ from pandal.settings import CommandSettings
 from tests.billing.kafka_topic import create_topic
 from tests.gateway.processes import Valkey
 from tests.support.kafka_brokers import running, tansu
+from tests.support.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +38,11 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
 def levels(valkey: Valkey) -> dict[str, Level]:
     found = asyncio.run(valkey_findings(RespAddress.parse(valkey.url)))
     return {finding.fact.partition(" (")[0]: finding.level for finding in found}
+
+
+def is_on_disk(client: redis.Redis) -> bool:
+    told = client.info("persistence")
+    return not (told["aof_rewrite_in_progress"] or told["aof_rewrite_scheduled"])
 
 
 def test_a_sound_store_is_fine(valkey: Valkey) -> None:
@@ -53,6 +60,7 @@ def test_an_unsound_store_is_told_from_a_sound_one(valkey: Valkey) -> None:
             client.config_set("maxmemory", 0)
             client.config_set("maxmemory-policy", "noeviction")
             client.config_set("appendonly", "yes")
+            eventually(lambda: is_on_disk(client), "all to be on disk again: it ends only then")
     assert found["it keeps nothing on disk"] is Level.FAILURE
     assert found["it may push counters out"] is Level.FAILURE
     assert [v for f, v in found.items() if "of its memory" in f] == [Level.WARNING]
