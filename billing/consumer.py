@@ -10,7 +10,7 @@ from collections.abc import Sequence, Set
 from typing import Protocol
 
 from billing.current_prices import CurrentPrices
-from billing.errors import BillingError, OffsetConflict, SourceLost
+from billing.errors import BillingError, LedgerMigrated, OffsetConflict, SourceLost
 from billing.ledger import Ledger, PostResult
 from billing.posting import rate_batch
 from billing.pricing import PriceBook
@@ -81,7 +81,10 @@ class Consumer:
         self._told_unpriced: set[str] = set()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until ``stop`` is set; a transaction that has begun is finished.  Raises SourceLost."""
+        """Until ``stop`` is set; a transaction that has begun is finished.
+
+        Raises SourceLost, LedgerMigrated.
+        """
         while not stop.is_set():
             pause_s = await self._tick()
             if pause_s > 0:
@@ -93,7 +96,7 @@ class Consumer:
             price_book = await asyncio.to_thread(self._prices.refresh)
             batches = await self._source.poll()
             await self._post_all(batches, price_book)
-        except SourceLost:
+        except (SourceLost, LedgerMigrated):
             raise
         except BillingError as exc:
             logger.warning("billing paused", extra={"error": str(exc)})

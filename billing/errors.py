@@ -6,7 +6,8 @@ BillingError
 ├── InvoiceRefused       a period that cannot be closed now, or an adjustment that makes no sense
 ├── RequestInvalid       a month or a ledger address that means nothing
 ├── LedgerUnavailable    the database cannot be used now; nothing was posted
-│   └── LedgerMissing    there is no ledger yet
+│   ├── LedgerMissing    there is no ledger yet
+│   └── LedgerMigrated   another version has made it its own: this process can only end
 ├── HasLateReports       of recovered events: nobody else may post meanwhile; nothing was posted
 ├── OffsetConflict       another consumer has moved the source; carries where to
 ├── QuotaStoreUnavailable  the gateways' quota store does not answer
@@ -43,6 +44,10 @@ class LedgerUnavailable(BillingError):
 
 
 class LedgerMissing(LedgerUnavailable):
+    pass
+
+
+class LedgerMigrated(LedgerUnavailable):
     pass
 
 

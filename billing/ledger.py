@@ -5,8 +5,8 @@ before it is set, so a second consumer or a zombie cannot post from a place the 
 Entries are only added.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -28,6 +28,7 @@ from billing.ledger_database import (
     alone,
     books_alone,
     books_shared,
+    check_not_migrated,
     open_for_posting,
     translated_errors,
 )
@@ -72,7 +73,10 @@ class PostResult:
 
 
 class Ledger:
-    """One writer.  Every method is one or more whole transactions; all raise LedgerUnavailable."""
+    """One writer.  Every method is one or more whole transactions; all raise LedgerUnavailable.
+
+    What writes raises LedgerMigrated, having changed nothing, once another version has been here.
+    """
 
     def __init__(self, ledger_url: str, now: Callable[[], datetime] = utc_now) -> None:
         self._engine = open_for_posting(ledger_url)
@@ -88,18 +92,15 @@ class Ledger:
 
     def record_prices(self, price_book: PriceBook) -> None:
         """Remember what each price id means.  Raises PriceBookInvalid if one has changed."""
-        with translated_errors(), self._engine.begin() as connection:
-            alone(connection)
+        with self._writing(alone) as connection:
             record_prices(connection, price_book)
 
     def post(self, batch: RatedBatch) -> PostResult:
         """Raises OffsetConflict, having changed nothing, if the ledger stands elsewhere."""
         posted_at_us = microseconds(self._now())
-        with suppress(HasLateReports), translated_errors(), self._engine.begin() as connection:
-            books_shared(connection)
+        with suppress(HasLateReports), self._writing(books_shared) as connection:
             return _post(connection, batch, posted_at_us, _refuse_reports)
-        with translated_errors(), self._engine.begin() as connection:
-            books_alone(connection)
+        with self._writing(books_alone) as connection:
             return _post(connection, batch, posted_at_us, post_late_reports)
 
     def acknowledge(self, tenant_id: str, loss: QuotaLoss) -> bool:
@@ -111,13 +112,13 @@ class Ledger:
             "num_tokens": loss.missing.num_tokens,
             "posted_at_us": microseconds(self._now()),
         }
-        with translated_errors(), self._engine.begin() as connection:
+        with self._writing(books_shared) as connection:
             return bool(connection.execute(insert_once(quota_acknowledgements), row).rowcount)
 
     def mark_replayed(self, letters: Sequence[tuple[str, int]]) -> None:
         """Dead letters, by source and offset, that have been posted after all."""
         replayed_at_us = microseconds(self._now())
-        with translated_errors(), self._engine.begin() as connection:
+        with self._writing(books_shared) as connection:
             rows = [(source_id, offset, replayed_at_us) for source_id, offset in letters]
             insert_rows(connection, dead_letter_replays, rows)
 
@@ -131,8 +132,7 @@ class Ledger:
         num_posted = 0
         after: EventKey = ("", "")
         while True:
-            with translated_errors(), self._engine.begin() as connection:
-                books_alone(connection)  # they come to days that others add to
+            with self._writing(books_alone) as connection:  # they come to days that others add to
                 events = _unpriced_after(connection, after)
                 at_us = microseconds(self._now())
                 num_posted += _rate_unpriced(connection, events, price_book, at_us)
@@ -140,6 +140,14 @@ class Ledger:
             if not events:
                 return num_posted
             after = (events[-1].tenant_id, events[-1].event_id)
+
+    @contextmanager
+    def _writing(self, lock: Callable[[Connection], None]) -> Iterator[Connection]:
+        """One transaction, in a ledger of this version."""
+        with translated_errors(), self._engine.begin() as connection:
+            lock(connection)
+            check_not_migrated(connection)
+            yield connection
 
 
 _PostReports = Callable[[Connection, Sequence[LateReport], int], list[Posting]]

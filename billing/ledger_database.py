@@ -14,9 +14,9 @@ from sqlalchemy import Connection, Engine, create_engine, event, inspect, select
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
-from billing.errors import LedgerMissing, LedgerUnavailable, RequestInvalid
+from billing.errors import LedgerMigrated, LedgerMissing, LedgerUnavailable, RequestInvalid
 from billing.ledger_schema import schema_revision
-from billing.ledger_upgrade import REVISION, create_or_upgrade
+from billing.ledger_upgrade import REVISION, create_or_upgrade, stored_revision
 
 _EXAMPLES: Final = "sqlite:////var/lib/ledger.db or postgresql://billing@db/ledger"
 _SETUP_LOCK: Final = 0x70616E64616C  # of this application, in PostgreSQL's advisory locks
@@ -45,6 +45,8 @@ def open_for_posting(ledger_url: str) -> Engine:
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql(_NO_DEADLINES)  # a long ledger takes long to upgrade
             alone(connection)
+            if stored_revision(connection) != REVISION:
+                books_alone(connection)  # who posts has seen the revision that it posts to
             create_or_upgrade(connection)
     except BaseException:
         engine.dispose()
@@ -114,6 +116,19 @@ def books_alone(connection: Connection) -> None:
     """Until this transaction ends nobody else posts.  To be taken first, and never after shared."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _BOOKS_LOCK})
+
+
+def check_not_migrated(connection: Connection) -> None:
+    """Behind a lock of the books: until the transaction ends nobody migrates it then.
+
+    Raises LedgerMigrated.
+    """
+    found = connection.execute(select(schema_revision.c.version_num)).scalar_one_or_none()
+    if found != REVISION:
+        raise LedgerMigrated(
+            f"ledger: expected revision {REVISION}, found {found}: another version of billing has "
+            "made it its own, and this one posts no more"
+        )
 
 
 def _check_complete(connection: Connection) -> None:

@@ -11,6 +11,7 @@ from billing.errors import (
     RequestInvalid,
     TermsInvalid,
 )
+from billing.ledger_database import reading
 from contracts.errors import ContractError
 from pandal.datadir import DataDir
 from pandal.errors import BadOption, NotFound, PandalError
@@ -29,13 +30,15 @@ class FleetBooks:
         return self.data_dir.ledger_url if url is None else url
 
     def existing(self) -> str:
-        """The URL.  Opening a ledger would make it, and there is none where no fleet has run.
+        """The URL, of a ledger of this version.
 
-        Raises LedgerMissing.
+        Opening one to write would make it where no fleet has run, or bring it up to date under a
+        billing that then could post to it no more: that is for who runs billing to decide.
+
+        Raises LedgerMissing, LedgerUnavailable.
         """
-        if self.other_ledger_url is None and not self.data_dir.ledger.is_file():
-            raise LedgerMissing("there is no ledger")
-        return self.ledger_url
+        with reading(self.ledger_url):
+            return self.ledger_url
 
 
 @contextmanager
@@ -44,7 +47,7 @@ def translated(books: FleetBooks) -> Iterator[None]:
     try:
         yield
     except LedgerMissing as exc:
-        if books.other_ledger_url is not None:
+        if books.other_ledger_url is not None or books.data_dir.ledger.is_file():
             raise NotFound(f"no ledger of this version there: {exc}") from exc
         raise NotFound(f"no ledger in {books.data_dir.root}: no fleet has run there yet") from exc
     except (ContractError, RequestInvalid, PriceBookInvalid, TermsInvalid) as exc:

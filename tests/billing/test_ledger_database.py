@@ -2,6 +2,8 @@
 
 import sqlite3
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,16 @@ from sqlalchemy import Engine, create_engine, inspect
 
 from billing import ledger_upgrade
 from billing.alerts import AlertBook, Channel
-from billing.errors import LedgerMissing, LedgerUnavailable, RequestInvalid
+from billing.errors import LedgerMigrated, LedgerMissing, LedgerUnavailable, RequestInvalid
 from billing.ledger import Ledger, utc_now
-from billing.ledger_database import open_for_posting, open_for_reading
+from billing.ledger_database import books_shared, open_for_posting, open_for_reading
 from billing.lookup import find_event, totals
 from billing.posting import rate_batch
 from billing.pricing import TokenClass
 from tests.billing.databases import execute, rows
 from tests.billing.usage_events import BOOK, batch_of, usage
 from tests.support.postgres import Postgres
+from tests.support.waiting import eventually
 
 FIRST_CLASSES = (
     TokenClass.INPUT_UNCACHED,
@@ -86,6 +89,41 @@ def test_a_ledger_of_an_unknown_revision_is_left_alone(either_url: str) -> None:
         Ledger(either_url)
     with pytest.raises(LedgerMissing, match="found 9999"):
         totals(either_url, "acme")
+
+
+def test_a_ledger_that_another_version_has_migrated_is_posted_to_no_more(
+    either: Ledger, either_url: str
+) -> None:
+    execute(either_url, "UPDATE alembic_version SET version_num = '9999'")
+    for write in (
+        lambda: either.post(rate_batch(batch_of([usage(1)]), BOOK)),
+        lambda: either.record_prices(BOOK),
+        lambda: either.mark_replayed([("s", 1)]),
+        lambda: either.post_unpriced(BOOK),
+    ):
+        with pytest.raises(LedgerMigrated, match="found 9999"):
+            write()
+    for table in ("usage_events", "source_offsets", "dead_letter_replays"):
+        assert rows(either_url, table) == []
+
+
+def test_a_migration_waits_for_who_has_seen_the_revision_before(
+    postgres: Postgres,
+) -> None:
+    url = postgres.new_database()
+    _migrate(url, to="0006")
+    engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    with ThreadPoolExecutor(1) as beside:
+        with engine.begin() as posting:
+            books_shared(posting)
+            migrating = beside.submit(open_for_posting, url)
+            waits = lambda: any(not lock.granted for lock in rows(url, "pg_locks"))  # noqa: E731
+            eventually(waits, "the migration did not wait")
+            assert rows(url, "alembic_version")[0].version_num == "0006"
+        migrating.result().dispose()
+    engine.dispose()
+    with closing(Ledger(url)) as ledger:
+        assert ledger.post(rate_batch(batch_of([usage(1)]), BOOK)).num_posted == 1
 
 
 def test_a_database_without_a_ledger_is_one_that_is_missing(either_url: str) -> None:

@@ -263,6 +263,19 @@ def test_a_ledger_that_refuses_for_a_while_costs_only_time(service: Service) -> 
         assert billing.terminate() == 0
 
 
+def test_it_ends_when_another_version_has_migrated_its_ledger(service: Service) -> None:
+    """It would keep partitions from those that can post."""
+    service.spool_dir.mkdir()
+    with service.start() as billing:
+        billing.until_log_has("started")
+        service.execute("UPDATE alembic_version SET version_num = '9999'")
+        write_segment(service.spool_dir, SEGMENT, line(usage(1)))
+        assert billing.wait() == 1
+    last = msgspec.json.decode(billing.log().splitlines()[-1])
+    assert last["message"] == "billing stopped"
+    assert "found 9999" in last["error"]
+
+
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
