@@ -112,23 +112,32 @@ class _Sums:
 
 
 def boots(
-    connection: Connection, waiting: Mapping[str, Sequence[int]], *, is_counted: bool
+    connection: Connection,
+    waiting: Mapping[str, Sequence[int]],
+    *,
+    is_counted: bool,
+    num_by_gateways: int,
 ) -> Iterator[Boot]:
     """Those whose numbers cannot all be there once; no others, a boot may have written millions.
 
     ``waiting``: numbers on their way here, by boot.  Events that an auditor has posted bear no
-    gateway's number, but for what it told late of them.
+    gateway's number, but for what it told late of them.  ``num_by_gateways``: the others, as days
+    have it.
     """
     coming = {boot_id: list(numbers) for boot_id, numbers in waiting.items()}
     for boot_id, late in late_numbers(connection):
         coming.setdefault(boot_id, []).append(late)
     doubled = _doubled(connection) if is_counted else frozenset()
-    for sums in _sums(connection, is_counted=is_counted):
+    all_sums = _sums(connection, is_counted=is_counted)
+    knows_all = sum(sums.num_events for sums in all_sums) == num_by_gateways
+    for sums in all_sums:
         on_the_way = coming.pop(sums.boot_id, [])
         if sums.boot_id in doubled or not sums.is_whole_with(on_the_way):
-            yield Boot(sums.boot_id, [*_numbers(connection, sums), *on_the_way])
+            boot = Boot(sums.boot_id, [*_numbers(connection, sums), *on_the_way])
+            yield boot if knows_all else _with_all_numbers(connection, boot, on_the_way)
     for boot_id, numbers in coming.items():
-        yield Boot(boot_id, numbers)
+        boot = Boot(boot_id, numbers)
+        yield boot if knows_all else _with_all_numbers(connection, boot, numbers)
 
 
 def _sums(connection: Connection, *, is_counted: bool) -> list[_Sums]:
@@ -191,12 +200,21 @@ def _numbers(connection: Connection, sums: _Sums) -> Sequence[int]:
 
     A day more at both ends: of what billing of an earlier version has posted, ``sums`` know not.
     """
-    events = usage_events.c
-    query = select(events.gateway_seq).where(
-        events.gateway_boot_id == sums.boot_id,
-        events.posted_at_us.between(
-            sums.first_posted_at_us - US_PER_DAY, sums.last_posted_at_us + US_PER_DAY
-        ),
-        _BY_GATEWAYS,
-    )
+    first_us, last_us = sums.first_posted_at_us - US_PER_DAY, sums.last_posted_at_us + US_PER_DAY
+    query = _numbers_of(sums.boot_id).where(usage_events.c.posted_at_us.between(first_us, last_us))
     return connection.scalars(query).all()
+
+
+def _with_all_numbers(connection: Connection, boot: Boot, on_the_way: Sequence[int]) -> Boot:
+    """Where some seem to lack: billing of an earlier version has posted beside, whenever it did.
+
+    Looks through all events.
+    """
+    if not boot.gaps():
+        return boot
+    return Boot(boot.boot_id, [*connection.scalars(_numbers_of(boot.boot_id)), *on_the_way])
+
+
+def _numbers_of(boot_id: str) -> Select[Any]:  # Any: numbers
+    of_boot = usage_events.c.gateway_boot_id == boot_id
+    return select(usage_events.c.gateway_seq).where(of_boot, _BY_GATEWAYS)

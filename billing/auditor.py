@@ -7,6 +7,7 @@ a moment, so whoever asks looks again before believing one.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import StrEnum
 from pathlib import Path
 
 from sqlalchemy import Connection
@@ -74,6 +75,14 @@ class Accounts:
         return self.ledger + self.recovered + self.waiting - self.acknowledged
 
 
+class Part(StrEnum):
+    """Without which a comparison is no proof that the accounts agree."""
+
+    SEGMENTS = "the spool's segments"
+    BROKERS = "the brokers"
+    QUOTA = "the quota's store"
+
+
 @dataclass(frozen=True, slots=True)
 class AuditReport:
     accounts: Mapping[str, Accounts]  # by tenant
@@ -95,9 +104,15 @@ class AuditReport:
         """Events that brokers have and the ledger has not."""
         return None if self.lag is None else self.lag.num_unread
 
-    @property
-    def knows_quota(self) -> bool:
-        return all(accounts.quota is not None for accounts in self.accounts.values())
+    def not_compared(self, *, has_quota_store: bool) -> list[Part]:
+        """What could not be read or asked, though it should have been."""
+        knows_quota = all(accounts.quota is not None for accounts in self.accounts.values())
+        is_unknown = {
+            Part.SEGMENTS: bool(self.unreadable_segments),
+            Part.BROKERS: self.lag is None,
+            Part.QUOTA: has_quota_store and not knows_quota,
+        }
+        return [part for part in Part if is_unknown[part]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +157,12 @@ def audit(
         return AuditReport(
             accounts=accounts,
             findings=[
-                *_boot_findings(connection, waiting, is_counted=scope.is_counted),
+                *_boot_findings(
+                    connection,
+                    waiting,
+                    is_counted=scope.is_counted,
+                    num_by_gateways=_num_requests(billed) - _num_requests(recovered),
+                ),
                 *findings_of_sums(kept, billed),
                 *(_sum_findings(connection) if scope.is_counted else ()),
                 *_event_findings(connection, price_book, scope.since, witnesses),
@@ -163,10 +183,16 @@ def audit(
         )
 
 
+def _num_requests(accounts: Mapping[str, Account]) -> int:
+    return sum(account.num_requests for account in accounts.values())
+
+
 def _boot_findings(
-    connection: Connection, waiting: Waiting, *, is_counted: bool
+    connection: Connection, waiting: Waiting, *, is_counted: bool, num_by_gateways: int
 ) -> Iterator[Finding]:
-    for boot in boots(connection, waiting.numbers, is_counted=is_counted):
+    for boot in boots(
+        connection, waiting.numbers, is_counted=is_counted, num_by_gateways=num_by_gateways
+    ):
         yield from findings_of_boot(boot)
 
 

@@ -7,7 +7,7 @@ billing runs.  A failure is said once, until it is over, and never stops the pos
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -93,10 +93,10 @@ class ReconciliationWatch:
     def step(self) -> None:
         """Raises LedgerUnavailable, PriceBookInvalid, ContractError, OSError."""
         report = self._reconcile()
-        unknown = list(self._unknown(report))
+        unknown = report.not_compared(has_quota_store=self._has_quota_store)
         self._told.note_reconciled(report, None if unknown else utc_now())
         for what in unknown:
-            logger.error("not all accounts compared", extra={"reason": what})
+            logger.error("not all accounts compared", extra={"reason": what.value})
         for name in report.unreadable_segments[:_MOST_TOLD]:
             logger.error("segment not compared", extra={"segment": name})
         if report.unsure:
@@ -110,12 +110,3 @@ class ReconciliationWatch:
             }
             logger.error("accounts differ", extra=about)
         logger.info("accounts compared", extra={"num_events": len(report.findings)})
-
-    def _unknown(self, report: AuditReport) -> Iterator[str]:
-        """Without which a comparison is no proof that the accounts agree."""
-        if report.unreadable_segments:
-            yield "the spool's segments"
-        if report.lag is None:
-            yield "the brokers"
-        if self._has_quota_store and not report.knows_quota:
-            yield "the quota's store"

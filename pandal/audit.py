@@ -1,6 +1,6 @@
 """``pandal audit``: whether engine, quota, events and ledger of a fleet agree, to the token."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from billing.audit import Account
-from billing.auditor import Accounts, AuditReport
+from billing.auditor import Accounts, AuditReport, Part
 from billing.errors import SourceUnavailable
 from billing.kafka_source import lag_behind
 from billing.kafka_wiring import client_arguments
@@ -23,7 +23,7 @@ from contracts.names import USAGE_TOPIC
 from pandal.errors import NotAudited
 from pandal.fleet_books import FleetBooks, translated
 from pandal.screen import as_written
-from pandal.settings import KAFKA_BOOTSTRAP, CommandSettings
+from pandal.settings import KAFKA_BOOTSTRAP, QUOTA_URL, CommandSettings
 
 
 def run_audit(books: FleetBooks, sources: Sources, rules: AuditRules) -> AuditReport:
@@ -66,12 +66,21 @@ def _lag(ledger_url: str, settings: CommandSettings) -> Lag:
     return NO_LAG
 
 
-def show_report(console: Console, report: AuditReport) -> None:
+def status_of(report: AuditReport, not_compared: Sequence[Part]) -> int:
+    """The command's.  What is in a segment may be all that seems to be missing."""
+    if Part.SEGMENTS in not_compared:
+        return NotAudited.exit_code
+    if report.findings:
+        return 1
+    return NotAudited.exit_code if not_compared else 0
+
+
+def show_report(console: Console, report: AuditReport, not_compared: Sequence[Part]) -> None:
     console.print(_accounts_table(report.accounts))
-    for line in _remarks(report):
+    for line in _remarks(report, not_compared):
         console.print(as_written(line))
     if not report.findings:
-        if report.unreadable_segments:
+        if not_compared:
             console.print(Text("no difference in what could be read", "bold yellow"))
         else:
             console.print(Text("no difference", "bold green"))
@@ -88,9 +97,10 @@ def show_report(console: Console, report: AuditReport) -> None:
     console.print(table)
 
 
-def report_json(report: AuditReport) -> bytes:
+def report_json(report: AuditReport, not_compared: Sequence[Part]) -> bytes:
     document = {
-        "agrees": not report.findings and not report.unreadable_segments,
+        "agrees": not report.findings and not not_compared,
+        "not_compared": not_compared,
         "accounts": report.accounts,
         "findings": report.findings,
         "num_waiting": report.num_waiting,
@@ -106,11 +116,13 @@ def report_json(report: AuditReport) -> bytes:
     return msgspec.json.encode(document)
 
 
-def _remarks(report: AuditReport) -> Iterator[str]:
+def _remarks(report: AuditReport, not_compared: Sequence[Part]) -> Iterator[str]:
     if report.unsure:
         yield f"served, not billed yet, and may still come: {len(report.unsure)}"
-    if any(accounts.quota is None for accounts in report.accounts.values()):
+    if Part.QUOTA in not_compared:
         yield "the quota store is away: its totals were not compared"
+    elif any(accounts.quota is None for accounts in report.accounts.values()):
+        yield f"{QUOTA_URL} names no quota store: its totals were not compared"
     for name in report.unreadable_segments:
         yield f"the spool's segment {name} cannot be read: what is in it was not compared"
     for number, what in (

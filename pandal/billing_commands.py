@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import msgspec
 import typer
 
-from pandal.errors import BadOption, NotAudited
+from pandal.errors import BadOption
 from pandal.installation import require_extras
 from pandal.options import DataDirOption, JsonOption, directory
 from pandal.screen import SteadyConsole, say
@@ -59,10 +59,14 @@ def audit(
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Whether engine, quota, events and ledger agree, to the token; status 1: no; 3: unreadable."""
+    """Whether engine, quota, events and ledger agree, to the token.
+
+    Status 1: they do not.  3: not all that it compares could be read or asked.  What its columns
+    and differences mean is in docs/billing.md.
+    """
     require_extras(("billing",))
     from billing.reconciliation import AuditRules
-    from pandal.audit import report_json, run_audit, show_report, sources_of
+    from pandal.audit import report_json, run_audit, show_report, sources_of, status_of
 
     books = books_at(data_dir, ledger_url)
     rules = AuditRules(
@@ -74,14 +78,12 @@ def audit(
     )
     sources = sources_of(books, _price_book(price_book), told_settings())
     report = run_audit(books, sources, rules)
+    not_compared = report.not_compared(has_quota_store=sources.quota_url is not None)
     if as_json:
-        say(report_json(report).decode())
+        say(report_json(report, not_compared).decode())
     else:
-        show_report(SteadyConsole(), report)
-    if report.unreadable_segments:
-        raise typer.Exit(NotAudited.exit_code)
-    if report.findings:
-        raise typer.Exit(1)
+        show_report(SteadyConsole(), report, not_compared)
+    raise typer.Exit(status_of(report, not_compared))
 
 
 def usage(
@@ -102,7 +104,11 @@ def usage(
     ledger_url: LedgerUrlOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """What was used and charged, by day, model or key, from the ledger."""
+    """What was used and charged, by day, model or key, from the ledger.
+
+    In days of UTC, of all requests, also those that used nothing, and without credits and
+    corrections: those are in 'pandal bill', which goes by months of the tenant's time zone.
+    """
     require_extras(("billing",))
     from billing.usage_report import Grouping, UsageQuery, usage_csv, usage_json
     from pandal.usage import read_usage, show_usage

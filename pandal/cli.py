@@ -177,7 +177,11 @@ def bill(
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What a tenant has used in a month and what it costs, from the ledger."""
+    """What a tenant has used in a month and what it costs, from the ledger.
+
+    The month is of the tenant's time zone, and its requests are those that used tokens: 'pandal
+    usage' counts all, in days of UTC, and knows no credits.
+    """
     from pandal.installation import require_extras
 
     require_extras(("billing",))

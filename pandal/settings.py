@@ -18,6 +18,7 @@ from pandal.errors import BadOption
 
 PREFIX: Final = "PANDAL_"
 KAFKA_BOOTSTRAP: Final = f"{PREFIX}KAFKA_BOOTSTRAP"
+QUOTA_URL: Final = f"{PREFIX}QUOTA_URL"
 
 OwnKeyFile = Annotated[Path, AfterValidator(beside_certificate)]
 

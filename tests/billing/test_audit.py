@@ -137,6 +137,27 @@ def test_numbers_that_an_earlier_version_posted_without_their_sums_are_no_gap(
     assert books.found() == []
 
 
+@pytest.mark.parametrize("is_waiting", [False, True], ids=["posted", "on its way"])
+def test_numbers_that_an_earlier_version_posted_days_before_or_after_are_no_gap(
+    books: Books, is_waiting: bool
+) -> None:
+    """Nor is what is really lacking hidden by it."""
+    days = iter([NOW, NOW + timedelta(days=3)])
+    with closing(Ledger(books.ledger_url, lambda: next(days))) as books.ledger:
+        books.post(*EVENTS[:2])
+        execute(books.ledger_url, "DELETE FROM gateway_boots")
+        if is_waiting:
+            write_segment(books.spool_dir, SEGMENT.replace("0a", "0c"), line(EVENTS[2]))
+        else:
+            books.post(EVENTS[2])
+        assert books.found() == []
+        books.quota, books.records = None, []
+        last = event(5)
+        write_segment(books.spool_dir, SEGMENT.replace("0a", "0d"), line(last))
+        assert books.found() == [(Kind.SEQUENCE_GAP, "0a")]
+        assert books.audit().findings[0].detail == "1 missing: 4 to 4"
+
+
 @pytest.mark.parametrize("change", ["num_events = num_events + 1", "sum_numbers = sum_numbers + 1"])
 def test_sums_of_numbers_that_are_not_their_events_are_found_by_an_audit_of_all(
     books: Books, change: str

@@ -19,6 +19,7 @@ from billing.lag import NO_LAG
 from billing.ledger import Ledger
 from billing.posting import rate_batch
 from billing.reconciliation import seen_twice
+from contracts.policy import encode_policy_document
 from contracts.replica_usage import encode_replica_usage
 from contracts.spool import frame
 from contracts.usage import UsageEvent
@@ -30,8 +31,9 @@ from pandal.fleet_books import FleetBooks
 from pandal.settings import CommandSettings
 from pandal.usage import bar
 from tests.billing.audited_books import record
-from tests.billing.databases import rows
+from tests.billing.databases import execute, rows
 from tests.billing.test_service import BASE_PRICES
+from tests.billing.test_spend_counters import POLICIES
 from tests.billing.usage_events import BOOK, SEGMENT, batch_of, usage, write_segment
 
 
@@ -153,6 +155,27 @@ def test_where_no_fleet_has_run_there_is_nothing_and_none_is_made(
     assert not data_dir.ledger.exists()
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("billing", "replay"),
+        ("billing", "close", "acme", "--month", "2026-02"),
+        ("billing", "adjust", "acme", "--usd=1", "--reason=r", "--id=1"),
+    ],
+    ids=str,
+)
+def test_a_ledger_of_another_version_is_left_to_its_billing(
+    used: DataDir, arguments: tuple[str, ...]
+) -> None:
+    """Which could post no more, if a command had brought it up to date."""
+    used.policies.write_bytes(encode_policy_document(POLICIES))
+    execute(used.ledger_url, "UPDATE alembic_version SET version_num = '0006'")
+    refused = run(used, *arguments).exception
+    assert type(refused) is NotFound
+    assert "found 0006" in str(refused)
+    assert rows(used.ledger_url, "alembic_version")[0].version_num == "0006"
+
+
 def test_a_book_is_exported_and_what_it_would_cost_is_told(used: DataDir, tmp_path: Path) -> None:
     toml, dearer = tmp_path / "book.toml", tmp_path / "book.yaml"
     toml.write_text(BASE_PRICES)
@@ -176,14 +199,13 @@ def test_another_book_than_the_ledgers_is_refused_and_not_recorded(
         assert "not the book" in str(refused.exception)
     monkeypatch.setenv("BILLING_PRICE_BOOK", str(own))
     assert "0 posted, 0 were in the ledger, 0 left" in printed(used, "billing", "replay")
-    assert "no difference" in printed(used, "audit", "--patience-s", "0")
+    assert "no difference" in run(used, "audit", "--patience-s", "0").output
     assert rows(used.ledger_url, "prices") == before
 
 
 def test_an_audit_posts_what_is_missing_and_ends_with_status_1_for_what_differs(
     used: DataDir, tmp_path: Path
 ) -> None:
-    """No fleet runs: the quota's store is away."""
     book = tmp_path / "book.toml"
     book.write_text(BASE_PRICES.replace('"15"', '"15.000001"'))
     once = ("audit", "--price-book", str(book), "--patience-s", "0", "--grace-s", "0")
@@ -192,12 +214,33 @@ def test_an_audit_posts_what_is_missing_and_ends_with_status_1_for_what_differs(
     write_segment(used.usage_journals, "x", b"")
     write_segment(used.usage_journal("replica-0"), SEGMENT, *lines)
     assert [run(used, *once).exit_code for _ in range(2)] == [1, 1]  # it changes nothing unasked
-    agreed = printed(used, *once, "--recover")
-    assert "no difference" in agreed
-    assert "the quota store is away" in agreed
-    document = json.loads(printed(used, *once, "--json"))
-    assert document["agrees"] is True
+    of_ledger = ("--ledger-url", used.ledger_url)
+    for status, again in ((3, ("--recover",)), (3, ()), (0, of_ledger)):
+        agreed = run(used, *once, *again)
+        assert "no difference" in agreed.output
+        assert agreed.exit_code == status, agreed.output
+    assert "PANDAL_QUOTA_URL names no quota store" in agreed.output
+    document = json.loads(printed(used, *once, *of_ledger, "--json"))
+    assert (document["agrees"], document["not_compared"]) == (True, [])
     assert document["accounts"]["acme"]["recovered"] == {"num_requests": 1, "num_tokens": 107}
+
+
+def test_an_audit_that_could_not_ask_the_quotas_store_says_so_and_has_a_status_of_its_own(
+    used: DataDir, tmp_path: Path
+) -> None:
+    """No fleet runs."""
+    book = tmp_path / "book.toml"
+    book.write_text(BASE_PRICES.replace('"15"', '"15.000001"'))
+    once = ("audit", "--price-book", str(book), "--patience-s", "0")
+    shown, told = run(used, *once), run(used, *once, "--json")
+    assert (shown.exit_code, told.exit_code) == (3, 3)
+    assert "the quota store is away: its totals were not compared" in shown.output
+    assert "no difference in what could be read" in shown.output
+    document = json.loads(told.stdout)
+    assert (document["agrees"], document["not_compared"]) == (False, ["the quota's store"])
+    # A difference that was found is one, whoever could not be asked.
+    execute(used.ledger_url, "UPDATE daily_usage SET micro_usd = micro_usd + 1")
+    assert run(used, *once).exit_code == 1
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["directory", "pipe"])

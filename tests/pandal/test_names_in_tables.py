@@ -33,7 +33,7 @@ def audited(console: Console) -> None:
         missing={}, unsure=frozenset(), lost={}, num_waiting=0, lag=NO_LAG, num_unreadable=0,
         unreadable_segments=[NAME], num_dead_letters=0, num_unpriced=0, num_not_by_gateways=0,
     )  # fmt: skip
-    show_report(console, report)
+    show_report(console, report, [])
 
 
 def used(console: Console) -> None:
