@@ -41,6 +41,8 @@ GATEWAY_STREAM_RECOVERY: Final = "pandal_gateway_stream_recovery_seconds"  # bre
 GATEWAY_RETRIES: Final = "pandal_gateway_retries_total"  # label outcome: made, over_budget
 GATEWAY_HEDGES: Final = "pandal_gateway_hedges_total"  # second attempts at once: won, lost
 GATEWAY_FALLBACKS: Final = "pandal_gateway_fallbacks_total"  # served by another than was asked for
+# Answers of which a provider reported more tokens than it was sent, or asked for.
+GATEWAY_OVERCOUNTS: Final = "pandal_gateway_provider_overcounts_total"
 GATEWAY_BREAKER_OPENINGS: Final = "pandal_gateway_breaker_openings_total"
 # Label how: hit, miss, shared, replayed; unshared: begun under a key without the others' knowing;
 # lost: another has taken the key meanwhile, so that both answers are made, and charged.

@@ -25,17 +25,28 @@ class Usage(msgspec.Struct, frozen=True):
         return self.prompt_tokens + self.completion_tokens
 
 
-def of_provider(reported: Usage, request: InferenceRequest) -> Usage:
-    """As far as it was asked for: whoever reports more has made something else, or nothing."""
-    source, most_tokens = UsageSource.PROVIDER, request.max_completion_tokens
-    if reported.completion_tokens > most_tokens:
-        source = UsageSource.PARTIAL
-    return msgspec.structs.replace(
-        reported,
-        completion_tokens=min(reported.completion_tokens, most_tokens),
-        reasoning_tokens=min(reported.reasoning_tokens, most_tokens),
-        source=source,
+def of_provider(
+    reported: Usage, request: InferenceRequest, *, most_prompt_tokens: int | None
+) -> Usage:
+    """As far as it was asked for: whoever reports more has made something else, or nothing.
+
+    ``most_prompt_tokens`` None: nobody but the provider can know.
+    """
+    most_tokens, prompt_tokens = request.max_completion_tokens, reported.prompt_tokens
+    if most_prompt_tokens is not None:
+        prompt_tokens = min(prompt_tokens, most_prompt_tokens)
+    cached = min(reported.cached_prompt_tokens, prompt_tokens)
+    bounded = Usage(
+        prompt_tokens,
+        cached,
+        min(reported.completion_tokens, most_tokens),
+        UsageSource.PROVIDER,
+        min(reported.reasoning_tokens, most_tokens),
+        min(reported.cache_write_tokens, prompt_tokens - cached),
     )
+    if bounded.total_tokens < reported.total_tokens:
+        return msgspec.structs.replace(bounded, source=UsageSource.PARTIAL)
+    return bounded
 
 
 NOTHING_USED = Usage(0, 0, 0, UsageSource.ENGINE)

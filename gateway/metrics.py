@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from contracts import metrics as names
+from contracts.usage import UsageSource
 from gateway.shadow_metrics import ShadowMetrics
 from gateway.tenant_metrics import TenantMetrics
 from gateway.trace import Trace
@@ -64,6 +65,7 @@ class Metrics:
         self.recovery_s = Histogram(names.LATENCY_BUCKETS_S)
         self.num_breaks = 0
         self.num_fallbacks = 0
+        self.num_overcounts = 0
         self.routes: Counter[str] = Counter()  # by reason
         self.num_active = 0
         self.num_shipped = 0
@@ -92,8 +94,9 @@ class Metrics:
                 self.ttft_s.observe(meter.first_byte_monotonic_s - trace.started_monotonic_s)
             if meter.route is not None:
                 self.routes[meter.route] += 1
-            if meter.served is not None:
-                self.num_fallbacks += 1
+            self.num_fallbacks += meter.served is not None
+            if meter.provider is not None and usage is not None:
+                self.num_overcounts += usage.source is UsageSource.PARTIAL
             if meter.num_breaks:
                 self.num_breaks += meter.num_breaks
                 for seconds in meter.recoveries_s:
@@ -132,6 +135,7 @@ class Metrics:
                 *family(names.GATEWAY_ROUTES, "counter", _by_reason(self.routes)),
                 *family(names.GATEWAY_STREAM_BREAKS, "counter", {(): self.num_breaks}),
                 *family(names.GATEWAY_FALLBACKS, "counter", {(): self.num_fallbacks}),
+                *family(names.GATEWAY_OVERCOUNTS, "counter", {(): self.num_overcounts}),
                 *self._kept_elsewhere(),
                 *family(names.GATEWAY_ACTIVE_REQUESTS, "gauge", {(): self.num_active}),
                 *family(names.GATEWAY_WAITING_REQUESTS, "gauge", {(): num_waiting}),

@@ -176,9 +176,10 @@ class Relay:
 
     def _whole(self, usage: Usage) -> Usage:
         """Of the answer, of which the current attempt reports but its part."""
-        answer = self._attempts.answer
+        answer, attempt = self._attempts.answer, self._attempts.current
         if self._meter.provider is not None:
-            return of_provider(usage, self._context.request)
+            most = None if attempt is None else attempt.most_prompt_tokens
+            return of_provider(usage, self._context.request, most_prompt_tokens=most)
         return usage if answer is None else answer.whole(usage)
 
     async def _relay(self, response: UpstreamResponse) -> bytes:

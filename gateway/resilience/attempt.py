@@ -18,6 +18,7 @@ class Attempt(msgspec.Struct, frozen=True):
     probe: int | None = None  # its number, for a breaker that waits for its end
     translation: AnthropicAnswer | None = None  # of another API's answer
     credential: Credential | None = None  # that a provider was shown; None: one of our own
+    most_prompt_tokens: int | None = None  # that a provider can have made of it; None: who knows
 
     @property
     def is_foreign(self) -> bool:

@@ -7,6 +7,7 @@ falls back on it, the one that the policy's step makes of it.
 from gateway.api.context import InferenceRequest, RequestContext
 from gateway.fleet import Fleet
 from gateway.providers.anthropic_answer import AnthropicAnswer
+from gateway.providers.prompt_bound import most_prompt_tokens
 from gateway.providers.provider import Api, Provider
 from gateway.resilience.attempt import Attempt
 from gateway.resilience.breaker import Breakers
@@ -37,5 +38,13 @@ def begin_at(
     if provider.api is Api.ANTHROPIC:
         translation = AnthropicAnswer(int(fleet.clock.wall_s()), fleet.limits.max_event_bytes)
     return Attempt(
-        replica, request_id, response, began_s, stay, probe, translation, provider.credential
+        replica,
+        request_id,
+        response,
+        began_s,
+        stay,
+        probe,
+        translation,
+        provider.credential,
+        most_prompt_tokens(body),
     )

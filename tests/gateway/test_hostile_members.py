@@ -174,3 +174,40 @@ async def test_more_than_was_asked_for_is_not_charged(
     assert (fallen.status, event.outcome) == (200, Outcome.COMPLETED)
     assert event.output_text_tokens == counted
     assert event.usage_source is UsageSource(source)
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "https://x.example/a.png"}}
+
+
+@pytest.mark.parametrize(
+    ("content", "is_bounded"),
+    [("word " * 300, True), ([{"type": "text", "text": "word " * 300}, IMAGE], False)],
+    ids=["text", "image"],
+)
+@pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "whole"])
+async def test_no_more_prompt_tokens_are_charged_than_there_were_bytes(
+    members: Members, content: object, is_bounded: bool, is_stream: bool
+) -> None:
+    """But for images: a few bytes of an address are as many tokens as its provider says."""
+    usage = {
+        "prompt_tokens": 20_000,
+        "prompt_tokens_details": {"cached_tokens": 15_000},
+        "completion_tokens": 2,
+    }
+    async with members() as fall:
+        fall.upstream.behaviour = break_down
+        end = json.dumps({"choices": [], "usage": usage}).encode()
+        behave = streaming(WORD, WORD, end, b"[DONE]")
+        if not is_stream:
+            behave = answering(200, completion(usage=usage))
+        fall.others["openai"].behaviour = behave
+        messages = [{"role": "user", "content": content}]
+        fallen = await fall.ask(stream=is_stream, max_tokens=20, messages=messages)
+        event = await fall.scene.only_event()
+        (generation,) = fall.others["openai"].generations
+    assert (fallen.status, event.outcome) == (200, Outcome.COMPLETED)
+    most = len(generation.received.body) + 1_024
+    assert event.input_tokens == (most if is_bounded else 20_000)
+    assert event.input_cache_read_tokens == min(event.input_tokens, 15_000)
+    assert event.settled_tokens == event.total_tokens == event.input_tokens + 2
+    assert event.usage_source is (UsageSource.PARTIAL if is_bounded else UsageSource.PROVIDER)

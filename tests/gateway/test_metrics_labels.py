@@ -3,8 +3,10 @@
 from collections.abc import Callable
 
 from contracts.usage import UsageSource
+from gateway.api.context import Operation
 from gateway.metering import Usage
 from gateway.metrics import Metrics, QuotaStanding
+from gateway.trace import Trace
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, get
 from tests.gateway.processes import Gateway
@@ -32,6 +34,14 @@ def test_only_tenants_that_were_named_have_series() -> None:
         'pandal_gateway_tenant_tokens_total{tenant="acme",class="input"} 1',
         'pandal_gateway_tenant_tokens_total{tenant="acme",class="output"} 3',
     ]
+
+
+def test_answers_whose_provider_reported_too_much_are_counted() -> None:
+    metrics, traces = Metrics(), [Trace(str(n), Operation.COMPLETIONS, 0.0) for n in range(4)]
+    for trace, source in zip(traces, UsageSource, strict=True):
+        trace.meter.provider, trace.usage = "openai", Usage(3, 2, 3, source)
+    metrics.count(traces)
+    assert "pandal_gateway_provider_overcounts_total 1" in rendered(metrics)
 
 
 async def test_what_was_answered_before_is_counted(
