@@ -157,12 +157,7 @@ def audit(
         return AuditReport(
             accounts=accounts,
             findings=[
-                *_boot_findings(
-                    connection,
-                    waiting,
-                    is_counted=scope.is_counted,
-                    num_by_gateways=_num_requests(billed) - _num_requests(recovered),
-                ),
+                *_boot_findings(connection, scope, waiting, billed, recovered),
                 *findings_of_sums(kept, billed),
                 *(_sum_findings(connection) if scope.is_counted else ()),
                 *_event_findings(connection, price_book, scope.since, witnesses),
@@ -183,15 +178,22 @@ def audit(
         )
 
 
-def _num_requests(accounts: Mapping[str, Account]) -> int:
-    return sum(account.num_requests for account in accounts.values())
-
-
 def _boot_findings(
-    connection: Connection, waiting: Waiting, *, is_counted: bool, num_by_gateways: int
+    connection: Connection,
+    scope: AuditScope,
+    waiting: Waiting,
+    billed: Mapping[str, Account],
+    recovered: Mapping[str, Account],
 ) -> Iterator[Finding]:
+    num_billed, num_recovered = (
+        sum(account.num_requests for account in accounts.values())
+        for accounts in (billed, recovered)
+    )
     for boot in boots(
-        connection, waiting.numbers, is_counted=is_counted, num_by_gateways=num_by_gateways
+        connection,
+        waiting.numbers,
+        is_counted=scope.is_counted,
+        num_by_gateways=num_billed - num_recovered,
     ):
         yield from findings_of_boot(boot)
 

@@ -47,7 +47,7 @@ class UsageSource(enum.StrEnum):
 
     ENGINE = "engine"  # the replica's own final count
     PROVIDER = "provider"  # a foreign provider's own final count
-    PARTIAL = "partial"  # theirs, of what they lived to report, or of what a provider was asked for
+    PARTIAL = "partial"  # theirs, of what they lived to report, or a provider was sent or asked for
     COUNTED = "counted"  # the gateway counted what it relayed; the replica could not be asked
 
 
