@@ -18,6 +18,7 @@ from gateway.errors import InvalidRequest
 Header = tuple[bytes, bytes]
 
 TRACEPARENT: Final = b"traceparent"
+_TRACED: Final = TRACEPARENT + b": "
 _TRACESTATE: Final = b"tracestate"
 _TRACE: Final = b"trace"  # in the names of both
 FORWARDED_HEADERS: Final = frozenset({b"accept", TRACEPARENT, _TRACESTATE})
@@ -86,7 +87,7 @@ def traced_lines(head: RequestHead, traceparent: bytes, *, is_new: bool) -> byte
     ``is_new``: the trace begins here, and what is said of the state of another is of no use.
     """
     if _TRACE not in head.forwarded:  # nobody has said anything of one
-        return b"%b%b: %b\r\n" % (head.forwarded, TRACEPARENT, traceparent)
+        return b"".join((head.forwarded, _TRACED, traceparent, b"\r\n"))
     told_anew = (TRACEPARENT, _TRACESTATE) if is_new else (TRACEPARENT,)
     kept = [header for header in head.headers if header[0] not in told_anew]
     return _forwarded((*kept, (TRACEPARENT, traceparent)))

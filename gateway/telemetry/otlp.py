@@ -9,10 +9,11 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.metering import Usage
 from gateway.telemetry.series import Histograms
+from gateway.telemetry.trace_context import SpanContext
+from gateway.trace import Trace
 
-SERVER: Final = 2  # kind of a span
+_SERVER: Final = 2  # kind of a span
 _ERROR: Final = 2  # status of a span
 _CUMULATIVE: Final = 2  # temporality of a histogram
 _SCOPE: Final = {"name": "pandal.gateway"}
@@ -22,60 +23,56 @@ Attributes = Mapping[str, Value]
 _encode = msgspec.json.Encoder().encode
 
 
-class _Status(msgspec.Struct, frozen=True, gc=False):
-    code: int
+def shared_members(name: str, attributes: Iterable[tuple[str, Value]], *, is_failed: bool) -> str:
+    """What many spans have in common, encoded for all of them: the list of attributes is open."""
+    members: dict[str, Any] = {"name": name, "kind": _SERVER}  # JSON
+    if is_failed:
+        members["status"] = {"code": _ERROR}
+    told = b",".join(_encode(_attribute(*pair)) for pair in attributes)
+    return (b'%b,"attributes":[%b' % (_encode(members)[1:-1], told)).decode()
 
 
-FAILED: Final = _Status(_ERROR)
-
-
-class Span(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    traceId: str  # noqa: N815  # the protocol's name, as all of these
-    spanId: str  # noqa: N815
-    name: str
-    startTimeUnixNano: str  # noqa: N815
-    endTimeUnixNano: str  # noqa: N815
-    attributes: msgspec.Raw
-    kind: int
-    parentSpanId: str | None = None  # noqa: N815  # None: the trace begins here
-    status: _Status | None = None
-
-
-def encoded(attributes: Iterable[tuple[str, Value]]) -> bytes:
-    """For the many spans that have them."""
-    return b",".join(_encode(_attribute(*pair)) for pair in attributes)
-
-
-_REQUEST_ID: Final = b',{"key":"pandal.request.id","value":{"stringValue":"%b"}}'
-_USAGE: Final = (
-    b',{"key":"gen_ai.usage.input_tokens","value":{"intValue":"%d"}}'
-    b',{"key":"gen_ai.usage.output_tokens","value":{"intValue":"%d"}}'
-    b',{"key":"gen_ai.usage.cache_read.input_tokens","value":{"intValue":"%d"}}'
+_SPAN: Final = (
+    '{"traceId":"%s","spanId":"%s"%s,"startTimeUnixNano":"%d","endTimeUnixNano":"%d",%s,'
+    '{"key":"pandal.request.id","value":{"stringValue":"%s"}}%s%s]}'
 )
-_TTFT: Final = b',{"key":"pandal.ttft_s","value":{"doubleValue":%.6f}}'
+_PARENT: Final = ',"parentSpanId":"%s"'
+_USAGE: Final = (
+    ',{"key":"gen_ai.usage.input_tokens","value":{"intValue":"%d"}}'
+    ',{"key":"gen_ai.usage.output_tokens","value":{"intValue":"%d"}}'
+    ',{"key":"gen_ai.usage.cache_read.input_tokens","value":{"intValue":"%d"}}'
+)
+_TTFT: Final = ',{"key":"pandal.ttft_s","value":{"doubleValue":%.6f}}'
 
 
-def span_attributes(
-    shared: bytes, request_id: str, usage: Usage | None, ttft_s: float | None
-) -> msgspec.Raw:
-    """Those that are ``encoded``, and a request's own: digits, which nothing need escape."""
-    used = b""
+def encode_span(
+    context: SpanContext, trace: Trace, shared: str, wall_minus_monotonic_s: float
+) -> str:
+    """``shared``: ``shared_members``.  Ids are digits, which nothing need escape."""
+    began_s, ended_s, usage = trace.started_monotonic_s, trace.ended_monotonic_s, trace.usage
+    first_byte_s, used, waited, parent = trace.meter.first_byte_monotonic_s, "", "", ""
+    assert ended_s is not None
+    if context.parent_id is not None:
+        parent = _PARENT % context.parent_id
     if usage is not None:
-        tokens = usage.prompt_tokens, usage.completion_tokens, usage.cached_prompt_tokens
-        used = _USAGE % tokens
-    return msgspec.Raw(
-        b"[%b%b%b%b]"
-        % (
-            shared,
-            _REQUEST_ID % request_id.encode(),
-            used,
-            b"" if ttft_s is None else _TTFT % ttft_s,
-        )
+        used = _USAGE % (usage.prompt_tokens, usage.completion_tokens, usage.cached_prompt_tokens)
+    if first_byte_s is not None:
+        waited = _TTFT % (first_byte_s - began_s)
+    return _SPAN % (
+        context.trace_id,
+        context.span_id,
+        parent,
+        int((began_s + wall_minus_monotonic_s) * 1e9),
+        int((ended_s + wall_minus_monotonic_s) * 1e9),
+        shared,
+        trace.request_id,
+        used,
+        waited,
     )
 
 
-def encode_spans(resource: Attributes, spans: Sequence[Span]) -> bytes:
-    scope = {"scope": _SCOPE, "spans": spans}
+def encode_spans(resource: Attributes, spans: Sequence[str]) -> bytes:
+    scope = {"scope": _SCOPE, "spans": msgspec.Raw(f"[{','.join(spans)}]".encode())}
     resource_spans = [{"resource": _resource(resource), "scopeSpans": [scope]}]
     return _encode({"resourceSpans": resource_spans})
 

@@ -27,13 +27,26 @@ class SpanContext(msgspec.Struct, frozen=True):
         return f"00-{self.trace_id}-{self.span_id}-{'01' if self.is_sampled else '00'}".encode()
 
 
-def span_context(traceparent: bytes | None, digits: str, sample_ratio: float) -> SpanContext:
-    """``digits``: 32 of a request's own.  A caller decides whether it is sampled, else we do."""
-    if traceparent is not None and (parent := _parsed(traceparent)) is not None:
-        trace_id, parent_id, is_sampled = parent
-        return SpanContext(trace_id, digits[16:], parent_id, is_sampled)
-    is_sampled = int(digits[-8:], 16) < sample_ratio * 2**32
-    return SpanContext(digits, digits[16:], None, is_sampled)
+class Sampler:
+    """Of traces that begin here: a request's own digits decide, ``digits``, 32 of them."""
+
+    def __init__(self, ratio: float) -> None:
+        self._below = f"{int(ratio * 2**32):08x}" if ratio < 1 else "g"  # of as many digits
+
+    def takes(self, digits: str) -> bool:
+        return digits[-8:] < self._below
+
+    def context(self, traceparent: bytes | None, digits: str) -> SpanContext:
+        """A caller decides whether it is sampled, else we do."""
+        if traceparent is not None and (parent := _parsed(traceparent)) is not None:
+            trace_id, parent_id, is_sampled = parent
+            return SpanContext(trace_id, digits[16:], parent_id, is_sampled)
+        return SpanContext(digits, digits[16:], None, self.takes(digits))
+
+
+def untraced(digits: str) -> bytes:
+    """The header of a trace that begins here, and that nobody looks at."""
+    return f"00-{digits}-{digits[16:]}-00".encode()
 
 
 def _parsed(traceparent: bytes) -> tuple[str, str, bool] | None:

@@ -1,7 +1,7 @@
 """What requests leave behind for a collector: a span each, and their share of the histograms."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Final
 
@@ -9,9 +9,9 @@ from contracts.usage import Outcome
 from gateway.clock import event_id_of
 from gateway.exchange import Exchange
 from gateway.request_head import TRACEPARENT, traced_lines
-from gateway.telemetry.otlp import FAILED, SERVER, Span, Value, encoded, span_attributes
+from gateway.telemetry.otlp import Value, encode_span, shared_members
 from gateway.telemetry.series import Histograms, Labels, Series
-from gateway.telemetry.trace_context import SpanContext, span_context
+from gateway.telemetry.trace_context import Sampler, SpanContext, untraced
 from gateway.trace import Trace
 
 _MAX_SPANS: Final = 4_096  # that wait for the collector; then new ones are dropped
@@ -24,6 +24,8 @@ _TTFT_S: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
 )  # fmt: skip
 _TOKENS: Final = tuple(4**power for power in range(14))
+
+_Known = tuple[str, str | None, str | None]  # operation, model, reason of the refusal
 
 
 class _Kind:
@@ -39,20 +41,40 @@ class _Kind:
         names = told["gen_ai.operation.name"], told.get("gen_ai.request.model")
         self.name = " ".join(str(name) for name in names if name is not None)
 
+    def observe(self, traces: Sequence[Trace]) -> None:
+        self._duration_s.observe(
+            [
+                trace.ended_monotonic_s - trace.started_monotonic_s
+                for trace in traces
+                if trace.ended_monotonic_s is not None
+            ]
+        )
+        ttfts_s = [
+            trace.meter.first_byte_monotonic_s - trace.started_monotonic_s
+            for trace in traces
+            if trace.meter.first_byte_monotonic_s is not None
+        ]
+        if ttfts_s:
+            self._ttft_s.observe(ttfts_s)
+        usages = [trace.usage for trace in traces if trace.usage is not None]
+        if usages:
+            self._input_tokens.observe([usage.prompt_tokens for usage in usages])
+            self._output_tokens.observe([usage.completion_tokens for usage in usages])
+
     @cached_property
-    def duration_s(self) -> Series:
+    def _duration_s(self) -> Series:
         return self._tracer.duration_s.of(self._labels)
 
     @cached_property
-    def ttft_s(self) -> Series:
+    def _ttft_s(self) -> Series:
         return self._tracer.ttft_s.of(self._labels)
 
     @cached_property
-    def input_tokens(self) -> Series:
+    def _input_tokens(self) -> Series:
         return self._tokens("input")
 
     @cached_property
-    def output_tokens(self) -> Series:
+    def _output_tokens(self) -> Series:
         return self._tokens("output")
 
     def _tokens(self, token_type: str) -> Series:
@@ -61,14 +83,14 @@ class _Kind:
 
 class Tracer:
     def __init__(self, sample_ratio: float) -> None:
-        self._sample_ratio = sample_ratio
-        self._spans: deque[Span] = deque()
+        self._sampler = Sampler(sample_ratio)
+        self._spans: deque[str] = deque()  # encoded
         self.num_dropped = 0
         self.duration_s = Histograms("gen_ai.server.request.duration", "s", _DURATION_S)
         self.ttft_s = Histograms("gen_ai.server.time_to_first_token", "s", _TTFT_S)
         self.tokens = Histograms("gen_ai.client.token.usage", "{token}", _TOKENS)
-        self._kinds: dict[tuple[str, str | None, str | None], _Kind] = {}
-        self._shared: dict[tuple[object, ...], bytes] = {}
+        self._kinds: dict[_Known, _Kind] = {}
+        self._shared: dict[tuple[object, ...], str] = {}
 
     @property
     def histograms(self) -> list[Histograms]:
@@ -76,34 +98,38 @@ class Tracer:
 
     def begin(self, exchange: Exchange, trace: Trace) -> None:
         """From here on the replica is called in our name, and not in the client's."""
-        head = exchange.head
+        head, digits, sampler = exchange.head, event_id_of(trace.request_id), self._sampler
         told = exchange.header(TRACEPARENT) if TRACEPARENT in head.forwarded else None
-        trace.span = span = span_context(told, event_id_of(trace.request_id), self._sample_ratio)
+        if told is None and not sampler.takes(digits):  # most
+            exchange.forwarded = traced_lines(head, untraced(digits), is_new=True)
+            return
+        span = sampler.context(told, digits)
         exchange.forwarded = traced_lines(head, span.header(), is_new=span.parent_id is None)
+        if span.is_sampled:
+            trace.span = span
 
     def end(self, ended: Iterable[Trace], wall_minus_monotonic_s: float) -> None:
+        by_kind: dict[_Known, list[Trace]] = {}
         for trace in ended:
-            kind, usage, began_s = self._kind(trace), trace.usage, trace.started_monotonic_s
-            assert trace.ended_monotonic_s is not None
-            kind.duration_s.observe(trace.ended_monotonic_s - began_s)
-            first_byte_s = trace.meter.first_byte_monotonic_s
-            if first_byte_s is not None:
-                kind.ttft_s.observe(first_byte_s - began_s)
-            if usage is not None:
-                kind.input_tokens.observe(usage.prompt_tokens)
-                kind.output_tokens.observe(usage.completion_tokens)
-            if trace.span is not None and trace.span.is_sampled:
-                if len(self._spans) < _MAX_SPANS:
-                    self._spans.append(self._span(trace, trace.span, kind, wall_minus_monotonic_s))
-                else:
-                    self.num_dropped += 1
+            request = trace.request
+            model = None if request is None else request.model
+            known: _Known = trace.operation, model, trace.reason
+            alike = by_kind.get(known)
+            if alike is None:
+                by_kind[known] = [trace]
+            else:
+                alike.append(trace)
+        for known, traces in by_kind.items():
+            kind = self._kind(known, traces[0])
+            kind.observe(traces)
+            for trace in traces:
+                if trace.span is not None:
+                    self._keep(trace, trace.span, kind, wall_minus_monotonic_s)
 
-    def take_spans(self, most: int) -> list[Span]:
+    def take_spans(self, most: int) -> list[str]:
         return [self._spans.popleft() for _ in range(min(most, len(self._spans)))]
 
-    def _kind(self, trace: Trace) -> _Kind:
-        request = trace.request
-        known = trace.operation, None if request is None else request.model, trace.reason
+    def _kind(self, known: _Known, trace: Trace) -> _Kind:
         kind = self._kinds.get(known)
         if kind is None:
             if len(self._kinds) >= _MAX_KINDS:
@@ -111,31 +137,16 @@ class Tracer:
             kind = self._kinds[known] = _Kind(self, _labels(trace))
         return kind
 
-    def _span(
+    def _keep(
         self, trace: Trace, context: SpanContext, kind: _Kind, wall_minus_monotonic_s: float
-    ) -> Span:
-        is_failed = trace.status >= 500 or trace.outcome in _FAILED
-        began_s, first_byte_s = trace.started_monotonic_s, trace.meter.first_byte_monotonic_s
-        assert trace.ended_monotonic_s is not None
-        return Span(
-            context.trace_id,
-            context.span_id,
-            kind.name,
-            str(int((began_s + wall_minus_monotonic_s) * 1e9)),
-            str(int((trace.ended_monotonic_s + wall_minus_monotonic_s) * 1e9)),
-            span_attributes(
-                self._shared_attributes(trace, kind),
-                trace.request_id,
-                trace.usage,
-                None if first_byte_s is None else first_byte_s - began_s,
-            ),
-            SERVER,
-            context.parent_id,
-            FAILED if is_failed else None,
-        )
+    ) -> None:
+        if len(self._spans) >= _MAX_SPANS:
+            self.num_dropped += 1
+            return
+        shared = self._shared_members(trace, kind)
+        self._spans.append(encode_span(context, trace, shared, wall_minus_monotonic_s))
 
-    def _shared_attributes(self, trace: Trace, kind: _Kind) -> bytes:
-        """Those that many requests have, encoded once."""
+    def _shared_members(self, trace: Trace, kind: _Kind) -> str:
         request, replica = trace.request, trace.meter.replica
         is_stream = None if request is None else request.is_stream
         known = kind, trace.status, trace.outcome, replica, is_stream
@@ -143,7 +154,10 @@ class Tracer:
         if shared is None:
             if len(self._shared) >= _MAX_KINDS:
                 self._shared.clear()
-            shared = self._shared[known] = encoded(_shared_attributes(trace))
+            is_failed = trace.status >= 500 or trace.outcome in _FAILED
+            attributes = _shared_attributes(trace)
+            shared = shared_members(kind.name, attributes, is_failed=is_failed)
+            self._shared[known] = shared
         return shared
 
 

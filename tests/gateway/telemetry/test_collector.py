@@ -156,7 +156,7 @@ async def test_what_is_left_at_the_end_is_told(collector: Collector) -> None:
     timeouts = Timeouts(connect_s=5.0, head_s=5.0, idle_s=5.0, keep_alive_s=5.0)
     client = ReplicaClient("collector", collector.url, timeouts)
     exporter = Exporter(client, tracer, {"service.name": "ending"}, time.time)
-    tracer.duration_s.of((("gen_ai.operation.name", "chat"),)).observe(1.0)
+    tracer.duration_s.of((("gen_ai.operation.name", "chat"),)).observe([1.0])
     running = asyncio.create_task(exporter.run())
     await asyncio.sleep(0)
     running.cancel()
