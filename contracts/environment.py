@@ -22,6 +22,8 @@ from typing import (
     runtime_checkable,
 )
 
+from contracts.faults import plain_words
+
 _NOT_JSON: Final = re.compile(r'error parsing value for field "(?P<field>\w+)"')  # pydantic's words
 
 Settings = TypeVar("Settings")
@@ -128,7 +130,7 @@ def _faults(exc: ValueError, prefix: str, read: object) -> dict[str, str]:
         form = json.dumps(_example(field.annotation))
         return {variable_of(prefix, (found["field"],)): f"expected JSON, such as {form}"}
     errors = exc.errors(include_input=False, include_url=False)
-    return {variable_of(prefix, e["loc"] or ("settings",)): e["msg"] for e in errors}
+    return {variable_of(prefix, e["loc"] or ("settings",)): plain_words(e["msg"]) for e in errors}
 
 
 def _example(annotation: Any) -> object:

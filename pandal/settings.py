@@ -14,6 +14,7 @@ from contracts.environment import (
     unknown_variables,
     variable_of,
 )
+from contracts.faults import plain_words
 from pandal.errors import BadOption
 
 PREFIX: Final = "PANDAL_"
@@ -85,7 +86,7 @@ def told_settings() -> CommandSettings:
         return CommandSettings()
     except ValidationError as exc:
         faults = exc.errors(include_input=False, include_url=False)
-        told = "; ".join(f"{_variable(fault['loc'])}: {fault['msg']}" for fault in faults)
+        told = "; ".join(f"{_variable(f['loc'])}: {plain_words(f['msg'])}" for f in faults)
         raise BadOption(told) from None
 
 

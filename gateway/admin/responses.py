@@ -6,6 +6,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from contracts.faults import plain_words
 from gateway.admin.schemas import ErrorBody
 from gateway.api.errors import error_body, error_headers, error_status
 from gateway.errors import GatewayError, InvalidRequest, MethodNotAllowed, UnknownPath
@@ -42,7 +43,7 @@ def _unprocessable(exc: RequestValidationError) -> Unprocessable:
     """Names where, and not what was sent: it may be a secret."""
     first = exc.errors()[0]
     path = ".".join(str(part) for part in first["loc"])
-    return Unprocessable(f"{path}: {first['msg']}.", param=path)
+    return Unprocessable(f"{path}: {plain_words(first['msg'])}.", param=path)
 
 
 def _of_http(exc: HTTPException) -> GatewayError:
