@@ -49,10 +49,10 @@ def test_system_prompts_have_a_place_of_their_own() -> None:
 
 
 def test_sampling_and_stops() -> None:
-    request = translated(temperature=1.7, top_p=0.5, stop="END", stream=True, seed=1, user="u")
+    request = translated(temperature=1.7, top_p=0.5, stop="END", stream=True, min_p=0, user="u")
     assert request["temperature"] == 1.0
     assert (request["top_p"], request["stop_sequences"], request["stream"]) == (0.5, ["END"], True)
-    assert not {"seed", "user", "stop"} & request.keys()
+    assert not {"min_p", "user", "stop"} & request.keys()
     assert translated(stop=["a", "b"])["stop_sequences"] == ["a", "b"]
 
 
@@ -128,6 +128,11 @@ def test_tool_choices(choice: object, expected: object) -> None:
         {"response_format": {"type": "json_object"}},
         {"presence_penalty": 0.5},
         {"repetition_penalty": 1.1},
+        {"min_p": 0.1},
+        {"min_tokens": 5},
+        {"ignore_eos": True},
+        {"stop_token_ids": [2]},
+        {"seed": 1},
         {"tools": [{"type": "custom"}]},
         {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
         {"messages": [{"role": "stranger", "content": ""}]},
