@@ -13,9 +13,10 @@ from contracts.terms import Terms
 from pandal.errors import BadOption
 
 _SELECTORS: Final = ("key_id", "model", "window")
-_OF_TENANT: Final = ("tier", "organisation")
+_OF_TENANT: Final = ("tier", "organisation", "providers")
 _OF_TERMS: Final = tuple(n for n in Terms.__struct_fields__ if n not in _SELECTORS)
-_LISTS: Final = ("allowed_models",)
+_LISTS: Final = ("allowed_models", "providers")
+_ELSE: Final = "; the rest by: pandal policy edit"
 
 _NO_NAME: Final = re.compile(r"""[][(){}"'\s]""")  # what other notations put around names
 
@@ -46,7 +47,7 @@ def assigned(
             treated[name] = _value(Terms, name, text)
         else:
             known = ", ".join((*_OF_TENANT, *COUNTED, *(() if is_shadow else _OF_TERMS)))
-            raise BadOption(f"{name}: expected one of {known}")
+            raise BadOption(f"{name}: expected one of {known}{_ELSE}")
     tenant = msgspec.structs.replace(tenant, **own)
     if counted:
         tenant = _with_rule(
@@ -64,7 +65,7 @@ def _parted(assignment: str) -> tuple[str, str]:
 
 def _value(holder: type[msgspec.Struct], name: str, text: str) -> Any:  # what the field holds
     if text == "":
-        return None
+        return () if name == "providers" else None
     given: object = text
     if name in _LISTS:
         given = _listed(name, text)

@@ -8,7 +8,7 @@ from contracts.api_keys import is_in_force
 from contracts.policy import ApiKeyRecord, PolicyDocument, TenantPolicy
 from contracts.quota import QuotaRule
 from contracts.resolution import COUNTED, RATES, View, rules_of, statements_about, view_of
-from pandal.doctor.finding import Finding, failure, fine, warning
+from pandal.doctor.finding import Finding, fine, warning
 
 _ABOUT: Final = "policies"
 _SOON: Final = timedelta(days=7)
@@ -95,7 +95,7 @@ def unsatisfiable(
                 limits.append((name, value, _words(rule)))
     for name, value, where in limits:
         if value < needs:
-            yield failure(
+            yield warning(
                 _ABOUT,
                 f"{tenant.tenant_id}: {name} {value:,} ({where}) is less than a request needs "
                 f"that names no max_tokens ({needs:,}): each is refused",
@@ -151,7 +151,7 @@ def _allowed_models(
             statements_about(document, tenant, key=key, model=None, at=at)
         ).allowed_models
         if allowed is not None and not allowed:
-            yield failure(
+            yield warning(
                 _ABOUT,
                 f"{tenant.tenant_id}: key {key.key_id} may use no model at all: what its levels "
                 "allow has nothing in common",
@@ -196,7 +196,7 @@ def _unpriced(
             r.has_money_budget and not r.is_shadow and r.model in (None, model) for r in rules
         )
         if holds and model not in priced:
-            yield failure(
+            yield warning(
                 _ABOUT,
                 f"{tenant.tenant_id}: a budget in money holds for model {model}, which has no "
                 "price: its requests are refused",

@@ -54,7 +54,11 @@ def test_what_is_set_is_explained(acme: DataDir) -> None:
 
 def test_what_is_unset_is_the_tiers_again(acme: DataDir) -> None:
     lines(acme, "policy", "set", "acme", "requests_per_minute=5", "concurrent_requests=2")
-    lines(acme, "policy", "set", "acme", "requests_per_minute=", "concurrent_requests=")
+    lines(acme, "policy", "set", "acme", "providers=openai,rented")
+    (tenant,) = yaml.safe_load("\n".join(lines(acme, "policy", "get", "acme")))["tenants"]
+    assert tenant["providers"] == ["openai", "rented"]
+    unset = ("requests_per_minute=", "concurrent_requests=", "providers=")
+    lines(acme, "policy", "set", "acme", *unset)
     (tenant,) = yaml.safe_load("\n".join(lines(acme, "policy", "get", "acme")))["tenants"]
     assert set(tenant) == {"tenant_id", "tier", "keys"}
 
