@@ -2,14 +2,23 @@
 
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 
-from contracts.metrics import BILLING_EVENTS, BILLING_READ_AT, BILLING_UNPRICED
+from billing.ledger import utc_now
+from contracts.metrics import (
+    BILLING_DIFFERENCES,
+    BILLING_EVENTS,
+    BILLING_READ_AT,
+    BILLING_RECONCILED_AT,
+    BILLING_UNPRICED,
+)
+from contracts.spool import segment_name
 from tests.billing.billing_process import BillingProcess
 from tests.billing.test_service import Service
 from tests.billing.usage_events import SEGMENT, line, usage, write_segment
-from tests.support.alerts import MINUTE_S, Rules, Watch, asked, rendered_rules, watch
+from tests.support.alerts import HOUR_S, MINUTE_S, Rules, Watch, asked, rendered_rules, watch
 from tests.support.ports import free_port
 from tests.support.promql import fires
 from tests.support.waiting import eventually
@@ -106,6 +115,53 @@ def test_a_line_that_is_no_event(
     eventually_told(billing, port, f'{BILLING_EVENTS}{{outcome="dead"}} 1')
     found.hold(MINUTE_S)
     assert fires(alert, found.timeline)
+
+
+def test_books_that_differ_until_what_lacks_is_found(
+    rules: Rules, service: Service, port: int
+) -> None:
+    """A gateway's second event lies on a volume that nobody showed."""
+    alert, then = rules["PandalBooksDiffer"], utc_now() - timedelta(hours=1)
+    first, second, third = (
+        line(usage(n, gateway_seq=n, admitted_at=then, occurred_at=then)) for n in (1, 2, 3)
+    )
+    write_segment(service.spool_dir, SEGMENT, first)
+    gap = f'{BILLING_DIFFERENCES}{{kind="sequence gap"}}'
+    at_once = {"BILLING_RECONCILE_INTERVAL_S": "0.2", "BILLING_RECONCILE_GRACE_S": "0"}
+    with service.start(BILLING_PORT=str(port), **at_once) as billing:
+        eventually_told(billing, port, f"{gap} 0")
+        found = watched(port)
+        found.hold(10 * MINUTE_S)
+        assert not fires(alert, found.timeline)
+        with (service.spool_dir / SEGMENT).open("ab") as segment:
+            segment.write(third)
+        eventually_told(billing, port, f"{gap} 1")
+        found.hold(MINUTE_S)
+        assert fires(alert, found.timeline)
+        write_segment(service.spool_dir, segment_name("0a", 1), second)
+        eventually_told(billing, port, f"{gap} 0")
+        found.hold(MINUTE_S)
+        assert not fires(alert, found.timeline)
+        assert billing.terminate() == 0
+
+
+def test_books_that_nobody_compares(
+    rules: Rules, service: Service, billing: BillingProcess, port: int
+) -> None:
+    alert, good = rules["PandalBooksUnchecked"], service.price_book.read_text()
+    eventually_told(billing, port, BILLING_RECONCILED_AT)
+    service.price_book.write_text("no book")
+    billing.until_log_has("a watch of billing fails")
+    found = watched(port)
+    found.hold(3 * HOUR_S)
+    assert not fires(alert, found.timeline)
+    found.hold(12 * MINUTE_S)
+    assert fires(alert, found.timeline)
+    service.price_book.write_text(good)
+    billing.until_log_has("accounts compared", times=billing.log().count("accounts compared") + 1)
+    found = watched(port)
+    found.hold(12 * MINUTE_S)
+    assert not fires(alert, found.timeline)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from tests.support.waiting import eventually
 
 CONTEXT = 4_096
 OUTBOX_BYTES = 20_000  # for some twenty events
+TTFT_BOUND_S = 2.5  # the chart's
 
 
 @pytest.fixture(scope="module")
@@ -155,17 +156,94 @@ async def test_a_storm_of_retries(
     assert fires(rules["PandalRetryStorm"], found.timeline)
 
 
+async def test_errors_that_use_up_the_months_allowance(
+    watched: Gateway, make_tenant: Callable[..., Tenant], upstream: Upstream, rules: Rules
+) -> None:
+    """And it ends soon after them, while the slow one remembers."""
+    fast, slowly = (rules[f"PandalAvailabilityBurns{pace}"] for pace in ("Fast", "Slowly"))
+    tenant = make_tenant(on=watched)
+    await tenant.accepted()
+    upstream.behaviour = fails
+    await tenant.chat(chat())  # long ago: what had never been counted tells no increase
+    upstream.behaviour = words(3)
+    found = watch(watched.port)
+    await asyncio.to_thread(found.look)
+    for _ in range(3):
+        assert (await tenant.chat(chat())).status == 200
+        await asyncio.to_thread(found.hold, 10 * MINUTE_S)
+    assert not fires(fast, found.timeline)
+    assert not fires(slowly, found.timeline)
+    upstream.behaviour = fails
+    assert (await tenant.chat(chat())).status == 502
+    await asyncio.to_thread(found.hold, 4 * MINUTE_S)
+    assert fires(fast, found.timeline)
+    upstream.behaviour = words(3)
+    assert (await tenant.chat(chat())).status == 200
+    await asyncio.to_thread(found.hold, 16 * MINUTE_S)
+    assert not fires(fast, found.timeline)
+    assert fires(slowly, found.timeline)
+
+
+async def fails(generation: Generation) -> None:
+    await generation.answer(500, b'{"error": {"message": "out of order"}}')
+
+
+async def test_first_tokens_that_come_late(
+    watched: Gateway, make_tenant: Callable[..., Tenant], upstream: Upstream, rules: Rules
+) -> None:
+    fast, slowly = (rules[f"PandalFirstTokensLate{pace}"] for pace in ("Fast", "Slowly"))
+    tenant = make_tenant(on=watched)
+    await tenant.accepted()
+    found = watch(watched.port)
+    await asyncio.to_thread(found.look)
+    for _ in range(8):
+        await tenant.chat(chat())
+    await asyncio.to_thread(found.hold, 30 * MINUTE_S)
+    assert not fires(fast, found.timeline)
+    assert not fires(slowly, found.timeline)
+    upstream.behaviour = words(1, pause_s=1.1 * TTFT_BOUND_S)
+    await asyncio.gather(*(tenant.chat(chat()) for _ in range(4)))
+    await asyncio.to_thread(found.hold, 4 * MINUTE_S)
+    assert fires(fast, found.timeline)
+    await asyncio.to_thread(found.hold, 16 * MINUTE_S)
+    assert fires(slowly, found.timeline)
+
+
+async def test_streams_that_break(
+    watched: Gateway, make_tenant: Callable[..., Tenant], upstream: Upstream, rules: Rules
+) -> None:
+    """Of a server that is none of ours: no other can go on with them."""
+    tenant = make_tenant(on=watched)
+    await tenant.accepted()
+    found = watch(watched.port)
+    await asyncio.to_thread(found.look)
+    for breaks, is_broken in ((False, False), (True, True)):
+        upstream.behaviour = breaks_off if breaks else words(3)
+        for _ in range(2):
+            await asyncio.gather(*(tenant.chat(chat(stream=True)) for _ in range(40)))
+            await asyncio.to_thread(found.hold, 4 * MINUTE_S)
+        assert fires(rules["PandalStreamsBreak"], found.timeline) is is_broken
+
+
+async def breaks_off(generation: Generation) -> None:
+    await generation.start_stream()
+    await generation.word()
+    generation.reset()
+
+
 async def test_an_outbox_that_grows(
     start_gateway: Callable[..., Gateway],
     make_tenant: Callable[..., Tenant],
     rules: Rules,
     tmp_path: Path,
 ) -> None:
-    """Brokers are away."""
+    """Brokers are away; what is too much is given up where that is asked for."""
     gateway = start_gateway(
         GATEWAY_SPOOL_DIR=str(tmp_path / "spool"),
         GATEWAY_KAFKA_BOOTSTRAP="127.0.0.1:1",
         GATEWAY_SPOOL_MAX_WAITING_BYTES=str(OUTBOX_BYTES),
+        GATEWAY_SPOOL_FULL="shed",
+        GATEWAY_SPOOL_SEGMENT_BYTES="4096",
     )
     tenant = make_tenant(on=gateway)
     await tenant.accepted()
@@ -177,6 +255,11 @@ async def test_an_outbox_that_grows(
     await asyncio.to_thread(eventually, lambda: waiting_bytes(gateway) > OUTBOX_BYTES / 4, "events")
     await asyncio.to_thread(found.hold, 11 * MINUTE_S)
     assert fires(rules["PandalOutboxGrows"], found.timeline)
+    assert not fires(rules["PandalOutboxSheds"], found.timeline)
+    while '"outbox full, events given up"' not in gateway.log_path.read_text():
+        assert (await tenant.chat(chat())).status == 200
+    await asyncio.to_thread(found.hold, MINUTE_S)
+    assert fires(rules["PandalOutboxSheds"], found.timeline)
 
 
 def waiting_bytes(gateway: Gateway) -> float:
