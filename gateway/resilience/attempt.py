@@ -10,6 +10,7 @@ from gateway.upstream.response import UpstreamResponse
 
 
 class Attempt(msgspec.Struct, frozen=True):
+    model: str
     replica: Replica
     request_id: str
     response: UpstreamResponse
@@ -19,6 +20,11 @@ class Attempt(msgspec.Struct, frozen=True):
     translation: AnthropicAnswer | None = None  # of another API's answer
     credential: Credential | None = None  # that a provider was shown; None: one of our own
     most_prompt_tokens: int | None = None  # that a provider can have made of it; None: who knows
+
+    @property
+    def told(self) -> tuple[str, str, int | None]:
+        """Of whom breakers are told."""
+        return self.model, self.replica.name, self.probe
 
     @property
     def is_foreign(self) -> bool:

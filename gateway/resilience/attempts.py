@@ -37,6 +37,13 @@ from gateway.resilience.failures import (
     may_retry,
 )
 from gateway.resilience.fallback import Target
+from gateway.resilience.outcomes import (
+    note_credential_refused,
+    note_end,
+    note_failure,
+    note_head,
+    note_unreachable,
+)
 from gateway.resilience.outside_attempt import begin_at, member_body
 from gateway.resilience.pause import pause
 from gateway.resilience.resumable_answer import ResumableAnswer
@@ -65,7 +72,7 @@ class Attempts:
     _num_begun = 0
     _num_begun_before = 0  # by those whose turn is over
     _num_retries = 0
-    _retry_after_ms: int | None = None  # the least that a replica asked for
+    _asked_ms: int | None = None  # the least that any asked for since all were asked last
 
     def __init__(
         self,
@@ -94,7 +101,7 @@ class Attempts:
         self._exchange.body = target.body
         self._num_begun_before = self._num_begun
         self._tried.clear()
-        self.answer = self._retry_after_ms = None
+        self.answer = self._asked_ms = None
         self._meter.turn()
 
     def note_failure(self, failure: GatewayError) -> None:
@@ -103,9 +110,9 @@ class Attempts:
         if attempt is None:
             return
         if isinstance(failure, CredentialRefused):
-            self._retries.breakers.turned_away(*self._told(attempt), 401)  # whatever it says
+            note_credential_refused(self._retries.breakers, attempt)
         elif attempt.response.status == 200 and is_replicas_end(failure):
-            self._note_failure(attempt)
+            note_failure(self._retries.breakers, attempt)
 
     async def before_retry(self, failure: GatewayError) -> None:
         """For an attempt of which the client has nothing.  Raises ``failure``: it was the last."""
@@ -122,14 +129,16 @@ class Attempts:
         """A stream of which the client has a part ends here.  Its replica's name."""
         assert self.current is not None
         self._meter.break_off(self._fleet.clock.monotonic_s())
-        self._note_failure(self.current)
+        note_failure(self._retries.breakers, self.current)
         return self.give_up()
 
     def _begin_at(self, provider: Provider, tried: set[str]) -> Attempt:
         """As the policy's step has it.  Raises NoReplicaAvailable."""
-        request = self._context.request
-        if provider.name in tried or provider.name in self._retries.breakers.barred(request.model):
-            raise NoReplicaAvailable("The provider cannot take this request now.")
+        model = self._context.request.model
+        if provider.name in tried or provider.name in self._retries.breakers.barred(model):
+            error = NoReplicaAvailable("The provider cannot take this request now.")
+            self._tell_when(error, (), {provider.name})
+            raise error
         return self._begin_outside(provider, self._exchange.body, self._meter)
 
     def _begin_outside(self, provider: Provider, body: bytes, meter: Meter) -> Attempt:
@@ -184,7 +193,7 @@ class Attempts:
         meter.replica, meter.provider, meter.attempt = replica.name, None, self._num_begun
         meter.adapter_of = replica.parents.get(request.model)
         meter.sent_monotonic_s = began_s
-        return Attempt(replica, request_id, response, began_s, stay, probe)
+        return Attempt(request.model, replica, request_id, response, began_s, stay, probe)
 
     def close(self, *, is_complete: bool) -> None:
         """Nothing more is wanted of the current one, which may have ended well; idempotent."""
@@ -192,7 +201,7 @@ class Attempts:
         self._exchange.body = b""
         if attempt is not None:
             if self._retries.breakers.failing:
-                self._note_end(attempt, is_complete=is_complete)
+                note_end(self._retries.breakers, attempt, is_complete=is_complete)
             attempt.stay.has_begun |= is_complete  # a document begins with its end
             self._fleet.end(attempt.stay, self._meter.engine_usage)
             if not is_complete:
@@ -262,8 +271,8 @@ class Attempts:
         attempt = self.current
         if attempt is None:  # all have turned it away
             is_begun = self._num_begun > self._num_begun_before and not self._meter.num_breaks
-            asked_ms = failure.retry_after_ms if self._retry_after_ms is not None else None
-            asked_s = None if asked_ms is None else asked_ms / 1e3
+            asked_s = None if self._asked_ms is None else self._asked_ms / 1e3
+            self._asked_ms = None
             self._tried.clear()
             return self._drawn_s(asked_s, is_elsewhere=False) if is_begun else None
         if self._meter.num_breaks or not may_retry(failure, attempt.response):
@@ -296,29 +305,22 @@ class Attempts:
         if attempt.response.is_sent and not attempt.response.is_refusal:
             self.has_left_work = True
 
-    def _note_end(self, attempt: Attempt, *, is_complete: bool) -> None:
-        breakers = self._retries.breakers
-        note = breakers.succeeded if is_complete else breakers.undecided
-        note(*self._told(attempt))
-
     def _has_done_nothing(self, attempt: Attempt, failure: BaseException | None = None) -> bool:
         """And another may be asked at once.  Notes what an attempt's head, which is done, tells."""
-        response = attempt.response
+        response, breakers = attempt.response, self._retries.breakers
         if failure is None:
-            if response.status != 200 or self._retries.breakers.failing:
-                self._note_status(attempt)
+            if response.status != 200 or breakers.failing:
+                note_head(breakers, attempt)
             if not self._is_turned_away(attempt):
                 return False
-            self._note_retry_after(response)
+            if response.retry_after_s is not None and not attempt.is_foreign:
+                self._note_asked(response.retry_after_s * 1000)
             response.discard()
             return True
         if not isinstance(failure, UpstreamUnreachable):
-            self._note_failure(attempt)
+            note_failure(breakers, attempt)
             return False
-        if attempt.is_foreign:  # which nobody asks whether it is back
-            self._retries.breakers.turned_away(*self._told(attempt), 0)
-        else:
-            self._note_failure(attempt)
+        note_unreachable(breakers, attempt)
         self._fleet.pool.mark_unreachable(attempt.replica.name)
         response.cancel()
         return True
@@ -327,28 +329,6 @@ class Attempts:
         response = attempt.response
         if not response.is_refusal or is_replicas_failure(response.status):
             self._fleet.pool.note(attempt.replica.name, is_failure=True)
-
-    def _note_status(self, attempt: Attempt) -> None:
-        breakers, status = self._retries.breakers, attempt.response.status
-        told = self._told(attempt)
-        if attempt.is_foreign and status in BETWEEN_US:
-            breakers.turned_away(*told, status, attempt.response.retry_after_s)
-        elif is_replicas_failure(status):
-            self._note_failure(attempt)
-        elif status == 503:
-            breakers.undecided(*told)  # full, or leaving: neither well nor ill
-        elif status == 200:
-            breakers.began(*told)
-        else:
-            breakers.succeeded(*told)
-
-    def _note_failure(self, attempt: Attempt) -> None:
-        foreign_status = attempt.response.status if attempt.is_foreign else None
-        self._retries.breakers.failed(*self._told(attempt), foreign_status)
-
-    def _told(self, attempt: Attempt) -> tuple[str, str, int | None]:
-        """Of whom breakers are told."""
-        return self._context.request.model, attempt.replica.name, attempt.probe
 
     def _choose(self, tried: set[str]) -> Decision:
         request, barred = self._context.request, frozenset[str]()
@@ -362,8 +342,7 @@ class Attempts:
             except NoReplicaAvailable as error:
                 away = barred & self._retries.breakers.told(request.model)
                 if barred == away:
-                    if self._retry_after_ms is not None:
-                        error.retry_after_ms = self._retry_after_ms
+                    self._tell_when(error, tried, away)
                     raise
                 barred = away  # rather one that fails than none
             else:
@@ -393,8 +372,19 @@ class Attempts:
         now_s = self._fleet.clock.monotonic_s()
         return status == 503 and now_s - attempt.began_monotonic_s < _AT_ONCE_S
 
-    def _note_retry_after(self, response: UpstreamResponse) -> None:
-        if response.retry_after_s is not None:
-            asked_ms = response.retry_after_s * 1000
-            least_ms = asked_ms if self._retry_after_ms is None else self._retry_after_ms
-            self._retry_after_ms = min(asked_ms, least_ms)
+    def _tell_when(
+        self, error: NoReplicaAvailable, tried: Collection[str], away: Collection[str]
+    ) -> None:
+        """The soonest that any of the ``tried`` asked for, or whoever has to be left alone.
+
+        One of ours that was tried and asked for nothing may have room sooner than these.
+        """
+        if self._asked_ms is not None or all(name in away for name in tried):
+            left_ms = self._retries.breakers.left_alone_ms(self._context.request.model, away)
+            if left_ms is not None:
+                self._note_asked(left_ms)
+        if self._asked_ms is not None:
+            error.retry_after_ms = self._asked_ms
+
+    def _note_asked(self, asked_ms: int) -> None:
+        self._asked_ms = asked_ms if self._asked_ms is None else min(asked_ms, self._asked_ms)

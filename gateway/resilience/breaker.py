@@ -7,7 +7,8 @@ full.
 """
 
 import logging
-from collections.abc import Callable, Sized
+import math
+from collections.abc import Callable, Collection, Sized
 from enum import StrEnum
 from typing import Final
 
@@ -72,6 +73,17 @@ class Breakers:
             for (of_model, replica), breaker in self._breakers.items()
             if of_model == model and breaker.is_told
         )
+
+    def left_alone_ms(self, model: str, replicas: Collection[str]) -> int | None:
+        """Until the first of them may be asked again; ``None``: no time is set for any."""
+        now_s = self._monotonic_s()
+        lefts_s = (
+            breaker.probe_at_s - now_s
+            for (of_model, replica), breaker in self._breakers.items()
+            if of_model == model and replica in replicas and breaker.probe_at_s is not None
+        )
+        least_s = min((left_s for left_s in lefts_s if left_s > 0.0), default=None)
+        return None if least_s is None else math.ceil(1e3 * least_s)
 
     def begin(self, model: str, replica: str) -> int | None:
         """A request goes there.  The probe's number, if it is one: its end is told with that."""

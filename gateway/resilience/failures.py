@@ -16,7 +16,8 @@ from gateway.errors import (
 from gateway.upstream.response import UpstreamResponse
 
 _RETRIED_4XX: Final = frozenset({408, 409, 429})
-BETWEEN_US: Final = frozenset({401, 402, 403, 404, 407, 429, 503})
+_MAYBE_OF_THIS_PROMPT: Final = frozenset({403, 404})  # or of what is asked to be done with it
+BETWEEN_US: Final = frozenset({401, 402, 407, 429, 503}) | _MAYBE_OF_THIS_PROMPT
 """A server of another owner and ourselves: our account, our limits, our name for its model.  It has
 done nothing, and another may serve the request as if it had not been asked."""
 _CAUSES: Final = {
@@ -24,7 +25,7 @@ _CAUSES: Final = {
     200: "its answers break off",
     401: "our credential is refused",
     402: "our account is not paid",
-    403: "our credential is refused",
+    403: "it refuses prompts, or our credential",
     404: "it knows no such model or path",
     407: "a proxy refuses us",
     429: "our limit there is reached",
@@ -46,6 +47,11 @@ def is_replicas_failure(status: int) -> bool:
 def _is_no_answer(status: int) -> bool:
     """A redirect, or a success without what was asked for."""
     return status < 400 and status != 200
+
+
+def keeps_all_away(foreign_status: int) -> bool:
+    """Every request fails there now, as that one did."""
+    return foreign_status in BETWEEN_US and foreign_status not in _MAYBE_OF_THIS_PROMPT
 
 
 def foreign_cause(status: int) -> str:

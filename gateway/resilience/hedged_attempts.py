@@ -13,6 +13,7 @@ from gateway.fleet import Fleet
 from gateway.metering import Meter
 from gateway.resilience.attempt import Attempt
 from gateway.resilience.attempts import Attempts
+from gateway.resilience.outcomes import note_end
 from gateway.resilience.pause import news_of
 from gateway.resilience.retries import Retries
 from gateway.upstream.response import UpstreamResponse
@@ -131,7 +132,7 @@ class HedgedAttempts(Attempts):
         self._note_work(attempt)
         response = attempt.response
         if not response.head.is_done or response.has_begun:
-            self._note_end(attempt, is_complete=False)
+            note_end(self._retries.breakers, attempt, is_complete=False)
             response.cancel()
         else:
             self._tried.add(attempt.replica.name)

@@ -38,6 +38,7 @@ def begin_at(
     if provider.api is Api.ANTHROPIC:
         translation = AnthropicAnswer(int(fleet.clock.wall_s()), fleet.limits.max_event_bytes)
     return Attempt(
+        request.model,
         replica,
         request_id,
         response,

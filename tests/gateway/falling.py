@@ -32,6 +32,13 @@ async def refuse(generation: Generation) -> None:
     await generation.answer(503, b"{}")
 
 
+async def limited(generation: Generation) -> None:
+    await generation.send(
+        b"HTTP/1.1 429 X\r\nretry-after: 30\r\ncontent-type: application/json\r\n"
+        b"content-length: 2\r\n\r\n{}"
+    )
+
+
 async def hang(generation: Generation) -> None:
     await generation.is_stopped.wait()
 
@@ -69,6 +76,12 @@ class Fallen:
     @property
     def document(self) -> Any:
         return json.loads(self.body)
+
+    @property
+    def retry_after_s(self) -> int | None:
+        """What the client was told."""
+        lines = [line for line in self.head.splitlines() if line.startswith("retry-after: ")]
+        return int(lines[0].split()[1]) if lines else None
 
     @property
     def payloads(self) -> list[str]:

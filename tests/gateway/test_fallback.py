@@ -8,7 +8,16 @@ import pytest
 
 from contracts.fallbacks import FallbackStep
 from contracts.usage import Outcome, UsageSource
-from tests.gateway.falling import ANTHROPIC, OPENAI, SMALL, Falls, break_down, hang, refuse
+from tests.gateway.falling import (
+    ANTHROPIC,
+    OPENAI,
+    SMALL,
+    Falls,
+    break_down,
+    hang,
+    limited,
+    refuse,
+)
 from tests.gateway.upstream_server import (
     MODEL,
     PROMPT_TOKENS,
@@ -175,3 +184,17 @@ async def test_a_step_that_takes_nothing_costs_no_retry(falls: Falls) -> None:
         fallen = await fall.ask()
         assert fall.gateway.pipeline.retries.budget.num_withdrawn == 0, "nothing was sent there"
     assert fallen.events[0].model == "openai/gpt"
+
+
+async def test_a_providers_limit_is_told_with_its_time_also_to_those_who_come_later(
+    falls: Falls,
+) -> None:
+    async with falls(OPENAI) as fall:
+        provider = fall.others["openai"]
+        provider.behaviour = limited
+        first, second = await fall.ask(), await fall.ask()
+        assert len(provider.generations) == 1, "asked again before its time"
+    assert (first.status, second.status) == (503, 503)
+    assert first.retry_after_s == 30
+    assert second.retry_after_s is not None
+    assert second.retry_after_s > 1, "as if nobody had told a time"

@@ -22,18 +22,11 @@ from gateway.routing.ring import ring_point
 from gateway.settings import ProviderAddress, Settings
 from gateway.upstream.replica_client import ReplicaClient, Timeouts
 from tests.gateway.beside import KEY, Members, busy, members_of
-from tests.gateway.falling import break_down
+from tests.gateway.falling import break_down, limited
 from tests.gateway.fleets import fleet_of, inference_request
 from tests.gateway.processes import PEPPER, Policies, Valkey
 from tests.gateway.scene import until
 from tests.gateway.upstream_server import MODEL, PROMPT_TOKENS, Generation, Upstream, words
-
-
-async def limited(generation: Generation) -> None:
-    await generation.send(
-        b"HTTP/1.1 429 X\r\nretry-after: 30\r\ncontent-type: application/json\r\n"
-        b"content-length: 2\r\n\r\n{}"
-    )
 
 
 async def refuse_credential(generation: Generation) -> None:
@@ -127,17 +120,37 @@ async def test_a_provider_that_limits_is_left_alone_for_as_long_as_it_asks(
 
 
 async def test_a_limit_of_the_only_one_left_is_told_with_its_time(members: Members) -> None:
-    async with members(max_retries=0) as fall:
+    now_s = 0.0
+    async with members(max_retries=0, clock=Clock(time.time, lambda: now_s)) as fall:
         fall.upstream.behaviour = break_down
         provider = fall.others["openai"]
         provider.behaviour = limited
         pool = fall.gateway.pipeline._stages.fleet.pool
         fall.upstream.is_ready = False
         await until(lambda: not pool["replica-0"].is_ready)
-        first, second = await fall.ask(), await fall.ask()
+        first = await fall.ask()
+        now_s += 10.0
+        second = await fall.ask()
     assert (first.status, second.status) == (503, 503)
-    assert "retry-after: 30\r\n" in first.head
+    assert (first.retry_after_s, second.retry_after_s) == (30, 20)
     assert len(provider.generations) == 1, "asked again before its time"
+
+
+async def test_a_replica_that_is_full_for_a_moment_is_not_waited_for_as_long_as_a_provider(
+    members: Members,
+) -> None:
+    async def full_once(generation: Generation) -> None:
+        if len(fall.upstream.generations) == 1:
+            await generation.answer(503, b"{}")
+        else:
+            await words(3)(generation)
+
+    async with members(max_retries=1) as fall:
+        fall.upstream.behaviour = full_once
+        fall.others["openai"].behaviour = limited
+        fallen = await fall.ask()
+    assert fallen.status == 200
+    assert fallen.events[0].provider is None
 
 
 async def test_a_refused_credential_is_nobodys_to_read(
@@ -155,6 +168,24 @@ async def test_a_refused_credential_is_nobodys_to_read(
     assert [f.status for f in fallen] == [200, 200]
     assert KEY not in str([vars(record) for record in caplog.records])
     assert KEY not in "".join(f.head + f.body.decode() for f in fallen)
+
+
+@pytest.mark.parametrize("status", [403, 404])
+async def test_what_may_be_about_one_prompt_keeps_nobody_else_away(
+    members: Members, status: int
+) -> None:
+    async def refuse_it(generation: Generation) -> None:
+        await generation.answer(status, b"{}")
+
+    async with members() as fall, busy(fall):
+        provider = fall.others["openai"]
+        provider.behaviour = refuse_it
+        fall.upstream.behaviour = words(3)
+        refused = await fall.ask()
+        provider.behaviour = words(3)
+        served = await fall.ask()
+    assert [f.status for f in (refused, served)] == [200, 200]
+    assert [f.events[0].provider for f in (refused, served)] == [None, "openai"]
 
 
 async def test_one_that_cannot_be_reached_is_left_alone(members: Members) -> None:

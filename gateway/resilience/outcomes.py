@@ -1,0 +1,46 @@
+"""What becomes of an attempt, as the breaker of whom it was sent to hears of it."""
+
+from gateway.resilience.attempt import Attempt
+from gateway.resilience.breaker import Breakers
+from gateway.resilience.failures import BETWEEN_US, is_replicas_failure, keeps_all_away
+
+_CREDENTIAL_REFUSED = 401
+_NO_ANSWER = 0
+
+
+def note_head(breakers: Breakers, attempt: Attempt) -> None:
+    """Its answer has begun."""
+    told, status = attempt.told, attempt.response.status
+    if attempt.is_foreign and keeps_all_away(status):
+        breakers.turned_away(*told, status, attempt.response.retry_after_s)
+    elif is_replicas_failure(status) or (attempt.is_foreign and status in BETWEEN_US):
+        note_failure(breakers, attempt)
+    elif status == 503:
+        breakers.undecided(*told)  # full, or leaving: neither well nor ill
+    elif status == 200:
+        breakers.began(*told)
+    else:
+        breakers.succeeded(*told)
+
+
+def note_failure(breakers: Breakers, attempt: Attempt) -> None:
+    foreign_status = attempt.response.status if attempt.is_foreign else None
+    breakers.failed(*attempt.told, foreign_status)
+
+
+def note_unreachable(breakers: Breakers, attempt: Attempt) -> None:
+    """A server of another owner is asked by nobody whether it is back: it is left alone at once."""
+    if attempt.is_foreign:
+        breakers.turned_away(*attempt.told, _NO_ANSWER)
+    else:
+        note_failure(breakers, attempt)
+
+
+def note_credential_refused(breakers: Breakers, attempt: Attempt) -> None:
+    """Whatever status it said so with."""
+    breakers.turned_away(*attempt.told, _CREDENTIAL_REFUSED)
+
+
+def note_end(breakers: Breakers, attempt: Attempt, *, is_complete: bool) -> None:
+    note = breakers.succeeded if is_complete else breakers.undecided
+    note(*attempt.told)
