@@ -12,7 +12,7 @@ from gateway.clock import Clock
 from gateway.settings import ProviderAddress
 from tests.gateway.falling import Fall
 from tests.gateway.processes import Policies, Valkey
-from tests.gateway.scene import Scene, running, until
+from tests.gateway.scene import Hand, Scene, running, until
 from tests.gateway.upstream_server import MODEL, Generation, Upstream
 
 KEY = "sk-theirs"
@@ -31,7 +31,7 @@ def members_of(
     @asynccontextmanager
     async def member(
         *,
-        clock: Clock | None = None,
+        clock: Clock | None = None,  # else it stands still
         permitted: tuple[str, ...] = ("openai",),
         url: str = "",
         hedging: HedgePolicy | None = None,
@@ -48,8 +48,7 @@ def members_of(
             api_key=SecretStr(KEY),
         )
         settings: dict[str, Any] = {"poll_interval_s": 0.05} | more
-        if clock is not None:
-            settings["clock"] = clock
+        settings["clock"] = Hand().clock if clock is None else clock
         async with running(
             tmp_path,
             valkey,

@@ -66,13 +66,17 @@ def new_gateway(
 
 @pytest.fixture(scope="session")
 def gateway(new_gateway: Callable[..., Gateway]) -> Iterator[Gateway]:
-    gateway = new_gateway(
-        "gateway",
-        GATEWAY_HEAD_TIMEOUT_S="0.5",
-        GATEWAY_IDLE_TIMEOUT_S="0.5",
-        GATEWAY_MAX_BODY_BYTES="200000",
-        GATEWAY_READ_TIMEOUT_S="1.5",
-    )
+    gateway = new_gateway("gateway", GATEWAY_MAX_BODY_BYTES="200000")
+    gateway.start()
+    yield gateway
+    assert gateway.stop() == 0
+
+
+@pytest.fixture(scope="session")
+def impatient_gateway(new_gateway: Callable[..., Gateway]) -> Iterator[Gateway]:
+    timeouts = dict.fromkeys(("HEAD", "IDLE", "READ"), "1.5")
+    settings = {f"GATEWAY_{what}_TIMEOUT_S": seconds for what, seconds in timeouts.items()}
+    gateway = new_gateway("impatient", **settings)
     gateway.start()
     yield gateway
     assert gateway.stop() == 0
@@ -95,8 +99,8 @@ def start_gateway(
             **settings,
         }
         gateway = Gateway(folder, **parts)  # type: ignore[arg-type]
-        gateway.start()
         started.append(gateway)
+        gateway.start()
         return gateway
 
     yield start
@@ -170,6 +174,14 @@ def make_tenant(
 @pytest.fixture
 async def tenant(make_tenant: Callable[..., Tenant]) -> Tenant:
     tenant = make_tenant()
+    await tenant.accepted()
+    return tenant
+
+
+@pytest.fixture
+async def impatient(make_tenant: Callable[..., Tenant], impatient_gateway: Gateway) -> Tenant:
+    """Of a gateway that waits for nobody: for what has to run into its timeouts."""
+    tenant = make_tenant(on=impatient_gateway)
     await tenant.accepted()
     return tenant
 

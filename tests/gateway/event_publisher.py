@@ -4,7 +4,7 @@ The bytes of greeting and handshake are libzmq 4.3's.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -61,6 +61,8 @@ class Publisher:
     batches: list[bytes] = field(default_factory=list)  # published so far; all are replayed
     num_replays: int = 0
     _subscribers: list[asyncio.StreamWriter] = field(default_factory=list)
+    _served: set[asyncio.Task[None]] = field(default_factory=set)
+    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
     @property
     def num_subscribers(self) -> int:
@@ -72,7 +74,25 @@ class Publisher:
         for writer in () if is_lost else self._subscribers:
             writer.write(message(b"", seq, payload))
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._begin(writer, self._serve(reader, writer))
+
+    def accept_replay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._begin(writer, self._replay(reader, writer))
+
+    async def stop(self) -> None:
+        for task in self._served:
+            task.cancel()
+        await asyncio.gather(*self._served, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)  # only then are their sockets closed
+
+    def _begin(self, writer: asyncio.StreamWriter, serving: Coroutine[None, None, None]) -> None:
+        self._writers.add(writer)
+        self._served.add(asyncio.create_task(serving))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._greet(reader, writer)
         assert await _read_frame(reader) == (0, b"\x01"), "subscribed to all"
         self._subscribers.append(writer)
@@ -80,7 +100,7 @@ class Publisher:
         self._subscribers.remove(writer)
         writer.close()
 
-    async def replay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _replay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._greet(reader, writer)
         assert await _read_frame(reader) == (1, b"")
         _, start = await _read_frame(reader)
@@ -108,8 +128,8 @@ async def _read_frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 @asynccontextmanager
 async def publishing(batches: Sequence[bytes] = ()) -> AsyncIterator[Publisher]:
     publisher = Publisher(batches=list(batches))
-    events = await asyncio.start_server(publisher.serve, "127.0.0.1", 0)
-    replays = await asyncio.start_server(publisher.replay, "127.0.0.1", 0)
+    events = await asyncio.start_server(publisher.accept, "127.0.0.1", 0)
+    replays = await asyncio.start_server(publisher.accept_replay, "127.0.0.1", 0)
     publisher.port = events.sockets[0].getsockname()[1]
     publisher.replay_port = replays.sockets[0].getsockname()[1]
     try:
@@ -117,3 +137,4 @@ async def publishing(batches: Sequence[bytes] = ()) -> AsyncIterator[Publisher]:
     finally:
         for server in (events, replays):
             server.close()
+        await publisher.stop()

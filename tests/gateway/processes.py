@@ -24,10 +24,20 @@ from contracts.quota import ModelPrice
 from contracts.spool import unframe
 from contracts.usage import UsageEvent, decode_usage_event
 from tests.gateway.upstream_server import Upstream
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 PEPPER = "a pepper for the tests"
-PATIENCE_S = 60.0
+
+
+def whole_lines(path: Path) -> list[bytes]:
+    """Of what another process writes: the last line may not be there whole."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    return [line for line in lines if line.endswith(b"\n")]
+
+
+def events_in(spool_dir: Path) -> list[UsageEvent]:
+    lines = [line for path in sorted(spool_dir.glob("*.spool")) for line in whole_lines(path)]
+    return [decode_usage_event(unframe(line)) for line in lines]
 
 
 class Valkey:
@@ -144,11 +154,13 @@ class Gateway:
             "GATEWAY_POLICY_POLL_INTERVAL_S": "0.05",
             "GATEWAY_KEY_PEPPER": PEPPER,
             "GATEWAY_QUOTA_URL": quota_url,
-            "GATEWAY_QUOTA_CALL_DEADLINE_S": "1",  # this machine may be busy with other tests
+            "GATEWAY_QUOTA_CALL_DEADLINE_S": "10",  # this machine may be busy with other tests
             "GATEWAY_SPOOL_DIR": str(self.spool_dir),
             "GATEWAY_POLL_INTERVAL_S": "0.1",
             "GATEWAY_ROUTING_LEAST_PREFIX_TOKENS": "0",  # so that short prompts have a home, too
-            "GATEWAY_CONNECT_TIMEOUT_S": "1",
+            "GATEWAY_POLL_TIMEOUT_S": "10",
+            "GATEWAY_ABORT_TIMEOUT_S": "30",
+            "GATEWAY_CONNECT_TIMEOUT_S": "10",
             **settings,
         }
         self.process: subprocess.Popen[bytes] | None = None
@@ -179,13 +191,11 @@ class Gateway:
         return code
 
     def log_lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.log_path.read_text().splitlines()]
+        return [json.loads(line) for line in whole_lines(self.log_path)]
 
     def events(self, tenant: str | None = None) -> list[UsageEvent]:
         """Everything in the spool, oldest first; a torn last line is not an event."""
-        segments = sorted(self.spool_dir.glob("*.spool"))
-        lines = [line for s in segments for line in s.read_bytes().splitlines(keepends=True)]
-        found = [decode_usage_event(unframe(line)) for line in lines if line.endswith(b"\n")]
+        found = events_in(self.spool_dir)
         return [e for e in found if tenant is None or e.tenant_id == tenant]
 
     def _is_listening(self) -> bool:

@@ -170,9 +170,11 @@ async def running_limiter(
         max_open=max_open,
     )
     tasks = [asyncio.create_task(store.run()), asyncio.create_task(limiter.run())]
-    await until(lambda: limiter.is_reachable)
-    await until(lambda: share_lease_s == 0 or shares.is_any_leased(time.monotonic()))
-    yield limiter
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    try:
+        await until(lambda: limiter.is_reachable)
+        await until(lambda: share_lease_s == 0 or shares.is_any_leased(time.monotonic()))
+        yield limiter
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

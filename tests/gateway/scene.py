@@ -1,13 +1,13 @@
 """A gateway in the test's own process: for what must be timed, or seen from inside."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from contracts.spool import unframe
-from contracts.usage import UsageEvent, decode_usage_event
+from contracts.usage import UsageEvent
 from gateway.api.context import Operation
 from gateway.app import Gateway, create_app
 from gateway.clock import SYSTEM_CLOCK, Clock
@@ -15,9 +15,17 @@ from gateway.exchange import Exchange
 from gateway.request_head import request_head
 from gateway.settings import ReplicaAddress, Settings
 from tests.gateway.http_client import chat, request_bytes
-from tests.gateway.processes import PEPPER, Policies, Valkey
+from tests.gateway.processes import PEPPER, Policies, Valkey, events_in
 from tests.gateway.upstream_server import Upstream
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
+
+
+class Hand:
+    """Of a clock that stands still: whatever is open for so many seconds stays open."""
+
+    def __init__(self) -> None:
+        self.monotonic_s = time.monotonic()
+        self.clock = Clock(time.time, lambda: self.monotonic_s)
 
 
 class RecordedTransport(asyncio.Transport):
@@ -66,13 +74,7 @@ class Scene:
 
     def events(self) -> list[UsageEvent]:
         """Of its tenant."""
-        lines = [
-            line
-            for path in sorted(self._spool_dir.glob("*.spool"))
-            for line in path.read_bytes().splitlines(keepends=True)
-        ]
-        events = [decode_usage_event(unframe(line)) for line in lines]
-        return [event for event in events if event.tenant_id == self._tenant]
+        return [event for event in events_in(self._spool_dir) if event.tenant_id == self._tenant]
 
     async def only_event(self) -> UsageEvent:
         await asyncio.to_thread(eventually, lambda: bool(self.events()), "an event")
@@ -101,13 +103,12 @@ async def running(
         policy_file=policies.path,
         key_pepper=PEPPER,
         quota_url=valkey.url,
-        quota_call_deadline_s=1.0,
+        quota_call_deadline_s=10.0,
         spool_dir=folder / "spool",
         **others,
     )
     async with create_app(settings, lambda _: None, clock) as gateway:
-        while gateway.readiness.reasons_not_ready():  # noqa: ASYNC110  # polls, as probes do
-            await asyncio.sleep(0.005)
+        await until(lambda: not gateway.readiness.reasons_not_ready())
         yield gateway
 
 
@@ -120,6 +121,6 @@ async def begun(upstream: Upstream, num_tokens: int) -> None:
 
 async def until(is_true: Callable[[], bool]) -> None:
     """Lets this process's own event loop run for as long as it takes."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while not is_true():  # noqa: ASYNC110  # of many facts, few have an event
             await asyncio.sleep(0.001)

@@ -10,11 +10,12 @@ from contracts.quota import ModelPrice, QuotaRule
 from contracts.response_cache import CachePolicy
 from contracts.usage import UsageEvent
 from gateway.routing.adapter_names import adapter_names
+from tests.gateway.balancer import num_of
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import Reply, chat, get
 from tests.gateway.processes import Gateway, Policies, Valkey
 from tests.gateway.upstream_server import Upstream
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 @pytest.fixture
@@ -87,6 +88,15 @@ async def test_no_other_name_is_one(tenant: Tenant, model: str) -> None:
     assert (reply.status, reply.error["code"]) == (404, "model_not_found")
 
 
+def before_both(
+    start_gateway: Callable[..., Gateway], pools: dict[str, Upstream], **settings: str
+) -> Gateway:
+    """Once it knows both: a name is another's only then."""
+    gateway = start_gateway(upstreams=pools, **settings)
+    eventually(lambda: num_of(gateway, "replica ready") == 2, "both replicas")
+    return gateway
+
+
 @pytest.fixture
 def two_pools(
     start_gateway: Callable[..., Gateway], make_tenant: Callable[..., Tenant], upstream: Upstream
@@ -96,7 +106,7 @@ def two_pools(
     other.start()
 
     def begun() -> Tenant:
-        return make_tenant(start_gateway(upstreams={"a": upstream, "b": other}))
+        return make_tenant(before_both(start_gateway, {"a": upstream, "b": other}))
 
     yield begun, other
     other.stop()
@@ -141,7 +151,7 @@ async def test_nobody_is_answered_with_what_another_adapter_said(
     _, other = two_pools
     upstream.adapters = other.adapters = ("law",)
     pools = {"a": upstream, "b": other}
-    gateway = start_gateway(upstreams=pools, GATEWAY_CACHE_URL=valkey.url)
+    gateway = before_both(start_gateway, pools, GATEWAY_CACHE_URL=valkey.url)
     tenant = make_tenant(gateway, cache=CachePolicy())
     await answered(tenant, "law", 404)
     for asked in ("model-a:law", "model-b:law"):

@@ -67,12 +67,12 @@ async def test_an_answer_beyond_the_learned_bound_makes_debt_that_is_bounded_and
 async def test_cached_tokens_weigh_what_the_policy_says(
     make_tenant: Callable[..., Tenant], upstream: Upstream
 ) -> None:
-    """Four of the prompt's eleven tokens are cached; a token comes back each second."""
+    """Four of the prompt's eleven tokens are cached; one comes back in 2.4 s."""
     ask = {"model": "model-a", "prompt": [7] * 20, "max_tokens": 3}
     left = []
     for weight in (1.0, 0.0):
         policy = AdmissionPolicy(cached_token_weight=weight)
-        tenant = make_tenant(tokens_per_minute=60, admission=policy)
+        tenant = make_tenant(tokens_per_minute=25, admission=policy)
         await tenant.accepted()
         assert (await tenant.complete(ask)).status == 200
         assert tenant.only_event().total_tokens == 14, "the ledger knows all"

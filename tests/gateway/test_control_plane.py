@@ -1,5 +1,6 @@
 """Models, probes and metrics."""
 
+import asyncio
 from collections.abc import Callable
 
 from contracts import metrics as names
@@ -7,6 +8,7 @@ from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, get
 from tests.gateway.processes import Gateway, Valkey
 from tests.gateway.upstream_server import BEGAN_UNIX_S, Upstream
+from tests.support.waiting import PATIENCE_S
 
 
 async def test_models_are_listed_with_their_aliases(tenant: Tenant) -> None:
@@ -52,10 +54,9 @@ async def test_readiness_names_its_reasons(
 async def test_readiness_follows_the_replicas(tenant: Tenant, upstream: Upstream) -> None:
     assert (await get(tenant.gateway.port, "/ready")).status == 200
     upstream.is_ready = False
-    for _ in range(500):
-        reply = await get(tenant.gateway.port, "/ready")
-        if reply.status == 503:
-            break
+    async with asyncio.timeout(PATIENCE_S):
+        while (reply := await get(tenant.gateway.port, "/ready")).status != 503:
+            pass
     assert reply.document["reasons"] == ["no replica is ready"]
     upstream.is_ready = True
 

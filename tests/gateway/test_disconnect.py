@@ -87,11 +87,15 @@ async def test_an_answer_that_ended_a_moment_before_is_used(
     upstream.knows_abort = False  # the request has ended: 404
     _, writer = await asyncio.open_connection("127.0.0.1", tenant.gateway.port)
     writer.write(request_bytes(chat(stream=True), tenant.key))
-    await asyncio.to_thread(
-        eventually, lambda: any(g.completion_tokens for g in upstream.generations), "a first word"
-    )
-    await hang_up(writer)
-    may_end.set()
+    try:
+        await asyncio.to_thread(
+            eventually,
+            lambda: any(g.completion_tokens for g in upstream.generations),
+            "a first word",
+        )
+        await hang_up(writer)
+    finally:
+        may_end.set()
     event = tenant.only_event()
     assert event.usage_source is UsageSource.ENGINE
     assert event.output_text_tokens == 77

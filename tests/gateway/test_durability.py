@@ -20,7 +20,7 @@ from tests.gateway.http_client import chat, get, hang_up, post, request_bytes
 from tests.gateway.processes import Gateway, Policies, Valkey
 from tests.gateway.upstream_server import Generation, Upstream, words
 from tests.support.file_limit import file_limit
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 @contextmanager
@@ -93,7 +93,7 @@ async def test_events_go_on_in_a_new_segment_when_theirs_is_gone(
 async def test_a_spool_without_its_folder_refuses_until_it_is_back(
     start_gateway: Callable[..., Gateway], make_tenant: Callable[..., Tenant], upstream: Upstream
 ) -> None:
-    gateway = start_gateway(GATEWAY_SPOOL_HOLD_S="0.1")
+    gateway = start_gateway(GATEWAY_SPOOL_HOLD_S="1")
     tenant = make_tenant(on=gateway)
     await tenant.accepted()
     shutil.rmtree(gateway.spool_dir)
@@ -154,7 +154,11 @@ async def alone(
     upstream: Upstream,
 ) -> AsyncIterator[Tenant]:
     """A tenant whose gateway has a quota store of its own."""
-    gateway = start_gateway(quota_url=own_valkey.url, GATEWAY_QUOTA_SHARE_LEASE_S="0")
+    gateway = start_gateway(
+        quota_url=own_valkey.url,
+        GATEWAY_QUOTA_SHARE_LEASE_S="0",
+        GATEWAY_QUOTA_CALL_DEADLINE_S="3",  # so long does each wait for a frozen one
+    )
     policies.add("alone", "sk-alone")
     tenant = Tenant("alone", "sk-alone", gateway, own_valkey)
     await tenant.accepted()
@@ -234,7 +238,7 @@ async def test_a_full_disk_delays_events_and_loses_none(tmp_path: Path) -> None:
         assert not any(committed.is_done for committed in late)
     await asyncio.gather(*late)
     assert not spool.is_failing
-    assert await spool.stop(5.0) == 0
+    assert await spool.stop(60.0) == 0
     assert spool_bytes(tmp_path) == b"".join(frame(payload(n)) for n in range(1, 7))
 
 
@@ -252,7 +256,7 @@ async def test_room_in_the_outbox_does_not_mend_a_disk(tmp_path: Path) -> None:
     spool.hold_back(True)
     await spool.append(payload(spool.next_seq))
     assert spool.is_failing, "a write makes no room"
-    assert await spool.stop(5.0) == 0
+    assert await spool.stop(60.0) == 0
 
 
 async def test_a_spool_stopped_on_a_full_disk_says_what_is_missing(tmp_path: Path) -> None:
@@ -280,6 +284,10 @@ class HangingWriter(logging.Filter):
         return True
 
 
+def writer_has_ended() -> bool:
+    return all(thread.name != "spool-writer" for thread in threading.enumerate())
+
+
 async def test_a_writer_that_hangs_does_not_keep_the_spool_from_stopping(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -290,19 +298,20 @@ async def test_a_writer_that_hangs_does_not_keep_the_spool_from_stopping(
     spool.start()
     (tmp_path / "spool").rename(tmp_path / "moved")  # the writer tells of it, and hangs in that
     spool.append(payload(spool.next_seq))
-    await asyncio.to_thread(hanging.has_hung.wait, 20)
     try:
+        assert await asyncio.to_thread(hanging.has_hung.wait, PATIENCE_S)
         assert await spool.stop(0.05) == 1
         assert "does not stop" in caplog.text
     finally:
         hanging.may_go_on.set()
         log.removeFilter(hanging)
+        await asyncio.to_thread(eventually, writer_has_ended, "the writer's end")
 
 
 async def test_while_the_spool_fails_new_requests_are_refused(
     start_gateway: Callable[..., Gateway], make_tenant: Callable[..., Tenant], upstream: Upstream
 ) -> None:
-    gateway = start_gateway(GATEWAY_SPOOL_HOLD_S="0.2")
+    gateway = start_gateway(GATEWAY_SPOOL_HOLD_S="2")
     tenant = make_tenant(on=gateway)
     await tenant.accepted()
     with full_disk(gateway):

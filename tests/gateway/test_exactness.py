@@ -27,6 +27,11 @@ async def use_once(tenant: Tenant, seed: int) -> None:
     await hang_up(writer)
 
 
+async def use_patiently(tenant: Tenant) -> None:
+    reply = await tenant.chat(chat(stream=True))
+    assert "[DONE]" not in reply.payloads
+
+
 async def break_off(generation: Generation) -> None:
     """In the middle of a stream, which nobody resumes; a document is tried again."""
     if generation.received.document.get("stream"):
@@ -51,6 +56,8 @@ async def test_counts_agree_after_a_churn_of_clients_and_failures(
     gateway = start_gateway()
     tenant = make_tenant(on=gateway, requests_per_minute=1_000_000, tokens_per_minute=10**9)
     await tenant.accepted()
+    upstream.behaviour = break_off
+    await use_patiently(tenant)
     upstream.behaviour = behave
     for start in range(0, NUM_REQUESTS, 50):
         await asyncio.gather(*(use_once(tenant, start + n) for n in range(50)))

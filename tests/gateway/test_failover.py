@@ -68,7 +68,7 @@ async def test_a_replica_that_says_503_has_done_nothing_yet(
     await tenant.accepted()
     await wait_for_both(gateway)
     before = draining.num_connections
-    replies = [await post(gateway.port, chat(f"prompt {n}"), tenant.key) for n in range(12)]
+    replies = [await post(gateway.port, chat(f"prompt {n}"), tenant.key) for n in range(48)]
     assert {reply.status for reply in replies} == {200}
     assert {event.replica for event in tenant.events()} == {"a"}
     assert len(draining.generations) > 1, "full for one request is not away for all"

@@ -24,6 +24,7 @@ from tests.gateway.upstream_server import (
     Generation,
     words,
 )
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize("behaviour", [refuse, break_down])
@@ -163,7 +164,7 @@ async def test_the_last_resort_is_to_wait(falls: Falls) -> None:
 async def test_without_replicas_a_chain_still_serves(falls: Falls) -> None:
     async with falls(SMALL) as fall:
         fall.upstream.is_ready = False
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while MODEL in fall.gateway.pipeline.ready_models():  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         fallen = await fall.ask()
@@ -178,7 +179,7 @@ async def test_malformed_messages_go_where_they_can_be_judged(falls: Falls) -> N
 
 
 async def test_a_step_that_takes_nothing_costs_no_retry(falls: Falls) -> None:
-    settings = {"max_retries": 2, "head_timeout_s": 0.1, "abort_timeout_s": 0.1}
+    settings = {"max_retries": 2, "head_timeout_s": 2.0, "abort_timeout_s": 0.1}
     async with falls(FallbackStep(model="nobody"), OPENAI, settings=settings) as fall:
         fall.upstream.behaviour = hang
         fallen = await fall.ask()

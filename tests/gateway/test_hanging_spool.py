@@ -27,7 +27,7 @@ async def test_while_the_disk_hangs_new_requests_are_refused(
     policies.add(tenant, f"sk-{tenant}")
     upstream.behaviour = words(3)
     async with running(
-        tmp_path, valkey, policies, upstream, durability=durability, spool_hold_s=0.1
+        tmp_path, valkey, policies, upstream, durability=durability, spool_hold_s=2.0
     ) as gateway:
 
         async def answer() -> bytes:
@@ -67,7 +67,7 @@ async def test_what_gathers_behind_a_write_that_hangs_is_bounded(tmp_path: Path)
                 await until(lambda: True)
             assert num_appended < 100_000
     await until(lambda: not spool.is_failing)
-    assert await spool.stop(20.0) == 0
+    assert await spool.stop(60.0) == 0
     written = b"".join(path.read_bytes() for path in segments(tmp_path))
     assert written == b"".join(frame(payload(n)) for n in range(1, num_appended + 1))
 

@@ -261,22 +261,24 @@ async def test_both_are_told_that_the_quota_store_was_away(
     (tmp_path / "quota").mkdir()
     quota = Valkey(tmp_path / "quota")
     quota.start()
-    async with pairs(quota=quota) as pair:
-        pair.behave(words(NUM_WORDS), words(NUM_WORDS))
-        await pair.ask(stream=False)  # of which there is no second that could come late
-        limiter = pair.gateway.pipeline._stages.limiter
-        assert isinstance(limiter, RedisLimiter)
-        await until(lambda: limiter._shares.is_any_leased(time.monotonic()))
-        await asyncio.to_thread(quota.stop, signal.SIGKILL)
-        await until(lambda: "quota store not usable" in caplog.messages)
-        for replica in pair.replicas:
-            replica.generations.clear()
-        pair.behave(silent, pair.words_once_both_came)
-        await pair.gateway.pipeline.serve(pair.scene.exchange(stream=True))
-        told = [HEADER_LOCALLY_ADMITTED in each.received.headers for each in pair.generations]
-        assert told == [True, True]
-        quota.start()  # a gateway waits with its end until it is told
-    quota.stop()
+    try:
+        async with pairs(quota=quota) as pair:
+            pair.behave(words(NUM_WORDS), words(NUM_WORDS))
+            await pair.ask(stream=False)  # of which there is no second that could come late
+            limiter = pair.gateway.pipeline._stages.limiter
+            assert isinstance(limiter, RedisLimiter)
+            await until(lambda: limiter._shares.is_any_leased(time.monotonic()))
+            await asyncio.to_thread(quota.stop, signal.SIGKILL)
+            await until(lambda: "quota store not usable" in caplog.messages)
+            for replica in pair.replicas:
+                replica.generations.clear()
+            pair.behave(silent, pair.words_once_both_came)
+            await pair.gateway.pipeline.serve(pair.scene.exchange(stream=True))
+            told = [HEADER_LOCALLY_ADMITTED in each.received.headers for each in pair.generations]
+            assert told == [True, True]
+            quota.start()  # a gateway waits with its end until it is told
+    finally:
+        quota.stop()
 
 
 async def test_a_client_that_leaves_ends_both_and_pays_for_one(pairs: Pairs) -> None:

@@ -46,7 +46,7 @@ async def hurried(
     start_gateway: Callable[..., Gateway], make_tenant: Callable[..., Tenant], upstream: Upstream
 ) -> Tenant:
     """A tenant whose gateway has little time for an answer."""
-    tenant = make_tenant(on=start_gateway(GATEWAY_ANSWER_TIMEOUT_S="0.5"))
+    tenant = make_tenant(on=start_gateway(GATEWAY_ANSWER_TIMEOUT_S="2"))
     await tenant.accepted()
     return tenant
 
@@ -137,8 +137,8 @@ async def test_a_request_for_another_protocol_is_refused_as_such(tenant: Tenant)
     assert "Upgrade" in reply.error["message"]
 
 
-async def test_an_empty_line_does_not_keep_a_connection_open(tenant: Tenant) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", tenant.gateway.port)
+async def test_an_empty_line_does_not_keep_a_connection_open(impatient: Tenant) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", impatient.gateway.port)
     writer.write(HEALTH)
     assert (await read_reply(reader)).status == 200
     writer.write(b"\r\n")

@@ -9,7 +9,7 @@ from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import Reply, chat, get, hang_up, read_reply, request_bytes, send
 from tests.gateway.processes import Gateway
 from tests.gateway.upstream_server import Upstream, words
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 async def exchange(port: int, request: bytes, num_replies: int) -> list[Reply]:
@@ -106,13 +106,13 @@ async def test_connection_close_is_obeyed(tenant: Tenant) -> None:
 async def test_a_connection_that_idles_too_long_is_closed(
     start_gateway: Callable[..., Gateway], make_tenant: Callable[..., Tenant]
 ) -> None:
-    tenant = make_tenant(on=start_gateway(GATEWAY_KEEP_ALIVE_TIMEOUT_S="1"))
+    tenant = make_tenant(on=start_gateway(GATEWAY_KEEP_ALIVE_TIMEOUT_S="3"))
     await tenant.accepted()
     reader, writer = await asyncio.open_connection("127.0.0.1", tenant.gateway.port)
     for _ in range(2):
         writer.write(request_bytes(chat(), tenant.key))
         assert (await read_reply(reader)).status == 200
-    assert await asyncio.wait_for(reader.read(), 60) == b""
+    assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
     writer.close()
     await writer.wait_closed()
 
@@ -261,14 +261,14 @@ async def test_garbage_behind_a_good_request_does_not_spoil_it(
     ],
 )
 async def test_a_request_that_does_not_arrive_is_given_up_on(
-    tenant: Tenant, beginning: bytes
+    impatient: Tenant, beginning: bytes
 ) -> None:
-    reply = await send(tenant.gateway.port, beginning)
+    reply = await send(impatient.gateway.port, beginning)
     assert (reply.status, reply.error["code"]) == (408, "request_timeout")
     request_id = reply.headers["x-request-id"]
 
     def is_logged() -> bool:
-        lines = tenant.gateway.log_lines()
+        lines = impatient.gateway.log_lines()
         return any((r.get("request_id"), r.get("status")) == (request_id, 408) for r in lines)
 
     await asyncio.to_thread(eventually, is_logged, "the refusal in the log")

@@ -1,6 +1,7 @@
 """The scripts against the real store: sums, bounds, and the server's clock."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -38,6 +39,7 @@ async def test_a_refund_never_exceeds_the_burst(bench: Bench) -> None:
 
 
 async def test_an_overrun_makes_a_debt_of_one_burst_at_most(bench: Bench) -> None:
+    began_s = time.monotonic()
     reservation = bench.reservation(10, Terms(1_000))
     await bench.limiter.reserve(reservation)
     await bench.settle(reservation, 1_000_000)
@@ -45,7 +47,8 @@ async def test_an_overrun_makes_a_debt_of_one_burst_at_most(bench: Bench) -> Non
     verdict = await bench.limiter.reserve(bench.reservation(10, Terms(1_000)))
     assert verdict.refusal is not None
     assert verdict.budget.tokens_remaining == 0
-    assert 59_000 < verdict.refusal.retry_after_ms <= 64_000
+    elapsed_ms = (time.monotonic() - began_s) * 1_000
+    assert 59_000 - elapsed_ms < verdict.refusal.retry_after_ms <= 64_000
     assert bench.valkey.settled(bench.tenant)["tokens"] == 1_000_000
 
 
@@ -126,7 +129,7 @@ async def test_a_cancelled_reserve_leaves_nothing_held(bench: Bench) -> None:
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert await bench.limiter.flush(5.0) == 0
+    assert await bench.limiter.flush(60.0) == 0
     assert bench.valkey.num_open_reservations(bench.tenant) == 0
     assert bench.valkey.settled(bench.tenant) == {}
     verdict = await bench.limiter.reserve(bench.reservation(900, Terms(1_000, requests=10)))
@@ -134,12 +137,17 @@ async def test_a_cancelled_reserve_leaves_nothing_held(bench: Bench) -> None:
     assert verdict.budget.requests_remaining == 9
 
 
+def refilled(tokens_per_minute: int, since_monotonic_s: float) -> float:
+    return (time.monotonic() - since_monotonic_s) * tokens_per_minute / 60
+
+
 async def test_toggling_a_limit_mints_no_tokens_within_a_debt(bench: Bench) -> None:
+    began_s = time.monotonic()
     low, high = Terms(1_000), Terms(10_000)
     await bench.limiter.reserve(bench.reservation(1_000, low))
     raised = await bench.limiter.reserve(bench.reservation(9_000, high))
     assert raised.refusal is None
-    assert raised.budget.tokens_remaining < 100
+    assert raised.budget.tokens_remaining < 100 + refilled(10_000, began_s)
     lowered = await bench.limiter.reserve(bench.reservation(500, low))
     assert lowered.refusal is not None
     again = await bench.limiter.reserve(bench.reservation(9_500, high))
@@ -147,6 +155,7 @@ async def test_toggling_a_limit_mints_no_tokens_within_a_debt(bench: Bench) -> N
 
 
 async def test_a_settlement_does_not_bring_old_limits_back(bench: Bench) -> None:
+    began_s = time.monotonic()
     low, high = Terms(1_000), Terms(10_000)
     running = bench.reservation(500, low)
     await bench.limiter.reserve(running)
@@ -154,7 +163,7 @@ async def test_a_settlement_does_not_bring_old_limits_back(bench: Bench) -> None
     await bench.settle(running, 500)
     verdict = await bench.limiter.reserve(bench.reservation(2_000, high))
     assert verdict.refusal is not None
-    assert verdict.budget.tokens_remaining < 700
+    assert verdict.budget.tokens_remaining < 700 + refilled(10_000, began_s)
 
 
 async def test_a_clock_set_back_gives_nothing_away(bench: Bench) -> None:
@@ -204,7 +213,9 @@ async def test_levels_follow_a_simple_model(bench: Bench, asks: object, tpm: int
         await bench.settle(reservation, used)
         level = max(-tpm, min(tpm, level - used))
         used_sum, num_admitted = used_sum + used, num_admitted + 1
-        assert level - 1e-3 <= bench.level() <= min(tpm, level + slack + 1)
+        found = bench.level()
+        slack = (loop.time() - began + 0.01) * tpm / 60
+        assert level - 1e-3 <= found <= min(tpm, level + slack + 1)
     expected = {"requests": num_admitted, "tokens": used_sum} if num_admitted else {}
     assert bench.valkey.settled(bench.tenant) == expected
     assert bench.valkey.num_open_reservations(bench.tenant) == 0

@@ -17,10 +17,10 @@ import pytest
 from contracts.logs import JsonFormatter
 from gateway.line_writer import LineWriter
 from tests.gateway.http_client import get
-from tests.gateway.processes import PATIENCE_S, Gateway, Policies, Valkey
+from tests.gateway.processes import Gateway, Policies, Valkey
 from tests.gateway.upstream_server import Upstream
 from tests.support.file_limit import file_limit
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 NUM_THREADS = 4
 NUM_LINES = 1_000

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -164,7 +165,7 @@ async def test_the_store_counts_the_gateways(own_valkey: Valkey) -> None:
 async def test_what_was_served_meanwhile_is_charged_once_the_store_is_back(
     own_valkey: Valkey, number: signal.Signals
 ) -> None:
-    async with running_limiter(own_valkey.url, share_lease_s=60, call_deadline_s=1.0) as limiter:
+    async with running_limiter(own_valkey.url, share_lease_s=60, call_deadline_s=3.0) as limiter:
         bench = Bench(limiter, own_valkey)
         terms = Terms(6_000, rules=(QuotaRule(concurrent_requests=10),))
         before = bench.reservation(100, terms)
@@ -186,7 +187,7 @@ async def test_what_was_served_meanwhile_is_charged_once_the_store_is_back(
             own_valkey.signal(signal.SIGCONT)
         else:
             own_valkey.start()
-        assert await limiter.flush(20) == 0
+        assert await limiter.flush(60) == 0
         assert own_valkey.settled(bench.tenant) == {"requests": 4, "tokens": 950}
         assert own_valkey.num_open_reservations(bench.tenant) == 0
         assert 5_000 <= bench.level() <= 5_750  # whatever was refilled before the last charge
@@ -196,7 +197,7 @@ async def test_what_was_served_meanwhile_is_charged_once_the_store_is_back(
 
 async def test_the_store_is_told_of_what_still_runs(own_valkey: Valkey) -> None:
     """And that lease is renewed, as of any other."""
-    async with running_limiter(own_valkey.url, share_lease_s=60, call_deadline_s=1.0) as limiter:
+    async with running_limiter(own_valkey.url, share_lease_s=60, call_deadline_s=3.0) as limiter:
         bench = Bench(limiter, own_valkey)
         own_valkey.stop()
         await until(lambda: not limiter.is_reachable)
@@ -208,11 +209,11 @@ async def test_the_store_is_told_of_what_still_runs(own_valkey: Valkey) -> None:
         def is_told() -> bool:
             return own_valkey.num_open_reservations(bench.tenant) == 1
 
-        await asyncio.to_thread(eventually, is_told, "the store to be told", 20)
+        await asyncio.to_thread(eventually, is_told, "the store to be told")
         with own_valkey.client as client:
             assert client.hget(bench.key("bucket"), "running") == b"1"
         await limiter.settle(running, used_tokens=30, used_nano_usd=0)
-        assert await limiter.flush(20) == 0
+        assert await limiter.flush(60) == 0
         assert own_valkey.settled(bench.tenant) == {"requests": 1, "tokens": 30}
         assert not is_told()
 
@@ -228,7 +229,7 @@ async def test_no_more_is_admitted_than_can_be_told_later(own_valkey: Valkey) ->
         with pytest.raises(QuotaUnavailable, match="too long"):
             await limiter.reserve(asks[3])
         own_valkey.start()
-        assert await limiter.flush(20) == 0
+        assert await limiter.flush(60) == 0
         assert (await limiter.reserve(asks[3])).refusal is None
 
 
@@ -253,7 +254,7 @@ async def test_what_one_tenant_owes_holds_up_no_other(own_valkey: Valkey) -> Non
         def are_settled() -> bool:
             return all(own_valkey.settled(b.tenant).get("requests") == 1 for b in (partly, well))
 
-        await asyncio.to_thread(eventually, are_settled, "the others", 20)
+        await asyncio.to_thread(eventually, are_settled, "the others")
 
 
 async def outages_told(gateway: Gateway) -> list[str]:
@@ -280,10 +281,10 @@ async def test_a_gateway_goes_on_within_its_share(
     capped = Tenant("capped", "sk-capped", gateway, own_valkey)
     await sharing.accepted()
     own_valkey.stop()
-    replies = [await sharing.chat(chat()) for _ in range(14)]
-    statuses = [reply.status for reply in replies]
-    assert statuses == [200] * 12 + [429] * 2
-    refused = replies[-1]
+    await outages_told(gateway)
+    replies = await asyncio.gather(*(sharing.chat(chat()) for _ in range(14)))
+    assert Counter(reply.status for reply in replies) == {200: 12, 429: 2}
+    refused = next(reply for reply in replies if reply.status == 429)
     assert refused.error["code"] == "rate_limit_exceeded"
     assert int(refused.headers["retry-after"]) >= 1
     reply = await capped.chat(chat())

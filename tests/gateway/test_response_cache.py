@@ -1,8 +1,10 @@
 """An exact repeat is answered from a store of its own; whatever is wrong with that is a miss."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import pytest
 
@@ -13,7 +15,7 @@ from gateway.response_cache.cache_key import cache_digest
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, get, hang_up, request_bytes
 from tests.gateway.processes import Gateway, Valkey
-from tests.gateway.upstream_server import Upstream, words
+from tests.gateway.upstream_server import Upstream, held_words, words
 from tests.support.waiting import PATIENCE_S, eventually
 
 GREEDY: dict[str, object] = {"temperature": 0}
@@ -104,21 +106,38 @@ async def test_a_hit_may_be_charged_as_its_answer_was(
     eventually(lambda: tenant.valkey.settled(tenant.name) == settled, "the settlements")
 
 
+@dataclass(frozen=True)
+class Joined:
+    """A client that has the first word of an answer."""
+
+    begun: bytes
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def whole(self) -> bytes:
+        rest = await self.reader.readuntil(b"[DONE]")
+        await hang_up(self.writer)
+        return self.begun + rest
+
+
+async def joined(tenant: Tenant, body: dict[str, object]) -> Joined:
+    reader, writer = await asyncio.open_connection("127.0.0.1", tenant.gateway.port)
+    writer.write(request_bytes(body, tenant.key))
+    return Joined(await reader.readuntil(b"word"), reader, writer)
+
+
 async def test_who_shares_an_answer_may_be_charged_for_it_too(
     caching: Gateway, make_tenant: Callable[..., Tenant], upstream: Upstream
 ) -> None:
     tenant = await tenant_of(caching, make_tenant, CachePolicy(hit_charge=HitCharge.FULL))
     await has_adapter(tenant, upstream)
-    upstream.behaviour = words(10, pause_s=0.02)
+    may_end = threading.Event()
+    upstream.behaviour = held_words(10, may_end)
     body = chat(stream=True, **GREEDY) | {"model": "law"}
-    first = asyncio.create_task(tenant.chat(body))
-    await asyncio.to_thread(eventually, lambda: bool(upstream.generations), "the first")
-    reader, writer = await asyncio.open_connection("127.0.0.1", tenant.gateway.port)
-    writer.write(request_bytes(body, tenant.key))
-    await reader.readuntil(b"word")
-    await hang_up(writer)  # one that leaves pays, too
-    replies = await asyncio.gather(first, *(tenant.chat(body) for _ in range(3)))
-    assert {reply.status for reply in replies} == {200}
+    sharing = [await joined(tenant, body) for _ in range(5)]
+    await hang_up(sharing.pop(1).writer)  # one that leaves pays, too
+    may_end.set()
+    assert [(await each.whole()).count(b"word") for each in sharing] == [10] * 4
     assert len(upstream.generations) == 1
     await asyncio.to_thread(eventually, lambda: len(tenant.events()) == 5, "five events")
     events = tenant.events()
@@ -167,23 +186,17 @@ async def test_no_tenant_reads_anothers_answers(
 async def test_one_of_many_is_made_and_its_client_may_leave(
     cached: Tenant, upstream: Upstream
 ) -> None:
-    upstream.behaviour = words(10, pause_s=0.02)
+    may_end = threading.Event()
+    upstream.behaviour = held_words(10, may_end)
     body = chat(stream=True, **GREEDY)
-    reader, writer = await asyncio.open_connection("127.0.0.1", cached.gateway.port)
-    writer.write(request_bytes(body, cached.key))
-    await reader.readuntil(b"word")
-    others = [asyncio.create_task(cached.chat(body)) for _ in range(4)]
-    second_reader, second_writer = await asyncio.open_connection("127.0.0.1", cached.gateway.port)
-    second_writer.write(request_bytes(body, cached.key))
-    await second_reader.readuntil(b"word")
-    await hang_up(writer)
-    replies = await asyncio.gather(*others)
-    assert {len(reply.payloads) for reply in replies} == {11}
-    assert {reply.headers["x-pandal-cache"] for reply in replies} <= {"shared", "hit"}
+    first, *others = [await joined(cached, body) for _ in range(6)]
+    assert all(b"x-pandal-cache: shared" in other.begun for other in others)
+    await hang_up(first.writer)
+    may_end.set()
+    assert [(await other.whole()).count(b"word") for other in others] == [10] * 5
     assert len(upstream.generations) == 1
     assert upstream.aborted == []
     assert cached.only_event().output_text_tokens == 10
-    await hang_up(second_writer)
 
 
 async def test_when_all_have_left_nobody_is_made_to_answer(

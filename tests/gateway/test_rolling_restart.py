@@ -8,6 +8,7 @@ from tests.gateway.balancer import Balancer, Noticed, num_of
 from tests.gateway.conftest import Tenant
 from tests.gateway.processes import Gateway
 from tests.gateway.upstream_server import Upstream, words
+from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
 NUM_CLIENTS = 8
@@ -38,6 +39,7 @@ async def test_nothing_is_lost(
 ) -> None:
     replicas = [Upstream(), Upstream()]
     for replica in replicas:
+        replica.port = free_port()  # that nobody else is given while it restarts
         replica.start()
         replica.behaviour = words(NUM_WORDS, pause_s=0.01)
     gateways = [

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.clock import SYSTEM_CLOCK
+from gateway.clock import SYSTEM_CLOCK, Clock
 from gateway.errors import NoReplicaAvailable
 from gateway.prompt import Affinity
 from gateway.routing.candidates import Candidates
@@ -79,18 +79,20 @@ async def test_a_tried_replica_is_not_tried_again() -> None:
 
 
 async def test_with_a_target_a_replica_that_would_be_late_is_passed_over() -> None:
-    fleet, request = fleet_of("a", "b"), inference_request("m")
+    now_s = SYSTEM_CLOCK.monotonic_s()
+    clock = Clock(SYSTEM_CLOCK.wall_s, lambda: now_s)
+    fleet, request = fleet_of("a", "b", clock=clock), inference_request("m")
     home = fleet.pool[fleet.choose(request, ()).endpoint.name]
     (other,) = {"a", "b"} - {home.name}
     for replica in (home, fleet.pool[other]):
-        replica.forecast.report(LOAD, SYSTEM_CLOCK.monotonic_s())
+        replica.forecast.report(LOAD, now_s)
     assert fleet.has_room(request, target_s=0.5)
-    home.forecast.send(1_000.0, SYSTEM_CLOCK.monotonic_s(), tells_first_token=True)
+    home.forecast.send(1_000.0, now_s, tells_first_token=True)
     assert fleet.choose(request, ()).endpoint is home.endpoint
     late = fleet.choose(request, (), target_ms=500)
     assert (late.endpoint.name, late.reason, late.home) == (other, Reason.LATE, home.name)
     assert max(late.costs) == pytest.approx(500.0, abs=100.0), "milliseconds past the target"
-    fleet.pool[other].forecast.send(5_000.0, SYSTEM_CLOCK.monotonic_s(), tells_first_token=True)
+    fleet.pool[other].forecast.send(5_000.0, now_s, tells_first_token=True)
     assert fleet.choose(request, (), target_ms=500).endpoint is home.endpoint, "the least late"
     assert not fleet.has_room(request, target_s=0.5)
     assert fleet.drain_s(request, target_s=0.5, prompt_tokens=0) == pytest.approx(0.5, abs=0.1)

@@ -92,7 +92,7 @@ async def fleet(
         policy_file=policies.path,
         key_pepper=PEPPER,
         quota_url=valkey.url,
-        quota_call_deadline_s=1.0,
+        quota_call_deadline_s=10.0,
         poll_interval_s=0.1,
         spool_dir=tmp_path / "spool",
     )

@@ -154,7 +154,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[SettlementDesk]:
         ),
         waits=True,
     )
-    await spool.stop(5.0)
+    await spool.stop(60.0)
 
 
 def settlement_at(desk: SettlementDesk, meter: Meter) -> Settlement:

@@ -122,10 +122,11 @@ async def test_sums_that_began_anew_are_not_taken_for_corrections(
 
 async def test_what_was_sent_and_not_answered_is_not_sent_again() -> None:
     """A store that greets, and falls silent."""
-    num_added = 0
+    num_added = num_open = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal num_added
+        nonlocal num_added, num_open
+        num_open += 1
         while word := await reader.readline():
             if word == b"PING\r\n":
                 writer.write(b"+PONG\r\n")
@@ -133,6 +134,8 @@ async def test_what_was_sent_and_not_answered_is_not_sent_again() -> None:
                 writer.write(b"-ERR no cluster\r\n")
             num_added += word == b"HINCRBY\r\n"
         writer.close()
+        await writer.wait_closed()
+        num_open -= 1
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -142,8 +145,10 @@ async def test_what_was_sent_and_not_answered_is_not_sent_again() -> None:
     gateway, tenant = Gateway(store), share()
     gateway.queue.charge(tenant, 500, 0.0)
     await gateway.turns.share()
+    await until(lambda: num_added >= 2)
     assert num_added == 2
     assert gateway.queue.unshared() == {}
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     server.close()
+    await until(lambda: num_open == 0)

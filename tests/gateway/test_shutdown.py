@@ -17,8 +17,8 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 async def begin(tenant: Tenant, upstream: Upstream, **members: object) -> Connection:
     reader, writer = await asyncio.open_connection("127.0.0.1", tenant.gateway.port)
-    writer.write(request_bytes(chat(**members), tenant.key))
     before = len(upstream.generations)
+    writer.write(request_bytes(chat(**members), tenant.key))
     await asyncio.to_thread(
         eventually, lambda: len(upstream.generations) > before, "the replica to begin"
     )

@@ -33,7 +33,7 @@ TEXT = {"prompt": PROMPT}
 GREEDY: dict[str, object] = {"temperature": 0}
 SEEDED: dict[str, object] = {"temperature": 1.0, "seed": 11}
 AT_ONCE = 16  # streams
-MOST_RUNS = 400
+MOST_RUNS = 4_000
 
 pytestmark = pytest.mark.timeout(600)  # the replica compiles its kernels first
 

@@ -15,10 +15,11 @@ from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, get
 from tests.gateway.processes import Gateway
 from tests.gateway.upstream_server import Upstream
-from tests.support.waiting import eventually
+from tests.support.ports import free_port
+from tests.support.waiting import PATIENCE_S, eventually
 
 NUM_REQUESTS = 60
-ALLOWED_A_MINUTE = 20
+ALLOWED_A_MINUTE = 30
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +78,9 @@ async def test_two_workers_keep_one_quota_and_fill_one_spool(
 
 
 async def has_become(gateway: Gateway, status: int) -> None:
-    for _ in range(5_000):
-        if (await get(gateway.port, "/ready")).status == status:
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError(f"it never said {status}")
+    async with asyncio.timeout(PATIENCE_S):
+        while (await get(gateway.port, "/ready")).status != status:
+            pass
 
 
 async def test_ready_says_that_whichever_worker_is_asked_can_answer(
@@ -105,12 +104,12 @@ async def test_a_worker_that_dies_is_replaced(
     num_listening = num_logged(pair, "listening")
     os.kill(worker_pids(pair)[-1], signal.SIGKILL)
     eventually(lambda: num_logged(pair, "worker ended, starting another") == 1, "its end")
-    for _ in range(5_000):
-        status = (await get(pair.port, "/ready")).status
-        if num_logged(pair, "listening") > num_listening:
-            break
-        assert status == 200, "the one that is being started gets no client yet"
-    assert num_logged(pair, "listening") > num_listening
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            status = (await get(pair.port, "/ready")).status
+            if num_logged(pair, "listening") > num_listening:
+                break
+            assert status == 200, "the one that is being started gets no client yet"
     tenant = make_tenant(on=pair)
     await accepted_by_both(tenant)
     for _ in range(8):
@@ -120,7 +119,7 @@ async def test_a_worker_that_dies_is_replaced(
 def test_workers_end_with_the_process_that_started_them(
     start_gateway: Callable[..., Gateway], upstream: Upstream
 ) -> None:
-    gateway = start_gateway(GATEWAY_WORKERS="2")
+    gateway = start_gateway(GATEWAY_WORKERS="2", GATEWAY_PORT=str(free_port()))
     pids = worker_pids(gateway)
     gateway.stop(signal.SIGKILL)
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "their end")
@@ -141,7 +140,7 @@ def test_a_port_that_another_gateway_has_is_taken(pair: Gateway, tmp_path: Path)
     with second.log_path.open("ab") as log:
         second.spawn(log.fileno())
     assert second.process is not None
-    assert second.process.wait(60) == 3
+    assert second.process.wait(PATIENCE_S) == 3
 
 
 def test_samples_are_added_up_by_name_and_labels() -> None:

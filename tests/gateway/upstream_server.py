@@ -133,6 +133,27 @@ def words(count: int, pause_s: float = 0.0) -> Behaviour:
     return behave
 
 
+def held_words(count: int, may_end: threading.Event) -> Behaviour:
+    """``words``, of which the first, where streamed, comes at once, and the others when told."""
+
+    async def behave(generation: Generation) -> None:
+        is_stream = generation.received.document.get("stream")
+        if is_stream:
+            await generation.start_stream()
+            await generation.word()
+        while not may_end.is_set():
+            if not await generation.pause(0.005):
+                return
+        if not is_stream:
+            await words(count)(generation)
+            return
+        for _ in range(count - 1):
+            await generation.word()
+        await generation.end_stream()
+
+    return behave
+
+
 class Upstream:
     def __init__(self, model: str = MODEL) -> None:
         self.model = model
@@ -142,6 +163,7 @@ class Upstream:
         self._listening = threading.Event()
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
         self.reset()
 
     def reset(self) -> None:
@@ -204,14 +226,19 @@ class Upstream:
     async def _close(self) -> None:
         assert self._server is not None
         self._server.close()
+        await asyncio.sleep(0)  # whoever has just connected is served, and ended below
         for task in list(self._connections):
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()  # nor does one wait for a client that reads no more
+        await asyncio.sleep(0)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
+        self._writers.add(writer)
         self.num_connections += 1
         try:
             while (received := await read_request(reader)) is not None:

@@ -216,11 +216,12 @@ def test_abort_ends_all_choices_with_one_count(replica: ReplicaProcess) -> None:
     assert [reason for reason in reasons if reason is not None] == ["abort"] * 4
     assert last["usage"]["completion_tokens"] == usage["completion_tokens"]
     assert last["usage"]["prompt_tokens"] == usage["prompt_tokens"]
+    replica.wait_metric("vllm:num_requests_running", 0)
     assert counters(replica) == (
         before[0] + usage["prompt_tokens"],
         before[1] + usage["completion_tokens"],
     )
-    assert replica.metric("vllm:kv_cache_usage_perc") == 0
+    replica.wait_metric("vllm:kv_cache_usage_perc", 0)
 
 
 def test_leaving_ends_all_choices(replica: ReplicaProcess) -> None:

@@ -83,5 +83,5 @@ def test_a_folder_that_is_none_fails_the_load_by_name(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "tiny", context_length=128)
     adapters = json.dumps({"law": str(tmp_path / "nowhere")})
     with ReplicaProcess(tmp_path / "log", model=tmp_path / "tiny", adapters=adapters) as replica:
-        assert replica.process.wait(60) == 1
+        assert replica.process.wait(120) == 1
         assert "nowhere" in replica.log

@@ -37,7 +37,7 @@ def wait_unready(replica: ReplicaProcess) -> Answer:
 def test_a_hung_engine_is_reported_and_the_replica_ends(
     replica_settings: dict[str, object], tmp_path: Path
 ) -> None:
-    settings = replica_settings | {"step_timeout_s": 1, "hang_exit_timeout_s": 4}
+    settings = replica_settings | {"step_timeout_s": 2, "hang_exit_timeout_s": 10}
     with ReplicaProcess(tmp_path / "log", **settings) as replica:
         replica.wait_ready()
         with asked(replica) as answers:
@@ -58,7 +58,7 @@ def test_a_hung_engine_is_reported_and_the_replica_ends(
 def test_an_engine_that_goes_on_is_ready_again(
     replica_settings: dict[str, object], tmp_path: Path
 ) -> None:
-    settings = replica_settings | {"step_timeout_s": 1, "hang_exit_timeout_s": 600}
+    settings = replica_settings | {"step_timeout_s": 2, "hang_exit_timeout_s": 600}
     settings |= {"drain_timeout_s": 0.2}
     with ReplicaProcess(tmp_path / "log", **settings) as replica:
         replica.wait_ready()

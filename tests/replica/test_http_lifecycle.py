@@ -33,7 +33,9 @@ def test_loading_shows_progress_and_sigterm_drains(
         assert len(loading) > 2
 
         connection = replica.connect()
-        connection.request("POST", "/v1/completions", json.dumps(LONG | {"stream": True}))
+        connection.request(
+            "POST", "/v1/completions", json.dumps(LONG | {"stream": True, "max_tokens": 150})
+        )
         response = connection.getresponse()
         next_event(response)
         replica.terminate()
@@ -131,7 +133,7 @@ def test_port_in_use_is_said_and_ends_the_replica(
 def test_death_of_the_engine_fails_requests_and_ends_the_replica(
     replica_settings: dict[str, object], tmp_path: Path
 ) -> None:
-    settings = replica_settings | {"failure_linger_s": 3}
+    settings = replica_settings | {"failure_linger_s": 8}
     with ReplicaProcess(tmp_path / "log", **settings) as replica:
         replica.wait_ready()
         assert replica.get("/health").status == 200

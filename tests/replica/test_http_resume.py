@@ -11,7 +11,7 @@ import pytest
 from tests.replica.replica_process import ReplicaProcess, events
 
 NUM_TOKENS = 64
-MOST_RUNS = 200
+MOST_RUNS = 2_000
 PROMPT = "ab"
 CHAT = [{"role": "user", "content": PROMPT}]
 SAMPLING = {

@@ -37,6 +37,7 @@ def journaling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaProc
             headers = {"x-request-id": f"early-{number}"}
             answer = process.post("/v1/completions", {"prompt": "ab", "max_tokens": 2}, headers)
             assert answer.status == 200
+        eventually(lambda: "usage journal cannot be written" in process.log, "its failure")
         process.wait_metric("pandal:usage_journal_written_total", 0)
         journal_of(process).unlink()
         yield process

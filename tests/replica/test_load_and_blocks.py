@@ -211,7 +211,7 @@ def load_of(replica: ReplicaProcess) -> ReplicaLoad:
 
 
 def test_load_over_http(replica: ReplicaProcess) -> None:
-    body = {"prompt": "Count on:", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    body = {"prompt": "Count on:", "max_tokens": 900, "ignore_eos": True, "stream": True}
     connection = replica.connect()
     connection.request("POST", "/v1/completions", json.dumps(body))
     response = connection.getresponse()

@@ -162,7 +162,7 @@ def children_of(pid: int) -> list[int]:
 def is_alive(pid: int) -> bool:
     try:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone before it is opened, or read
         return False
 
 

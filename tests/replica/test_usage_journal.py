@@ -78,7 +78,7 @@ def test_records_are_kept_in_order_and_numbered(
     journal = start()
     for _ in range(1200):
         journal.append(record)
-    journal.stop(10.0)
+    journal.stop(60.0)
     kept = read(tmp_path / "journal")
     assert [usage.replica_seq for usage in kept] == list(range(1, 1201))
     assert {usage.replica_boot_id for usage in kept} == {BOOT}
@@ -236,7 +236,7 @@ def test_a_disk_that_takes_nothing_keeps_nobody_from_ending(
     (tmp_path / "journal").write_text("in the way")
     journal = start()
     journal.append(record)
-    journal.stop(10.0)
+    journal.stop(60.0)
     assert (journal.num_written, journal.num_lost) == (0, 1)
 
 

@@ -43,7 +43,7 @@ def witnessed(folder: Path, deltas: Sequence[Delta]) -> ReplicaUsage:
     for choice, delta in zip(live.choices, deltas, strict=True):
         live.push(choice, delta)
     live.fail(EngineDied("it is gone"))
-    journal.stop(10.0)
+    journal.stop(60.0)
     (segment,) = folder.iterdir()
     return decode_replica_usage(unframe(segment.read_bytes()))
 

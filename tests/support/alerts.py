@@ -9,6 +9,7 @@ from tests.chart import manifests
 from tests.chart.test_rendering import CI, scenario
 from tests.support.helm import helm
 from tests.support.promql import Timeline
+from tests.support.waiting import eventually
 
 MINUTE_S, HOUR_S = 60.0, 3_600.0
 
@@ -33,9 +34,21 @@ class Watch:
     def look(self) -> None:
         self.timeline.add(self._scrape(), namespace="ns", pod="pod-0")
 
-    def hold(self, span_s: float, every_s: float = MINUTE_S) -> None:
-        """As it is now, for so long."""
-        text = self._scrape()
+    def hold(
+        self,
+        span_s: float,
+        every_s: float = MINUTE_S,
+        once: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        """As it is now, or once it is so, for so long."""
+        text = ""
+
+        def is_so() -> bool:
+            nonlocal text
+            text = self._scrape()
+            return once(text)
+
+        eventually(is_so, "what is scraped to be so")
         for _ in range(round(span_s / every_s)):
             self.timeline.now_s += every_s
             self.timeline.add(text, namespace="ns", pod="pod-0")

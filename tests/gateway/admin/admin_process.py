@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.gateway.processes import PATIENCE_S, PEPPER
-from tests.support.waiting import eventually
+from tests.gateway.processes import PEPPER, whole_lines
+from tests.support.waiting import PATIENCE_S, eventually
 
 TOKENS = {role: f"{role}-{'x' * 32}" for role in ("viewer", "operator", "owner")}
 
@@ -83,7 +83,7 @@ class AdminProcess:
 
     def told(self, message: str) -> list[dict[str, Any]]:
         """Its log's lines of that kind."""
-        lines = map(json.loads, self.log().splitlines())
+        lines = map(json.loads, whole_lines(self._log_path))
         return [line for line in lines if line["message"] == message]
 
     def metrics(self) -> list[str]:

@@ -14,6 +14,7 @@ from tests.gateway.admin.admin_process import AdminProcess
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, get
 from tests.gateway.processes import Gateway, Valkey
+from tests.gateway.upstream_server import Upstream
 
 TENANTS = ("revoked", "limited", "unheard", "kept")
 
@@ -99,13 +100,13 @@ async def test_a_revoked_key_stops_everywhere(admin: AdminProcess, gateways: lis
 
 
 async def test_limits_move_with_what_was_used(
-    admin: AdminProcess, gateways: list[Gateway], valkey: Valkey
+    admin: AdminProcess, gateways: list[Gateway], valkey: Valkey, upstream: Upstream
 ) -> None:
     """Raising frees at once; lowering leaves nothing, and never less than nothing."""
     key, _ = new_key(admin, "limited")
     tenants = [Tenant("limited", key, gateway, valkey) for gateway in gateways]
-    for gateway in gateways:
-        await until_status(gateway, key, 200)
+    for tenant in tenants:
+        await tenant.accepted()
 
     async def left_with(limit: int) -> list[int]:
         document = admin.ask("GET", "/policy").document

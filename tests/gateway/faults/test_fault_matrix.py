@@ -2,9 +2,11 @@
 
 Of each cell: what the client sees, what the quota has settled, what the breaker makes of it, and
 what the usage event says.  Each has a tenant, a model and a replica of its own; a gateway in this
-process is shared by those that may retry, and another by those that may not.
+process is shared by those that may retry, and another by those that may not; so are two that
+wait no longer than is waited for an upstream that says nothing.
 """
 
+import itertools
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
@@ -22,12 +24,12 @@ from gateway.exchange import Exchange
 from gateway.settings import ReplicaAddress
 from tests.gateway.faults.faults import FAULTS, NUM_WORDS, Fault, Faulty
 from tests.gateway.processes import Policies, Valkey
-from tests.gateway.scene import Scene, running, until
+from tests.gateway.scene import Hand, Scene, running, until
 from tests.gateway.upstream_server import MODEL, PROMPT_TOKENS, Upstream
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-TIMEOUTS = {"head_timeout_s": 0.15, "idle_timeout_s": 0.15, "abort_timeout_s": 0.5}
+IMPATIENCE = {"head_timeout_s": 0.5, "idle_timeout_s": 0.5}
 ONE_SHORT_OF_OPEN = 4  # failures that the breaker has seen before: one more opens it
 CLIENTS = ("stays", "leaves-before-first-byte", "leaves-mid-stream")
 
@@ -54,6 +56,10 @@ class Cell:
         return self.client == "stays" or (self.client == "leaves-mid-stream") == self.has_bytes
 
     @property
+    def is_timed_out(self) -> bool:
+        return self.client == "stays" and self.fault.name in ("hangs", "trickles")
+
+    @property
     def is_retried(self) -> bool:
         """By the only replica there is: where it said no, and did not break down over it."""
         return self.may_retry and self.fault.name[0].isdigit()
@@ -72,6 +78,11 @@ CELLS = [
 def name_of(cell: Cell) -> str:
     """Of its tenant, its model and its replica."""
     return f"fault-{CELLS.index(cell)}"
+
+
+def folder_of(cell: Cell) -> str:
+    """Of its gateway, among the others."""
+    return f"{cell.is_timed_out}-{cell.may_retry}"
 
 
 @dataclass(frozen=True)
@@ -96,7 +107,7 @@ def expected(cell: Cell) -> Expected:
         return Expected(200, "upstream_error", failed, None, "open")
     if name == "error-event" and cell.is_stream:
         return Expected(200, "500", failed, PROMPT_TOKENS + NUM_WORDS, "open")
-    if name in ("hangs", "trickles"):
+    if cell.is_timed_out:
         return Expected(504, "upstream_timeout", failed, PROMPT_TOKENS, "open")
     if name.startswith("503"):
         return Expected(503, "server_is_overloaded", None, None, "closed")
@@ -111,17 +122,16 @@ def expected(cell: Cell) -> Expected:
 
 @dataclass(frozen=True)
 class Matrix:
-    gateways: Mapping[bool, Gateway]  # by whether they may retry
+    gateways: Mapping[tuple[bool, bool], Gateway]  # by is_timed_out, may_retry
     upstreams: Mapping[Cell, Upstream]
     folder: Path
     valkey: Valkey
 
     def scene(self, cell: Cell) -> Scene:
-        gateway = self.gateways[cell.may_retry]
+        gateway = self.gateways[cell.is_timed_out, cell.may_retry]
         for _ in range(ONE_SHORT_OF_OPEN):
             gateway.pipeline.retries.breakers.failed(name_of(cell), name_of(cell), None)
-        spool = self.folder / str(cell.may_retry) / "spool"
-        return Scene(gateway, spool, name_of(cell), self.valkey)
+        return Scene(gateway, self.folder / folder_of(cell) / "spool", name_of(cell), self.valkey)
 
 
 @pytest.fixture(scope="module")
@@ -146,14 +156,18 @@ async def matrix(
         policies.add(name_of(cell), f"sk-{name_of(cell)}", tokens_per_minute=10**6)
     gateways = {}
     async with AsyncExitStack() as stack:
-        for may_retry in (True, False):
-            cells = [cell for cell in CELLS if cell.may_retry == may_retry]
-            (folder / str(may_retry)).mkdir()
-            gateways[may_retry] = gateway = await stack.enter_async_context(
+        for kind in itertools.product((True, False), repeat=2):
+            cells = [cell for cell in CELLS if (cell.is_timed_out, cell.may_retry) == kind]
+            own = folder / folder_of(cells[0])
+            own.mkdir()
+            is_timed_out, may_retry = kind
+            timeouts = IMPATIENCE if is_timed_out else {}
+            gateways[kind] = gateway = await stack.enter_async_context(
                 running(
-                    folder / str(may_retry),
+                    own,
                     valkey,
                     policies,
+                    clock=Hand().clock,
                     replicas=tuple(
                         ReplicaAddress(name=name_of(cell), url=upstreams[cell].url)
                         for cell in cells
@@ -161,7 +175,8 @@ async def matrix(
                     max_retries=2 if may_retry else 0,
                     retry_budget_ratio=1.0,
                     poll_interval_s=600.0,
-                    **TIMEOUTS,
+                    abort_timeout_s=60.0,
+                    **timeouts,
                 )
             )
             models = {name_of(cell) for cell in cells}
@@ -243,7 +258,7 @@ async def test_an_upstream_that_refuses_connections_has_begun_nothing(
         folder = tmp_path / str(number)
         folder.mkdir()
         async with running(
-            folder, valkey, policies, upstream, poll_interval_s=600.0, **TIMEOUTS
+            folder, valkey, policies, upstream, Hand().clock, poll_interval_s=600.0
         ) as gateway:
             upstream.stop()
             scene_ = Scene(gateway, folder / "spool", "fault-refuses", valkey)

@@ -11,7 +11,7 @@ from gateway.resilience.breaker import Breakers, BreakerState
 from gateway.settings import ReplicaAddress
 from tests.gateway.faults.faults import FAULTS, Fault, Faulty
 from tests.gateway.processes import Policies, Valkey
-from tests.gateway.scene import Scene, running, until
+from tests.gateway.scene import Hand, Scene, running, until
 from tests.gateway.upstream_server import MODEL, Upstream
 
 ILL = "replica-0"
@@ -44,12 +44,16 @@ async def gateway(
         ReplicaAddress(name="replica-1", url=other.url),
     )
     caplog.set_level(logging.INFO)
-    async with running(tmp_path, valkey, policies, upstream, replicas=replicas) as gateway:
+    hand = Hand()
+    async with running(
+        tmp_path, valkey, policies, upstream, hand.clock, replicas=replicas
+    ) as gateway:
         await until(lambda: caplog.messages.count("replica ready") == 2)
         breakers = breakers_of(gateway)
         for _ in range(5):
             breakers.failed(MODEL, ILL, None)
-        await until(lambda: breakers.state(MODEL, ILL) is BreakerState.HALF_OPEN)
+        hand.monotonic_s += 1.5
+        assert breakers.state(MODEL, ILL) is BreakerState.HALF_OPEN
         yield gateway
 
 
