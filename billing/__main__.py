@@ -10,7 +10,6 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
@@ -205,14 +204,10 @@ def _reconciliation(
     )
     sightings, whole = Sightings(), WholeAudits(utc_now)
 
-    def compare() -> AuditReport:
-        is_counted = whole.is_due
-        report = reconcile(sources, replace(rules, is_counted=is_counted), is_stopping, sightings)
-        if is_counted:
-            whole.note(report)
-        return report
+    def compare_by(rules: AuditRules) -> AuditReport:
+        return reconcile(sources, rules, is_stopping, sightings)
 
-    return compare
+    return lambda: whole.compare(rules, compare_by)
 
 
 def _source(settings: Settings, ledger: Ledger) -> EventSource:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Final
 
 from billing.rating import charged_tokens
 from billing.records import EventKey
@@ -29,6 +30,9 @@ class Kind(StrEnum):
     QUOTA_DIFFERS = "quota differs"  # what the quota was told, and what is billed
     SUMS_DIFFER = "sums differ"  # what is kept of days and numbers, entries, and their events
     QUOTA_LOST = "quota lost"  # its store has: what it was told is less than what is billed
+
+
+SEEN_BY_COUNTING: Final = frozenset({Kind.NUMBERED_TWICE, Kind.SUMS_DIFFER})  # and not by sums
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,7 @@ def open_for_posting(ledger_url: str) -> Engine:
         engine = _postgres(url)
     try:
         with translated_errors(), engine.begin() as connection:
-            if connection.dialect.name == "postgresql":
-                connection.exec_driver_sql(_NO_DEADLINES)  # a long ledger takes long to upgrade
+            without_deadlines(connection)  # a long ledger takes long to upgrade
             alone(connection)
             if stored_revision(connection) != REVISION:
                 books_alone(connection)  # who posts has seen the revision that it posts to
@@ -95,6 +94,12 @@ def translated_errors() -> Iterator[None]:
         raise LedgerUnavailable(
             f"ledger: {type(exc).__name__}: {getattr(exc, 'orig', None)}"
         ) from exc
+
+
+def without_deadlines(connection: Connection) -> None:
+    """Until this transaction ends, for what takes as long as the ledger is."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(_NO_DEADLINES)
 
 
 def alone(connection: Connection) -> None:

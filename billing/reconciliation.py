@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from billing.audit import Finding, Kind, QuotaTotals
+from billing.audit import SEEN_BY_COUNTING, Finding, Kind, QuotaTotals
 from billing.auditor import AuditReport, AuditScope, audit
 from billing.certainty import Sightings
 from billing.errors import QuotaStoreUnavailable, SourceUnavailable
@@ -76,8 +76,14 @@ def reconcile(
     """
     seen = Sightings() if sightings is None else sightings
 
+    is_counted = rules.is_counted
+
     def look() -> AuditReport:
-        return seen.judged(_look(sources, rules))
+        nonlocal is_counted
+        report = _look(sources, replace(rules, is_counted=is_counted))
+        # Sums that counting has found right need not be counted again.
+        is_counted &= any(finding.kind in SEEN_BY_COUNTING for finding in report.findings)
+        return seen.judged(report)
 
     briefly_s = min(_BRIEFLY_S, rules.patience_s)
     report = _patiently(look, briefly_s if rules.recovers else rules.patience_s, is_stopping)

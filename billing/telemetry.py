@@ -36,6 +36,7 @@ class Told:
         self.lag_s: float | None = None  # of the batch that was posted then
         self.fault: str | None = None  # what is in the way; None: nothing
         self.events: Counter[str] = Counter()  # by what became of them
+        self.event_at: dict[str, datetime] = {}  # the last of those
         self.charged_pico_usd = 0
         self.differences: Counter[Kind] | None = None  # None: not compared yet
         self.num_unpriced = self.num_dead_letters = 0  # in the ledger, by then
@@ -57,13 +58,18 @@ class Told:
 
     def note_posted(self, result: PostResult) -> None:
         self.note_progress()
-        self.events["posted"] += result.num_posted
-        self.events["repeated"] += result.num_repeated
-        self.events["unpriced"] += result.num_unpriced
-        self.events["dead"] += result.num_dead
-        self.events["late"] += result.num_late
-        self.charged_pico_usd += result.charged_pico_usd
         self.posted_at = self._now()
+        for outcome, number in (
+            ("posted", result.num_posted),
+            ("repeated", result.num_repeated),
+            ("unpriced", result.num_unpriced),
+            ("dead", result.num_dead),
+            ("late", result.num_late),
+        ):
+            self.events[outcome] += number
+            if number:
+                self.event_at[outcome] = self.posted_at
+        self.charged_pico_usd += result.charged_pico_usd
         if result.newest_at is not None:
             self.lag_s = (self.posted_at - result.newest_at).total_seconds()
 
@@ -160,6 +166,9 @@ class Telemetry:
         yield f"# TYPE {names.BILLING_EVENTS} counter"
         for outcome in ("posted", "repeated", "unpriced", "dead", "late"):
             yield f'{names.BILLING_EVENTS}{{outcome="{outcome}"}} {told.events[outcome]}'
+        yield f"# TYPE {names.BILLING_EVENT_AT} gauge"
+        for outcome, at in told.event_at.items():
+            yield f'{names.BILLING_EVENT_AT}{{outcome="{outcome}"}} {at.timestamp():.3f}'
         yield f"# TYPE {names.BILLING_CHARGED_USD} counter"
         yield f"{names.BILLING_CHARGED_USD} {usd_from_pico_usd(told.charged_pico_usd):f}"
         if told.reconciled_at is not None:

@@ -61,6 +61,7 @@ GATEWAY_SHED_EVENTS: Final = "pandal_gateway_shed_events_total"  # given up: the
 
 # Billing
 BILLING_EVENTS: Final = "pandal_billing_events_total"  # label outcome: posted, repeated, ...
+BILLING_EVENT_AT: Final = "pandal_billing_event_timestamp_seconds"  # by outcome, the last one
 BILLING_READ_AT: Final = "pandal_billing_read_timestamp_seconds"  # a round that met no fault
 BILLING_POSTED_AT: Final = "pandal_billing_posted_timestamp_seconds"  # the last batch
 BILLING_LAG: Final = "pandal_billing_lag_seconds"  # of that batch, from its newest event's end on

@@ -65,11 +65,10 @@ https://sre.google/workbook/alerting-on-slos/
 {{- end }}
 {{- if .Values.billing.enabled }}
 {{ include "pandal.alert" (list . "PandalBillingStopped" "critical" "5m" (printf "time() - max by (pod) (pandal_billing_read_timestamp_seconds%s) > 600 or absent(pandal_billing_read_timestamp_seconds%s)" $here $here) "Nothing has been booked without a fault for ten minutes") }}
-{{- /* A process that posts before it is scraped tells no increase: what it begins with counts. */}}
-{{- $dead := printf "pandal_billing_events_total{namespace=%q, outcome=\"dead\"}" .Release.Namespace }}
-{{- $unpriced := printf "pandal_billing_events_total{namespace=%q, outcome=\"unpriced\"}" .Release.Namespace }}
-{{ include "pandal.alert" (list . "PandalEventsUnpriced" "warning" "0m" (printf "sum(increase(%s[1h])) > 0 or sum(%s unless %s offset 1h) > 0 or max(pandal_billing_unpriced_events%s) > 0" $unpriced $unpriced $unpriced $here) "Usage waits for a price") }}
-{{ include "pandal.alert" (list . "PandalDeadLetters" "warning" "0m" (printf "sum(increase(%s[1h])) > 0 or sum(%s unless %s offset 1h) > 0 or max(pandal_billing_dead_letters%s) > max(pandal_billing_dead_letters%s offset 1h)" $dead $dead $dead $here $here) "Usage events were put aside and are not billed") }}
+{{- /* By their time: a process that posts before it is scraped tells no increase. */}}
+{{- $lately := printf "time() - max(pandal_billing_event_timestamp_seconds{namespace=%q, outcome=\"OUTCOME\"}) < 3600" .Release.Namespace }}
+{{ include "pandal.alert" (list . "PandalEventsUnpriced" "warning" "0m" (printf "%s or max(pandal_billing_unpriced_events%s) > 0" ($lately | replace "OUTCOME" "unpriced") $here) "Usage waits for a price") }}
+{{ include "pandal.alert" (list . "PandalDeadLetters" "warning" "0m" (printf "%s or max(pandal_billing_dead_letters%s) > max(pandal_billing_dead_letters%s offset 1h)" ($lately | replace "OUTCOME" "dead") $here $here) "Usage events were put aside and are not billed") }}
 {{ include "pandal.alert" (list . "PandalSpendSurges" "warning" "15m" (printf "%s)) > 3 * %s offset 1d)) and %s)) > 10" $spent $spent $spent) "Three times the money of this hour yesterday") }}
 {{- end }}
 {{- if and .Values.billing.enabled (gt (float64 .Values.billing.settings.reconcileIntervalS) 0.0) }}
