@@ -78,10 +78,13 @@ class KubernetesApi:
         with _translated(path):
             response = await _opened(self._watches, "GET", _with(path, query), None, timeout)
             async with response:
-                if response.status >= 400:
-                    raise _refusal(path, response.status, await response.read())
-                async for line in response.content:
-                    yield line
+                try:
+                    if response.status >= 400:
+                        raise _refusal(path, response.status, await response.read())
+                    async for line in response.content:
+                        yield line
+                finally:
+                    _cut(response)
 
     async def _exchange(self, method: str, path: str, body: Json | None = None) -> bytes:
         with _translated(path):
@@ -107,6 +110,13 @@ async def _opened(
     answer = await client.call_api(*request, _request_timeout=within)
     response: aiohttp.ClientResponse = answer.response
     return response
+
+
+def _cut(watch: aiohttp.ClientResponse) -> None:
+    """What is left before its end: TLS's farewell would wait for a server that may be silent."""
+    connection = watch.connection
+    if connection is not None and connection.transport is not None:
+        connection.transport.abort()
 
 
 def _with(path: str, query: dict[str, str]) -> str:
