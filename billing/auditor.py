@@ -49,7 +49,7 @@ from billing.audit_sums import (
 )
 from billing.bulk_insert import known_keys
 from billing.lag import Lag
-from billing.ledger_database import LedgerRef, reading, without_deadlines
+from billing.ledger_database import LedgerRef, reading
 from billing.pricing import PriceBook
 from billing.recorded_prices import check_recorded
 from billing.records import EventKey
@@ -136,9 +136,7 @@ def audit(
     """
     quota_before = scope.quota()
     lag = scope.lag()
-    with reading(ledger) as connection:
-        if scope.is_counted:
-            without_deadlines(connection)  # to count long books takes long
+    with reading(ledger, takes_long=scope.is_counted) as connection:
         check_recorded(connection, price_book)
         journals = scope.witnesses()
         waiting = read_waiting(connection, scope.spool_dir)

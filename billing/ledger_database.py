@@ -42,7 +42,7 @@ def open_for_posting(ledger_url: str) -> Engine:
         engine = _postgres(url)
     try:
         with translated_errors(), engine.begin() as connection:
-            without_deadlines(connection)  # a long ledger takes long to upgrade
+            _without_deadlines(connection)  # a long ledger takes long to upgrade
             alone(connection)
             if stored_revision(connection) != REVISION:
                 books_alone(connection)  # who posts has seen the revision that it posts to
@@ -73,11 +73,16 @@ def open_for_reading(ledger_url: str) -> Engine:
 
 
 @contextmanager
-def reading(ledger: LedgerRef) -> Iterator[Connection]:
-    """One consistent snapshot, and our exceptions.  Raises LedgerMissing while there is none."""
+def reading(ledger: LedgerRef, *, takes_long: bool = False) -> Iterator[Connection]:
+    """One consistent snapshot, and our exceptions.  Raises LedgerMissing while there is none.
+
+    ``takes_long``: as long as the ledger is, so that no statement has a deadline.
+    """
     engine = open_for_reading(ledger) if isinstance(ledger, str) else ledger
     try:
         with translated_errors(), engine.begin() as connection:
+            if takes_long:
+                _without_deadlines(connection)
             _check_complete(connection)
             yield connection
     finally:
@@ -94,12 +99,6 @@ def translated_errors() -> Iterator[None]:
         raise LedgerUnavailable(
             f"ledger: {type(exc).__name__}: {getattr(exc, 'orig', None)}"
         ) from exc
-
-
-def without_deadlines(connection: Connection) -> None:
-    """Until this transaction ends, for what takes as long as the ledger is."""
-    if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(_NO_DEADLINES)
 
 
 def alone(connection: Connection) -> None:
@@ -134,6 +133,12 @@ def check_not_migrated(connection: Connection) -> None:
             f"ledger: expected revision {REVISION}, found {found}: another version of billing has "
             "made it its own, and this one posts no more"
         )
+
+
+def _without_deadlines(connection: Connection) -> None:
+    """Until this transaction ends."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(_NO_DEADLINES)
 
 
 def _check_complete(connection: Connection) -> None:
