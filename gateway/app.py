@@ -35,6 +35,7 @@ from gateway.provider_wiring import members_of_pools, wire_providers
 from gateway.providers.provider import Provider
 from gateway.readiness import Readiness
 from gateway.replica_wiring import Replicas, wire_replicas
+from gateway.resilience.breaker import Breakers
 from gateway.resilience.fallback import Fallbacks
 from gateway.resilience_wiring import wire_resilience
 from gateway.resp_address import RespAddress, StoreTls
@@ -74,6 +75,7 @@ class _Parts:
     exact: ExactCounting
     limiter: RedisLimiter
     fallbacks: Fallbacks
+    breakers: Breakers
     replicas: Replicas
     fleet: Fleet
     turnstile: Turnstile
@@ -104,7 +106,9 @@ async def create_app(
         _closing(parts.replicas.pool, parts.fallbacks.providers),
         _open(parts.spool),
         _background([*telemetry.loops, *_watching(settings, parts, place), *spooled]),
-        wire_resilience(settings, clock, ids, parts.fallbacks, parts.metrics) as resilience,
+        wire_resilience(
+            settings, clock, ids, parts.fallbacks, parts.breakers, parts.metrics
+        ) as resilience,
     ):
         await parts.policies.start()
         pipeline = Pipeline(
@@ -149,7 +153,7 @@ async def _end(pipeline: Pipeline, limiter: RedisLimiter, access_log: AccessLog)
 
 def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
     address = RespAddress.parse(settings.quota_url.get_secret_value(), StoreTls.of(settings))
-    name = f"{settings.gateway_id}/{boot_id}"
+    name, breakers = f"{settings.gateway_id}/{boot_id}", Breakers(clock.monotonic_s)
     quota = QuotaStore(address, settings.quota_call_deadline_s, greeting(name))
     metrics, providers = Metrics(settings.metrics_tenants), wire_providers(settings)
     replicas = wire_replicas(settings, clock, members_of_pools(providers))
@@ -161,7 +165,10 @@ def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
         limits,
         clock,
         Forecasting(
-            costs.likely_prompt_tokens, metrics.observe_predicted_ttft, lambda: turnstile.look()
+            costs.likely_prompt_tokens,
+            breakers.barred,
+            metrics.observe_predicted_ttft,
+            lambda: turnstile.look(),
         ),
     )
     turnstile = Turnstile(
@@ -176,25 +183,30 @@ def _parts(settings: Settings, boot_id: str, clock: Clock) -> _Parts:
         quota=quota,
         costs=costs,
         exact=ExactCounting(replicas.pool),
-        limiter=RedisLimiter(
-            quota,
-            LocalShares(settings.quota_share_lease_s),
-            name=name,
-            lease_s=settings.quota_lease_s,
-            monotonic_s=clock.monotonic_s,
-        ),
+        limiter=_limiter(settings, quota, name, clock),
         fallbacks=Fallbacks(
             _plans(settings, replicas.pool),
             providers,
             replicas.pool.goes_by,
             replicas.pool.own_name,
         ),
+        breakers=breakers,
         replicas=replicas,
         fleet=fleet,
         turnstile=turnstile,
         spool=_spool(settings, boot_id),
         metrics=metrics,
         budgets=budgets,
+    )
+
+
+def _limiter(settings: Settings, quota: QuotaStore, name: str, clock: Clock) -> RedisLimiter:
+    return RedisLimiter(
+        quota,
+        LocalShares(settings.quota_share_lease_s),
+        name=name,
+        lease_s=settings.quota_lease_s,
+        monotonic_s=clock.monotonic_s,
     )
 
 

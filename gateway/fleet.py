@@ -37,6 +37,7 @@ class Forecasting:
     """Whom it asks and whom it tells."""
 
     likely_tokens: Callable[[str, Prompt], float]  # of the model: as likely too many as too few
+    barred: Callable[[str], frozenset[str]]  # who gets no requests for the model now
     observe_ttft: ObserveTtft
     on_progress: Callable[[], None]  # a replica has more room than before
 
@@ -118,6 +119,10 @@ class Fleet:
         self.is_forecasting = True
         forecasts = [self._forecast(r, request) for r in self._takers(request, ahead)]
         return any(f is None or f.excess_in_slack_s(target_s) <= 0.0 for f in forecasts)
+
+    def waited_for(self, ahead: Collection[tuple[str, ...]]) -> frozenset[str]:
+        """Who serves any of whoever is ``ahead``, as our own do all."""
+        return frozenset(replica.name for replica in self.pool.replicas()).union(*ahead)
 
     def drain_s(self, request: InferenceRequest, target_s: float, prompt_tokens: int) -> float:
         """Until there is room, if so many tokens more are to be prefilled before."""
@@ -261,10 +266,13 @@ class Fleet:
     def _takers(
         self, request: InferenceRequest, ahead: Collection[tuple[str, ...]] = ()
     ) -> list[Replica]:
-        """But for those that serve any of whoever is ``ahead``, as our own do all."""
+        """But for whom those who are ``ahead`` wait, and for whom nothing is sent to while others
+        are there."""
         endpoints = self._router.candidates(request.model, request.providers).endpoints
-        replicas = [self.pool[endpoint.name] for endpoint in endpoints]
-        if not ahead:
-            return replicas
-        wanted = set().union(*ahead)
-        return [r for r in replicas if r.outside is not None and r.name not in wanted]
+        barred = self._forecasting.barred(request.model)
+        if barred:
+            endpoints = [e for e in endpoints if e.name not in barred] or endpoints
+        if ahead:
+            waited_for = self.waited_for(ahead)
+            endpoints = [e for e in endpoints if e.name not in waited_for]
+        return [self.pool[endpoint.name] for endpoint in endpoints]

@@ -85,6 +85,7 @@ class Meter:
     route_costs: str | None = None  # of the candidates, where it was asked for
     engine_usage: Usage | None = None  # the last usage the replica reported
     num_content_events: int = 0  # relayed events that carried generated text
+    waited_for: frozenset[str] = frozenset()  # by those whom it was let in beside: not for it
     queued_s: float | None = None  # for its turn; None: it did not wait
     sent_monotonic_s: float | None = None  # to the last who got it
     first_byte_monotonic_s: float | None = None

@@ -36,7 +36,12 @@ class Resilience:
 
 @asynccontextmanager
 async def wire_resilience(
-    settings: Settings, clock: Clock, ids: IdMaker, fallbacks: Fallbacks, metrics: Metrics
+    settings: Settings,
+    clock: Clock,
+    ids: IdMaker,
+    fallbacks: Fallbacks,
+    breakers: Breakers,
+    metrics: Metrics,
 ) -> AsyncGenerator[Resilience]:
     limits = RetryLimits(
         max_retries=settings.max_retries,
@@ -46,7 +51,7 @@ async def wire_resilience(
     retries = Retries(
         limits,
         RetryBudget(settings.retry_budget_ratio),
-        Breakers(clock.monotonic_s),
+        breakers,
         SystemRandom().random,
         fallbacks,
         Hedging(RetryBudget(settings.retry_budget_ratio)),

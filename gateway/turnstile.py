@@ -103,7 +103,7 @@ class Turnstile:
         ahead = queue.ahead(share, now_s)
         if self._has_room(context, ahead, is_in_slack=is_in_slack):
             queue.charge(share, context.request.estimated_tokens, now_s)
-            self._let_in(ticket, now_s)
+            self._let_in(ticket, ahead, now_s)
             return None
         patience_s = self._patience_s(ticket, is_in_slack=is_in_slack)
         wait_s = self._expected_wait_s(queue, share, context)
@@ -158,7 +158,7 @@ class Turnstile:
                 passed.add(next_turn.lane)
                 continue
             queue.take(next_turn, now_s)
-            self._let_in(ticket, now_s)
+            self._let_in(ticket, passed, now_s)
             ticket.called.resolve(None)  # it is on its way to a replica when this returns
 
     def _end_overdue(self) -> None:
@@ -168,9 +168,11 @@ class Turnstile:
                 queue.remove(turn)
                 turn.holder.called.fail(self._overloaded(queue, turn.holder))
 
-    def _let_in(self, ticket: _Ticket, now_s: float) -> None:
-        """One that has been charged all that it may need."""
+    def _let_in(self, ticket: _Ticket, ahead: Collection[Lane], now_s: float) -> None:
+        """One that has been charged all that it may need; beside whoever is ``ahead``."""
         self._line_of(ticket.context).let_in(ticket.turn, now_s)
+        if ahead:
+            ticket.meter.waited_for = self._fleet.waited_for(ahead)
         ticket.meter.charged_tokens = ticket.context.request.estimated_tokens
         ticket.meter.charged_monotonic_s = now_s
 

@@ -60,7 +60,6 @@ _LOCALLY_ADMITTED: Final = f"{HEADER_LOCALLY_ADMITTED}: 1\r\n".encode()
 _EXPLAIN: Final = HEADER_EXPLAIN.encode()
 _AT_ONCE_S = 5.0  # a replica that takes no work says so first; a later 503 may follow some
 
-
 Opening = Coroutine[Any, Any, UpstreamResponse]
 
 
@@ -331,9 +330,10 @@ class Attempts:
             self._fleet.pool.note(attempt.replica.name, is_failure=True)
 
     def _choose(self, tried: set[str]) -> Decision:
-        request, barred = self._context.request, frozenset[str]()
+        request = self._context.request
+        barred = frozenset[str]() if self._num_begun else self._meter.waited_for
         if self._retries.breakers.failing:
-            barred = self._retries.breakers.barred(request.model)
+            barred |= self._retries.breakers.barred(request.model)
         target_ms = self._context.grant.admission.ttft_target_ms
         while True:
             try:

@@ -19,6 +19,7 @@ from gateway.resilience.failures import foreign_cause
 
 logger = logging.getLogger(__name__)
 
+_NOBODY: Final = frozenset[str]()
 _FAILURES: Final = 5  # in a row
 _OPEN_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 _FORGOTTEN_S: Final = 600.0  # after the last failure: a pod that failed and went comes no more
@@ -57,6 +58,8 @@ class Breakers:
 
     def barred(self, model: str) -> frozenset[str]:
         """The replicas that get no request for the model now."""
+        if not self._breakers:
+            return _NOBODY
         now_s = self._monotonic_s()
         self._forget(now_s)
         return frozenset(

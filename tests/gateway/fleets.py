@@ -61,6 +61,7 @@ def fleet_of(
     aliases: Mapping[str, Target] | None = None,
     observe_ttft: ObserveTtft = lambda predicted, actual: None,
     outside: Mapping[str, float] = MappingProxyType({}),
+    barred: Callable[[str], frozenset[str]] = lambda model: frozenset(),
 ) -> Fleet:
     """Its replicas are ready and serve ``m``, as if they had told so; nobody asks them.
 
@@ -81,7 +82,7 @@ def fleet_of(
     limits = RelayLimits(1, 1, 1.0, 1.0)
     profile, hot = profile_of(Random(1).random)
     router = Router(pool, profile, hot, PrefixReuse(lambda: 1.0))
-    forecasting = Forecasting(lambda model, prompt: prompt.size, observe_ttft, on_progress)
+    forecasting = Forecasting(lambda model, prompt: prompt.size, barred, observe_ttft, on_progress)
     return Fleet(pool, router, limits, clock, forecasting)
 
 

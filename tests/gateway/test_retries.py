@@ -21,13 +21,18 @@ class Seconds:
         return self.now_s
 
 
-def retries(*, random: float = 1.0, ratio: float = 0.2, longest_wait_s: float = 10.0) -> Retries:
+def retries(
+    breakers: Breakers | None = None,
+    *,
+    random: float = 1.0,
+    ratio: float = 0.2,
+    longest_wait_s: float = 10.0,
+) -> Retries:
     limits = RetryLimits(max_retries=2, longest_wait_s=longest_wait_s, request_timeout_s=60.0)
     fallbacks = Fallbacks(PlanBook(), {})
     hedging = Hedging(RetryBudget(ratio))
-    return Retries(
-        limits, RetryBudget(ratio), Breakers(Seconds()), lambda: random, fallbacks, hedging
-    )
+    breakers = breakers or Breakers(Seconds())
+    return Retries(limits, RetryBudget(ratio), breakers, lambda: random, fallbacks, hedging)
 
 
 @pytest.mark.parametrize("status", [204, 301, 408, 409, 429, 500, 502, 503, 504, 529])
