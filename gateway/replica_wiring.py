@@ -45,13 +45,15 @@ def wire_replicas(settings: Settings, clock: Clock, outside: Sequence[Replica]) 
         settings.poll_interval_s, settings.poll_timeout_s, settings.routing_slow_start_s
     )
     clients = [make_client(replica.name, replica.url) for replica in settings.replicas]
-    pool = ReplicaPool(clients, settings.model_aliases, timings, clock, outside)
+    sources = _sources(settings, random)
+    names = [source.name for source in sources]
+    pool = ReplicaPool(clients, settings.model_aliases, timings, clock, outside, names)
     index = PrefixIndex(settings.routing_index_blocks) if settings.routing == "exact" else None
     router = _router(settings, pool, index, random)
     membership = Membership(pool, make_client)
     loops: list[Loop] = [
         partial(pool.watch, router.tick),
-        *(partial(s.run, membership.publisher(s.name)) for s in _sources(settings, random)),
+        *(partial(s.run, membership.publisher(s.name)) for s in sources),
     ]
     if index is not None:
         readers: list[BlockReader] = [

@@ -12,16 +12,18 @@ from gateway.routing.pool import ReplicaPool
 def models_router(authenticator: Authenticator, pool: ReplicaPool) -> APIRouter:
     router = APIRouter()
 
-    def models_of(request: Request) -> list[str]:
-        """Those that the caller's key is for."""
+    def grant_of(request: Request) -> Grant:
         repeated = repetition(request.headers.raw)
         if repeated is not None:
             raise repeated
         authorization = request.headers.get("authorization")
-        grant = authenticator.recognize(
+        return authenticator.recognize(
             None if authorization is None else authorization.encode("latin-1"),
             lambda: "" if request.client is None else request.client.host,
         )
+
+    def models_of(grant: Grant) -> list[str]:
+        """Those that the caller's key is for."""
         providers = grant.tenant.providers
         served = pool.served_models(providers)
         return [m for m in served if _may_use(grant, pool.resolve(m, providers=providers))]
@@ -31,13 +33,14 @@ def models_router(authenticator: Authenticator, pool: ReplicaPool) -> APIRouter:
 
     @router.get("/v1/models/{model:path}")
     async def retrieve_model(request: Request, model: str) -> ModelBody:
-        if model not in models_of(request):
-            raise pool.not_found(model)
+        grant = grant_of(request)
+        if model not in models_of(grant):
+            raise pool.not_found(model, grant.tenant.providers)
         return body_of(model)
 
     @router.get("/v1/models")
     async def list_models(request: Request) -> ModelListBody:
-        return ModelListBody(data=[body_of(model) for model in models_of(request)])
+        return ModelListBody(data=[body_of(model) for model in models_of(grant_of(request))])
 
     return router
 

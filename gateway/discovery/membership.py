@@ -38,6 +38,7 @@ class Membership:
         def publish(members: Members) -> None:
             self._members[source] = members
             self._follow()
+            self._pool.heard_from(source)
 
         return publish
 

@@ -28,10 +28,18 @@ class Aliases:
             name for name, weights in self._weights.items() if not weights.keys().isdisjoint(models)
         }
 
-    def resolve(self, name: str, share: Callable[[], float], served: Collection[str]) -> str:
+    def resolve(
+        self,
+        name: str,
+        share: Callable[[], float],
+        served: Collection[str],
+        withheld: Collection[str] = (),
+    ) -> str:
         """Of several models one that is ``served``, if any is: by the conversation's ``share``
-        (0..1), so that it stays with one."""
+        (0..1), so that it stays with one.  ``withheld``: not all of them, and none of these."""
         weights = self._weights[name]
+        if withheld:
+            weights = {model: w for model, w in weights.items() if model not in withheld}
         if len(weights) == 1:
             return next(iter(weights))
         choice = {m: w for m, w in weights.items() if m in served and w > 0.0} or weights

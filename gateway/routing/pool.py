@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 _NOBODY: Final = frozenset[str]()
 _TICK_S: Final = 1.0
+_LONGEST_BEGINNING_S: Final = 30.0
 _USUAL_SPEEDS: Final = 1.5  # times faster or slower than the mean
 
 
@@ -42,10 +43,15 @@ class ReplicaPool:
         timings: PoolTimings,
         clock: Clock,
         outside: Iterable[Replica] = (),
+        sources: Iterable[str] = (),
     ) -> None:
-        """``outside``: of other owners, who stay and are asked nothing, but work."""
+        """``outside``: of other owners, who stay and are asked nothing, but work.
+
+        ``sources``: that will tell who is to join.
+        """
         self._replicas = {client.name: Replica(client) for client in clients}
-        self._unasked = set(self._replicas)  # of those that it began with
+        self._unasked = set(self._replicas)  # of those that it begins with
+        self._unheard = set(sources)
         theirs = {replica.name: replica for replica in outside}
         self._replicas |= theirs
         self._leaving: list[Replica] = []  # with requests that still run
@@ -78,9 +84,15 @@ class ReplicaPool:
 
     @property
     def num_ready(self) -> int:
-        """Those of other owners among them, once all that we began with have been asked."""
-        members = self.replicas() if self._unasked else self._replicas.values()
+        """Those of other owners among them, once all that we begin with have been asked."""
+        members = self.replicas() if self._is_beginning() else self._replicas.values()
         return sum(replica.is_ready for replica in members)
+
+    def _is_beginning(self) -> bool:
+        """One of our own may yet be found ready; not for ever: a source may have nothing to say."""
+        if not self._unasked and not self._unheard:
+            return False
+        return self._clock.monotonic_s() - self._began_s < _LONGEST_BEGINNING_S
 
     def endpoints(self) -> list[Endpoint]:
         """Those of other owners among them."""
@@ -129,7 +141,9 @@ class ReplicaPool:
         if model in self.plain_names:
             return model
         if model in self._aliases:
-            return self.goes_by(self._aliases.resolve(model, share, self._ready_names))
+            withheld, ready = self._withheld(providers), self._ready_names
+            if not withheld or not withheld.issuperset(self._aliases.models(model)):
+                return self.goes_by(self._aliases.resolve(model, share, ready, withheld))
         if model in self._adapters.qualified:
             return self._adapters.qualified[model]
         if self._theirs.get(model, _NOBODY).intersection(providers):
@@ -140,6 +154,13 @@ class ReplicaPool:
         if any(replica.models is None for replica in self._replicas.values()):
             raise NoReplicaAvailable("The replicas have not told yet which models they serve.")
         raise self.not_found(model, providers)
+
+    def _withheld(self, providers: Collection[str]) -> set[str]:
+        """Models that only others serve, and none of those ``providers``."""
+        theirs = {m for m, names in self._theirs.items() if names.isdisjoint(providers)}
+        if theirs:
+            theirs.difference_update(*(r.endpoint.models for r in self.replicas()))
+        return theirs
 
     def not_found(self, model: str, providers: Collection[str] = ()) -> ModelNotFound:
         served = ", ".join(self.served_models(providers))
@@ -167,13 +188,20 @@ class ReplicaPool:
         The name of one of another owner is taken.
         """
         joining = [client for client in joining if not self._is_outside(client.name)]
+        is_beginning = self._is_beginning()
         for name in (*leaving, *(client.name for client in joining)):
             self._remove(name)
         for client in joining:
             self._replicas[client.name] = Replica(client)
+            if is_beginning:
+                self._unasked.add(client.name)
             if self._group is not None:
                 self._start_poll(self._group, self._replicas[client.name])
         self._changed_members()
+
+    def heard_from(self, source: str) -> None:
+        """Whom it tells of has joined."""
+        self._unheard.discard(source)
 
     def _is_outside(self, name: str) -> bool:
         replica = self._replicas.get(name)
