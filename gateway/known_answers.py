@@ -53,13 +53,12 @@ class _Charge:
         closing = self.settlement.close(usage, outcome)
         self.trace.usage, self.trace.outcome = closing.usage, closing.outcome
 
-    def settle_as(self, answer: SharedAnswer, parent_of: Callable[[str], str | None]) -> None:
-        """``parent_of``: whose adapter a model is; ``None``: nobody's."""
+    def settle_as(self, answer: SharedAnswer) -> None:
         served = answer.served
         if served is not None:
             context = msgspec.structs.replace(self.context, request=served.context.request)
             self.trace.meter.served = _Instead(context, served.plan)
-            self.trace.meter.adapter_of = parent_of(context.request.model)
+        self.trace.meter.adapter_of = answer.adapter_of
         self.settle(answer.event_id, answer.usage, answer.outcome)
 
     async def until_kept(self) -> None:
@@ -127,7 +126,7 @@ class KnownAnswers:
             return
         cache.num_shared += 1
         if charge is not None:
-            answer.when_settled(partial(charge.settle_as, answer, self._stages.fleet.pool.parent))
+            answer.when_settled(partial(charge.settle_as, answer))
         await self._read(answer, exchange, trace, CACHE_SHARED)
         if charge is not None:
             await charge.until_kept()

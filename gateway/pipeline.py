@@ -138,7 +138,7 @@ class Pipeline:
         finally:
             stages.access_log.finish(trace)
             if isinstance(exchange, SharedAnswer):
-                exchange.settle(event_id_of(trace.request_id), None, None, None)  # unless it is
+                exchange.settle(event_id_of(trace.request_id))  # unless it is
 
     # Admission
 
@@ -207,8 +207,10 @@ class Pipeline:
             closing = settlement.closing or settlement.close(relay.usage(), Outcome.CANCELLED)
             trace.usage, trace.outcome = closing.usage, closing.outcome
             if isinstance(relay.exchange, SharedAnswer):
-                served = trace.meter.served
-                relay.exchange.settle(context.event_id, closing.usage, closing.outcome, served)
+                served, adapter_of = trace.meter.served, trace.meter.adapter_of
+                relay.exchange.settle(
+                    context.event_id, closing.usage, closing.outcome, served, adapter_of
+                )
             relay.close()
         if self._stages.desk.waits:
             await closing.until_kept()

@@ -25,4 +25,5 @@ def provider_url(text: str) -> str:
     if port == 0:
         raise ValueError("expected a URL with a port from 1 to 65535, or none")
     path = url.path.rstrip("/").removesuffix(_VERSION).rstrip("/")
-    return f"{url.scheme}://{host}:{port or _PORTS[url.scheme]}{path}"
+    port = _PORTS[url.scheme] if port is None else port
+    return f"{url.scheme}://{host}:{port}{path}"

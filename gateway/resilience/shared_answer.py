@@ -64,6 +64,7 @@ class SharedAnswer(Exchange):
     usage: Usage | None = None
     outcome: Outcome | None = None
     served: Served | None = None  # by whom, if not as it was asked for
+    adapter_of: str | None = None  # whose adapter served it, as whoever served it said
     event_id: str | None = None  # of its request
     _is_settled = False
 
@@ -95,14 +96,20 @@ class SharedAnswer(Exchange):
         self._on_settled: list[Callable[[], None]] = []
 
     def settle(
-        self, event_id: str, usage: Usage | None, outcome: Outcome | None, served: Served | None
+        self,
+        event_id: str,
+        usage: Usage | None = None,
+        outcome: Outcome | None = None,
+        served: Served | None = None,
+        adapter_of: str | None = None,
     ) -> None:
         """The first stands."""
         if self._is_settled:
             return
         self._is_settled = True
         self.event_id = event_id
-        self.usage, self.outcome, self.served = usage, outcome, served
+        self.usage, self.outcome = usage, outcome
+        self.served, self.adapter_of = served, adapter_of
         waiting, self._on_settled = self._on_settled, []
         for tell in waiting:
             tell()
