@@ -97,8 +97,7 @@ async def create_app(
     """
     ids = IdMaker(clock, random_digits)
     boot_id = ids.boot_id()
-    telemetry = wire_telemetry(settings, boot_id, clock)
-    parts = _parts(settings, boot_id, clock)
+    telemetry, parts = wire_telemetry(settings, boot_id, clock), _parts(settings, boot_id, clock)
     access_log = AccessLog(parts.metrics, clock, write_log, telemetry.tracer)
     readiness = Readiness(parts.policies.live, parts.replicas.pool, parts.limiter, parts.spool)
     spooled = _spooled(settings, parts, Life(boot_id, clock, place))

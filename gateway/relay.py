@@ -16,6 +16,7 @@ from gateway.exchange import Exchange
 from gateway.fleet import Fleet
 from gateway.metering import NOTHING_USED, Meter, Usage, of_provider, reported_usage
 from gateway.providers.credential import Credential
+from gateway.providers.foreign_stream import ForeignStream
 from gateway.resilience.attempt import Attempt
 from gateway.resilience.attempts import MAX_ERROR_BYTES, Attempts
 from gateway.resilience.descent import Descent
@@ -30,8 +31,6 @@ from gateway.upstream.response import Taker, UpstreamResponse
 
 _UNHURRIED_ABORT_S = 30.0  # with the client gone only its reservation waits; a step may take long
 _ANSWER_BYTES_PER_TOKEN = 4  # of a document whose replica reports no usage
-
-
 _EVENT_STREAM = b"text/event-stream"
 _DONE_EVENT = b"data: %b\n\n" % DONE
 _TEXT_END = b'"finish_reason":null}],"usage":null}\n\n'  # of our replicas' events with text
@@ -43,6 +42,7 @@ class Relay:
     _is_usage_final = False
     _descent: Descent | None = None  # None: its own replicas may yet serve it
     _splitter: EventSplitter | None = None  # None: not a stream, so far
+    _foreign: ForeignStream | None = None  # None: of a replica of ours
 
     def __init__(
         self,
@@ -155,7 +155,8 @@ class Relay:
     async def stop_after_failure(self) -> Usage:
         """As ``stop``; a replica that gave nothing and cannot be asked has used nothing."""
         usage = await self.stop()
-        return usage if self.exchange.is_started or self._meter.engine_usage else NOTHING_USED
+        is_told = self._meter.engine_usage is not None and self._meter.provider is None
+        return usage if self.exchange.is_started or is_told else NOTHING_USED
 
     def close(self) -> None:
         """Gives the connection back after a whole answer, and up after any other; idempotent."""
@@ -228,10 +229,10 @@ class Relay:
         translation = self._attempts.translation
         self._splitter = splitter = EventSplitter(self._fleet.limits.max_event_bytes)
         taker: Taker | None = self._take_plain if answer is None else self._take_token
-        if translation is not None:
-            taker = None
-        elif self._credential is not None:
-            taker = self._take_foreign
+        self._foreign, credential = None, self._credential
+        if credential is not None:
+            self._foreign = ForeignStream(credential, self._fleet.limits.max_event_bytes)
+            taker = self._take_foreign if translation is None else None
         while True:
             chunk = await exchange.watch(response.next_chunk(taker))
             if translation is not None and chunk:
@@ -246,6 +247,8 @@ class Relay:
                 end = self._relay_plain(splitter, chunk)
             if end is not None:
                 return end
+            if not chunk:
+                raise UpstreamError("The replica's stream ended before its end.")
 
     # Most chunks, without waking the flow
 
@@ -308,8 +311,6 @@ class Relay:
                     visible.append(self._shown(event, answer))
         finally:
             self._send(b"".join(visible))
-        if not chunk:
-            raise UpstreamError("The replica's stream ended before its end.")
         return None
 
     def _shown(self, event: bytes, answer: ResumableAnswer) -> bytes:
@@ -325,12 +326,12 @@ class Relay:
             payload = event_payload(event)
             if payload == DONE:
                 self._send(b"".join(visible))
+                if not self.exchange.is_started:
+                    raise UpstreamError("The replica's stream is no completion.")
                 return event
             if payload is None or self._is_for_client(payload, visible):
                 visible.append(event)
         self._send(b"".join(visible))
-        if not chunk:
-            raise UpstreamError("The replica's stream ended before its end.")
         return None
 
     def _is_for_client(self, payload: bytes, before: list[bytes]) -> bool:
@@ -356,10 +357,10 @@ class Relay:
         return usage is None or self._context.request.wants_usage_chunk
 
     def _send(self, events: bytes) -> None:
+        if self._foreign is not None and events:
+            events = self._foreign.passed(events)
         if not events:
             return
-        if self._credential is not None:
-            self._credential.check_untold(events)
         if not self.exchange.is_started:
             self._note_first_token()
             self.exchange.start_stream(self._head + self._meter.explanation, events)

@@ -1,5 +1,7 @@
 """A replica's or provider's own error, turned into OpenAI's shape for the client."""
 
+from typing import Final
+
 import msgspec
 
 from contracts.errors import UNDECODABLE
@@ -17,6 +19,24 @@ from gateway.providers.credential import Credential
 from gateway.resilience.failures import BETWEEN_US
 
 _MAX_MESSAGE_CHARACTERS = 2_000
+_WORDS_BETWEEN_US: Final = frozenset(
+    {
+        "access_terminated",
+        "account_deactivated",
+        "authentication_error",
+        "billing_error",
+        "billing_hard_limit_reached",
+        "billing_not_active",
+        "insufficient_quota",
+        "invalid_api_key",
+        "overloaded_error",
+        "permission_error",
+        "rate_limit_error",
+        "rate_limit_exceeded",
+        *map(str, BETWEEN_US),
+    }
+)
+"""Codes and types of OpenAI's and Anthropic's errors that are about our account there."""
 
 
 class _Detail(msgspec.Struct):
@@ -50,16 +70,19 @@ def refusal(
         return UpstreamError(told)
     if credential is not None and status in BETWEEN_US:
         return UpstreamError(told)
-    if credential is not None and credential.is_refused_in(body):
+    if credential is not None and credential.is_refused_in(status, body):
         return CredentialRefused(told)
-    return UpstreamRefused(status, _openai_error(_detail(body, credential)))
+    detail = _detail(body, credential)
+    if credential is not None and detail is not None and _is_between_us(detail):
+        return UpstreamError(told)
+    return UpstreamRefused(status, _openai_error(detail))
 
 
 def error_in_event(payload: bytes, credential: Credential | None = None) -> GatewayError:
     """In a stream or document that began with status 200."""
     detail = _detail(payload, credential)
-    if credential is not None and detail is not None and detail.code in BETWEEN_US:
-        return UpstreamError(f"The provider answered with the error {detail.code}.")
+    if credential is not None and detail is not None and _is_between_us(detail):
+        return UpstreamError("The provider answered with an error of its own.")
     code = None if detail is None else detail.code
     status = code if isinstance(code, int) and 400 <= code < 500 and code != 429 else 502
     return UpstreamRefused(status, _openai_error(detail))
@@ -72,6 +95,10 @@ def check_completion(document: bytes, credential: Credential | None) -> None:
     if is_error(document):
         raise error_in_event(document, credential)
     raise UpstreamError("The replica's answer is no completion.")
+
+
+def _is_between_us(detail: _Detail) -> bool:
+    return str(detail.code) in _WORDS_BETWEEN_US or detail.type in _WORDS_BETWEEN_US
 
 
 def _detail(body: bytes, credential: Credential | None) -> _Detail | None:

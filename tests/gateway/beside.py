@@ -10,12 +10,11 @@ from pydantic import SecretStr
 from contracts.hedging import HedgePolicy
 from gateway.clock import Clock
 from gateway.settings import ProviderAddress
-from tests.gateway.falling import Fall
+from tests.gateway.falling import KEY, Fall
 from tests.gateway.processes import Policies, Valkey
 from tests.gateway.scene import Hand, Scene, running, until
 from tests.gateway.upstream_server import MODEL, Generation, Upstream
 
-KEY = "sk-theirs"
 Members = Callable[..., Any]
 
 

@@ -23,6 +23,7 @@ from tests.gateway.upstream_server import (
     Upstream,
 )
 
+KEY = "sk-theirs-0123456789"
 SMALL = FallbackStep(model="small")
 OPENAI = FallbackStep(model="gpt", provider="openai")
 ANTHROPIC = FallbackStep(model="claude", provider="anthropic")
@@ -138,7 +139,7 @@ def falls_of(
         chains = (FallbackChain(model=MODEL, steps=steps, **chain),)
         policies.add(name, f"sk-{name}", fallbacks=chains, cache=cache)
         providers = tuple(
-            ProviderAddress(name=api, url=f"{others[api].url}/base", api=api, api_key="sk-theirs")
+            ProviderAddress(name=api, url=f"{others[api].url}/base", api=api, api_key=KEY)
             for api in ("openai", "anthropic")
         )
         replicas = (

@@ -10,6 +10,7 @@ from contracts.fallbacks import FallbackStep
 from contracts.usage import Outcome, UsageSource
 from tests.gateway.falling import (
     ANTHROPIC,
+    KEY,
     OPENAI,
     SMALL,
     Falls,
@@ -72,7 +73,7 @@ async def test_an_openai_provider_serves_and_learns_nothing_of_the_tenant(
     assert "x-pandal-model: openai/gpt\r\n" in fallen.head
     received = generation.received
     assert received.path == "/base/v1/chat/completions"
-    assert received.headers["authorization"] == "Bearer sk-theirs"
+    assert received.headers["authorization"] == f"Bearer {KEY}"
     assert not [name for name in received.headers if name.startswith("x-")]
     assert "cache_salt" not in received.document
     assert received.document["model"] == "gpt"
@@ -88,7 +89,7 @@ async def test_anthropic_serves_by_translation(falls: Falls, is_stream: bool) ->
         fallen = await fall.ask(stream=is_stream, max_tokens=9)
         (generation,) = fall.others["anthropic"].generations
     received = generation.received
-    assert (received.path, received.headers["x-api-key"]) == ("/base/v1/messages", "sk-theirs")
+    assert (received.path, received.headers["x-api-key"]) == ("/base/v1/messages", KEY)
     assert received.document["max_tokens"] == 9
     (event,) = fallen.events
     assert (event.model, event.provider) == ("anthropic/claude", "anthropic")

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from contracts.usage import Outcome, UsageSource
+from gateway.errors import CredentialRefused
 from gateway.providers.credential import Credential
-from tests.gateway.beside import KEY, Members, busy, members_of
-from tests.gateway.falling import OPENAI, Fallen, Falls, break_down
+from tests.gateway.beside import Members, busy, members_of
+from tests.gateway.falling import KEY, OPENAI, Fallen, Falls, break_down
 from tests.gateway.processes import Policies, Valkey
+from tests.gateway.scene import until
 from tests.gateway.upstream_server import Generation, Upstream, words
 
 Behaviour = Callable[[Generation], Awaitable[None]]
@@ -123,6 +125,30 @@ def test_a_credential_is_seen_in_parts() -> None:
     Credential("").check_untold(b"anything")
 
 
+@pytest.mark.parametrize("word", ["EMPTY", "none", "ollama", "x", "sk-no-key-required"])
+def test_a_word_for_a_server_that_wants_no_key_may_stand_in_its_answers(word: str) -> None:
+    """Or whoever asks for it to be said ends what the server does for all."""
+    credential, answer = Credential(word), json.dumps(completion(says=word)).encode()
+    credential.check_untold(answer)
+    assert not credential.is_refused_in(400, answer)
+    with pytest.raises(CredentialRefused):
+        Credential(KEY).check_untold(json.dumps(completion(says=KEY)).encode())
+
+
+async def test_a_request_that_an_error_repeats_says_nothing_of_our_credential(
+    members: Members,
+) -> None:
+    echo = {"detail": [{"input": {"metadata": {"reason": "API_KEY_INVALID"}}}]}
+    async with members() as fall, busy(fall):
+        fall.others["openai"].behaviour = answering(422, echo)
+        statuses = [(await fall.ask()).status for _ in range(2)]
+        num_asked = len(fall.others["openai"].generations)
+    assert statuses == [422, 422]
+    assert num_asked == 2
+    assert not Credential(KEY).is_refused_in(400, json.dumps(echo).encode())
+    assert not Credential(KEY).is_refused_in(422, GOOGLES)
+
+
 @pytest.mark.parametrize(
     ("behaviour", "most_asked"),
     [
@@ -148,6 +174,66 @@ async def test_who_gives_no_answer_is_passed_over_and_left_alone(
     assert {f.status for f in fallen} == {200}
     assert {event.provider for f in fallen for event in f.events} == {None}
     assert num_asked == most_asked
+
+
+USED = json.dumps({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 3}}).encode()
+NO_ANSWERS = {
+    "nothing": streaming(b"[DONE]"),
+    "odd": streaming(b'{"foo": 1}', b"[DONE]"),
+    "usage": streaming(USED, b"[DONE]"),
+    "telling": streaming(USED, json.dumps({"key": KEY}).encode(), b"[DONE]"),
+}
+
+
+@pytest.mark.parametrize("name", NO_ANSWERS)
+async def test_a_stream_without_a_completion_is_no_answer(members: Members, name: str) -> None:
+    async with members() as fall, busy(fall):
+        fall.others["openai"].behaviour = NO_ANSWERS[name]
+        fall.upstream.behaviour = words(3)
+        fallen = await fall.ask(stream=True)
+        assert len(fall.others["openai"].generations) == 1
+    assert [event.provider for event in fallen.events] == [None]
+    assert b"foo" not in fallen.body
+
+
+@pytest.mark.parametrize("name", NO_ANSWERS)
+async def test_and_costs_nothing_where_nobody_else_is_left(members: Members, name: str) -> None:
+    async with members(max_retries=0) as fall:
+        fall.upstream.behaviour = break_down
+        pool = fall.gateway.pipeline._stages.fleet.pool
+        fall.upstream.is_ready = False
+        await until(lambda: not pool["replica-0"].is_ready)
+        fall.others["openai"].behaviour = NO_ANSWERS[name]
+        fallen = await fall.ask(stream=True)
+    assert fallen.status == 502
+    assert [e.input_uncached_tokens + e.output_text_tokens for e in fallen.events] == [0]
+
+
+ACCOUNT = "Rate limit reached in organization org-OURS"
+BETWEEN_US = [
+    {"code": "rate_limit_exceeded", "type": "requests"},
+    {"code": "insufficient_quota"},
+    {"type": "overloaded_error"},
+    {"code": "429"},
+    {"code": 402},
+]
+
+
+@pytest.mark.parametrize("members_of_it", BETWEEN_US)
+@pytest.mark.parametrize("how", ["event", "document", "400"])
+async def test_what_is_between_it_and_us_is_no_tenants_to_read(
+    members: Members, members_of_it: dict[str, Any], how: str
+) -> None:
+    told = error(ACCOUNT, **members_of_it)
+    behave = streaming(WORD, json.dumps(told).encode())
+    async with members() as fall, busy(fall):
+        if how != "event":
+            behave = answering(200 if how == "document" else 400, told)
+        fall.others["openai"].behaviour = behave
+        fall.upstream.behaviour = words(3)
+        fallen = await fall.ask(stream=how == "event")
+    assert fall.others["openai"].generations
+    assert b"org-OURS" not in fallen.body
 
 
 @pytest.mark.parametrize(
