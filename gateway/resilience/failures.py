@@ -22,7 +22,7 @@ BETWEEN_US: Final = frozenset({401, 402, 407, 429, 503}) | _MAYBE_OF_THIS_PROMPT
 done nothing, and another may serve the request as if it had not been asked."""
 _CAUSES: Final = {
     0: "no answer",
-    200: "its answers are of no use, or break off",
+    200: "its answers are of no use, break off, or hold our credential",
     401: "our credential is refused",
     402: "our account is not paid",
     403: "it refuses prompts, or our credential",

@@ -37,8 +37,9 @@ def note_unreachable(breakers: Breakers, attempt: Attempt) -> None:
 
 
 def note_credential_refused(breakers: Breakers, attempt: Attempt) -> None:
-    """Whatever status it said so with."""
-    breakers.turned_away(*attempt.told, _CREDENTIAL_REFUSED)
+    """Whatever status it said so with; an answer that only holds it does not say so."""
+    status = attempt.response.status
+    breakers.turned_away(*attempt.told, 200 if status == 200 else _CREDENTIAL_REFUSED)
 
 
 def note_end(breakers: Breakers, attempt: Attempt, *, is_complete: bool) -> None:

@@ -99,6 +99,24 @@ async def test_no_part_of_a_credential_is_passed_on(
     assert KEY not in str([vars(record) for record in caplog.records])
 
 
+@pytest.mark.parametrize(
+    ("name", "status", "reason"),
+    [
+        ("message", 401, "our credential is refused"),
+        ("document", 200, "its answers are of no use, break off, or hold our credential"),
+    ],
+)
+async def test_the_log_says_which_it_is(
+    members: Members, name: str, status: int, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with members() as fall, busy(fall):
+        fall.upstream.behaviour = words(3)
+        fall.others["openai"].behaviour = TELLING[name]
+        await fall.ask()
+    (opened,) = (r for r in caplog.records if r.getMessage() == "breaker opened")
+    assert (vars(opened)["status"], vars(opened)["reason"]) == (status, reason)
+
+
 @pytest.mark.parametrize("name", ["message", "half-hidden", "no-account", "error-200"])
 async def test_nor_by_a_step_of_a_chain(falls: Falls, name: str) -> None:
     async with falls(OPENAI) as fall:
