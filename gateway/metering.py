@@ -96,6 +96,11 @@ class Meter:
     broken_monotonic_s: float | None = None  # since when the client waits for it to go on
     recoveries_s: Sequence[float] = ()  # from each break to the first event behind it
 
+    @property
+    def is_counted_by_ours(self) -> bool:
+        """A replica of ours has told what it used: one that says zero is trusted."""
+        return self.engine_usage is not None and self.provider is None
+
     def first_token(self, now_monotonic_s: float) -> None:
         """Of the answer, or behind a break."""
         if self.first_byte_monotonic_s is None:

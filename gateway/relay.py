@@ -155,8 +155,8 @@ class Relay:
     async def stop_after_failure(self) -> Usage:
         """As ``stop``; a replica that gave nothing and cannot be asked has used nothing."""
         usage = await self.stop()
-        is_told = self._meter.engine_usage is not None and self._meter.provider is None
-        return usage if self.exchange.is_started or is_told else NOTHING_USED
+        is_used = self.exchange.is_started or self._meter.is_counted_by_ours
+        return usage if is_used else NOTHING_USED
 
     def close(self) -> None:
         """Gives the connection back after a whole answer, and up after any other; idempotent."""
@@ -326,7 +326,7 @@ class Relay:
             payload = event_payload(event)
             if payload == DONE:
                 self._send(b"".join(visible))
-                if not self.exchange.is_started:
+                if not self.exchange.is_started and not self._meter.is_counted_by_ours:
                     raise UpstreamError("The replica's stream is no completion.")
                 return event
             if payload is None or self._is_for_client(payload, visible):
