@@ -11,7 +11,6 @@ from billing.errors import (
     RequestInvalid,
     TermsInvalid,
 )
-from billing.ledger_database import reading
 from contracts.errors import ContractError
 from pandal.datadir import DataDir
 from pandal.errors import BadOption, NotFound, PandalError
@@ -37,6 +36,8 @@ class FleetBooks:
 
         Raises LedgerMissing, LedgerUnavailable.
         """
+        from billing.ledger_database import reading  # SQLAlchemy, which not all commands need
+
         with reading(self.ledger_url):
             return self.ledger_url
 
