@@ -139,7 +139,10 @@ class PodFleet:
                 await writer.drain()
             self._writers.discard(writer)
 
-        self._servers.append(await asyncio.start_server(answer, ip, self.port))
+        # It serves once it is known: cancelled in between, it would stay open.
+        server = await asyncio.start_server(answer, ip, self.port, start_serving=False)
+        self._servers.append(server)
+        await server.start_serving()
 
     def _answer(self, ip: str, method: str, path: str) -> str:
         engine = self.engines[ip]
