@@ -3,7 +3,8 @@
 Closed: all requests pass.  After so many failures in a row it opens: none passes for a while, which
 grows each time.  Then it is half open: one request passes, the probe, and its end alone decides.
 What a client did wrong says nothing about a replica, and neither does a replica that says it is
-full.
+full.  A refusal that may be about one prompt decides nothing alone, not even as a probe: only so
+many in a row do, with no other request's answer in between.
 """
 
 import logging
@@ -33,6 +34,7 @@ class BreakerState(StrEnum):
 
 class _Breaker(msgspec.Struct):
     num_failures: int = 0  # in a row
+    num_refusals: int = 0  # in a row, each maybe of its prompt alone
     failed_at_s: float = 0.0
     num_openings: int = 0  # without a success in between
     probe_at_s: float | None = None  # None: closed
@@ -98,7 +100,11 @@ class Breakers:
         return breaker.probe
 
     def began(self, model: str, replica: str, probe: int | None) -> None:
-        """It has begun to answer: enough of a probe, and no end of a row of answers broken off."""
+        """It has begun to answer: enough of a probe and for a row of refusals to end, not for one
+        of answers broken off."""
+        breaker = self._breakers.get((model, replica))
+        if breaker is not None:
+            breaker.num_refusals = 0
         if probe is not None:
             self.succeeded(model, replica, probe)
 
@@ -120,6 +126,18 @@ class Breakers:
             return  # what had begun before
         breaker.num_failures += 1
         if breaker.probe is not None or breaker.num_failures >= _FAILURES:
+            breaker.is_told = False
+            self._open((model, replica), breaker, None, foreign_status)
+
+    def refused(self, model: str, replica: str, probe: int | None, foreign_status: int) -> None:
+        """Maybe for what this prompt is."""
+        breaker = self._failing((model, replica))
+        if not breaker.is_decided_by(probe):
+            return
+        breaker.probe = None  # the next one is
+        breaker.num_refusals += 1
+        if breaker.num_refusals >= _FAILURES:
+            breaker.is_told = False
             self._open((model, replica), breaker, None, foreign_status)
 
     def turned_away(
@@ -148,7 +166,7 @@ class Breakers:
         for_s: float | None,
         foreign_status: int | None,
     ) -> None:
-        breaker.probe = None
+        breaker.probe, breaker.num_refusals = None, 0
         breaker.num_openings += 1
         open_s = backoff_s(_OPEN_S, breaker.num_openings) if for_s is None else for_s
         breaker.probe_at_s = breaker.failed_at_s + min(_FORGOTTEN_S, open_s)

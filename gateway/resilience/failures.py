@@ -16,8 +16,8 @@ from gateway.errors import (
 from gateway.upstream.response import UpstreamResponse
 
 _RETRIED_4XX: Final = frozenset({408, 409, 429})
-_MAYBE_OF_THIS_PROMPT: Final = frozenset({403, 404})  # or of what is asked to be done with it
-BETWEEN_US: Final = frozenset({401, 402, 407, 429, 503}) | _MAYBE_OF_THIS_PROMPT
+MAYBE_OF_THIS_PROMPT: Final = frozenset({403, 404})  # or of what is asked to be done with it
+BETWEEN_US: Final = frozenset({401, 402, 407, 429, 503}) | MAYBE_OF_THIS_PROMPT
 """A server of another owner and ourselves: our account, our limits, our name for its model.  It has
 done nothing, and another may serve the request as if it had not been asked."""
 _CAUSES: Final = {
@@ -51,7 +51,7 @@ def _is_no_answer(status: int) -> bool:
 
 def keeps_all_away(foreign_status: int) -> bool:
     """Every request fails there now, as that one did."""
-    return foreign_status in BETWEEN_US and foreign_status not in _MAYBE_OF_THIS_PROMPT
+    return foreign_status in BETWEEN_US and foreign_status not in MAYBE_OF_THIS_PROMPT
 
 
 def foreign_cause(status: int) -> str:

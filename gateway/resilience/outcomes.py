@@ -2,7 +2,11 @@
 
 from gateway.resilience.attempt import Attempt
 from gateway.resilience.breaker import Breakers
-from gateway.resilience.failures import BETWEEN_US, is_replicas_failure, keeps_all_away
+from gateway.resilience.failures import (
+    MAYBE_OF_THIS_PROMPT,
+    is_replicas_failure,
+    keeps_all_away,
+)
 
 _CREDENTIAL_REFUSED = 401
 _NO_ANSWER = 0
@@ -13,7 +17,9 @@ def note_head(breakers: Breakers, attempt: Attempt) -> None:
     told, status = attempt.told, attempt.response.status
     if attempt.is_foreign and keeps_all_away(status):
         breakers.turned_away(*told, status, attempt.response.retry_after_s)
-    elif is_replicas_failure(status) or (attempt.is_foreign and status in BETWEEN_US):
+    elif attempt.is_foreign and status in MAYBE_OF_THIS_PROMPT:
+        breakers.refused(*told, status)
+    elif is_replicas_failure(status):
         note_failure(breakers, attempt)
     elif status == 503:
         breakers.undecided(*told)  # full, or leaving: neither well nor ill

@@ -183,6 +183,23 @@ async def test_what_may_be_about_one_prompt_keeps_nobody_else_away(
     assert [f.events[0].provider for f in (refused, served)] == [None, "openai"]
 
 
+async def test_one_prompts_refusal_does_not_lengthen_a_limit(members: Members) -> None:
+    async def moderate(generation: Generation) -> None:
+        await generation.answer(403, b"{}")
+
+    late_s = 0.0
+    clock = Clock(time.time, lambda: time.monotonic() + late_s)
+    async with members(clock=clock) as fall, busy(fall):
+        fall.upstream.behaviour = words(3)
+        served = []
+        for behaviour in (limited, moderate, words(3)):
+            fall.others["openai"].behaviour = behaviour
+            served.append(await fall.ask())
+            late_s += 31.0 if behaviour is limited else 0.0
+    assert [f.status for f in served] == [200, 200, 200]
+    assert [f.events[0].provider for f in served] == [None, None, "openai"]
+
+
 async def test_one_that_cannot_be_reached_is_left_alone(members: Members) -> None:
     async with members(url="http://127.0.0.1:1") as fall, busy(fall):
         fall.upstream.behaviour = words(3)

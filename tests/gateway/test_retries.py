@@ -201,3 +201,50 @@ def test_who_failed_and_went_is_forgotten() -> None:
     breakers.failed("m", "pod-100", None)
     assert breakers.barred("m") == set()
     assert len(breakers.failing) == 1
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["failed", "told"])
+def test_a_refusal_that_may_be_of_its_prompt_is_no_probes_end(told: bool) -> None:
+    seconds = Seconds()
+    breakers = Breakers(seconds) if told else broken(seconds)
+    if told:
+        breakers.turned_away("m", "a", None, 429, 30.0)
+    seconds.now_s += 30.0
+    breakers.refused("m", "a", breakers.begin("m", "a"), 403)
+    assert breakers.barred("m") == set(), "the next one is the probe"
+    breakers.succeeded("m", "a", breakers.begin("m", "a"))
+    assert not breakers.failing
+
+
+def test_a_row_of_refusals_opens_it_and_ends_where_another_answer_begins() -> None:
+    breakers = Breakers(Seconds())
+    for _ in range(9):
+        breakers.refused("m", "a", None, 403)
+        breakers.began("m", "a", None)
+    for _ in range(4):
+        breakers.refused("m", "a", None, 404)
+    assert breakers.state("m", "a") == "closed"
+    breakers.refused("m", "a", None, 404)
+    assert breakers.state("m", "a") == "open"
+
+
+def test_refusals_of_everything_that_is_asked_make_the_pause_longer() -> None:
+    """And who had told to be left alone is then one that fails: better than nobody."""
+    seconds = Seconds()
+    breakers = Breakers(seconds)
+    breakers.turned_away("m", "a", None, 429, 30.0)
+    for pause_s in (30.0, 2.0, 5.0):
+        assert breakers.left_alone_ms("m", {"a"}) == 1_000 * pause_s
+        seconds.now_s += pause_s
+        for _ in range(5):
+            breakers.refused("m", "a", breakers.begin("m", "a"), 403)
+    assert breakers.told("m") == set()
+
+
+def test_who_told_to_be_left_alone_and_then_fails_is_one_that_fails() -> None:
+    seconds = Seconds()
+    breakers = Breakers(seconds)
+    breakers.turned_away("m", "a", None, 429, 30.0)
+    seconds.now_s += 30.0
+    breakers.failed("m", "a", breakers.begin("m", "a"), 500)
+    assert (breakers.barred("m"), breakers.told("m")) == ({"a"}, set())
