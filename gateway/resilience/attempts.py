@@ -71,7 +71,7 @@ class Attempts:
     _num_begun = 0
     _num_begun_before = 0  # by those whose turn is over
     _num_retries = 0
-    _asked_ms: int | None = None  # the least that any asked for since all were asked last
+    _asked_ms: int | None = None  # the least that any of ours asked for since all were asked last
 
     def __init__(
         self,
@@ -268,6 +268,8 @@ class Attempts:
     def _pause_s(self, failure: GatewayError) -> float | None:
         """Before the next attempt, with one that is not among the tried; ``None``: no more."""
         attempt = self.current
+        if attempt is None and self._provider is not None:
+            return None  # the step is over: whoever is next in the chain may be ready
         if attempt is None:  # all have turned it away
             is_begun = self._num_begun > self._num_begun_before and not self._meter.num_breaks
             asked_s = None if self._asked_ms is None else self._asked_ms / 1e3
@@ -379,12 +381,13 @@ class Attempts:
 
         One of ours that was tried and asked for nothing may have room sooner than these.
         """
-        if self._asked_ms is not None or all(name in away for name in tried):
+        asked_ms = self._asked_ms
+        if asked_ms is not None or all(name in away for name in tried):
             left_ms = self._retries.breakers.left_alone_ms(self._context.request.model, away)
-            if left_ms is not None:
-                self._note_asked(left_ms)
-        if self._asked_ms is not None:
-            error.retry_after_ms = self._asked_ms
+            told = [ms for ms in (asked_ms, left_ms) if ms is not None]
+            asked_ms = min(told, default=None)
+        if asked_ms is not None:
+            error.retry_after_ms = asked_ms
 
     def _note_asked(self, asked_ms: int) -> None:
         self._asked_ms = asked_ms if self._asked_ms is None else min(asked_ms, self._asked_ms)

@@ -19,6 +19,7 @@ from tests.gateway.falling import (
     limited,
     refuse,
 )
+from tests.gateway.scene import until
 from tests.gateway.upstream_server import (
     MODEL,
     PROMPT_TOKENS,
@@ -186,6 +187,18 @@ async def test_a_step_that_takes_nothing_costs_no_retry(falls: Falls) -> None:
         fallen = await fall.ask()
         assert fall.gateway.pipeline.retries.budget.num_withdrawn == 0, "nothing was sent there"
     assert fallen.events[0].model == "openai/gpt"
+
+
+async def test_a_step_that_turns_away_is_not_asked_again_before_the_next(falls: Falls) -> None:
+    async with falls(OPENAI, ANTHROPIC, settings={"max_retries": 2}) as fall:
+        fall.upstream.is_ready = False
+        pool = fall.gateway.pipeline._stages.fleet.pool
+        await until(lambda: not pool["replica-0"].is_ready)
+        fall.others["openai"].behaviour = refuse
+        fallen = await fall.ask()
+        assert len(fall.others["openai"].generations) == 1
+        assert fall.gateway.pipeline.retries.budget.num_withdrawn == 0
+    assert fallen.events[0].model == "anthropic/claude"
 
 
 async def test_a_providers_limit_is_told_with_its_time_also_to_those_who_come_later(
