@@ -23,6 +23,7 @@ class _Part(msgspec.Struct, forbid_unknown_fields=True):
     input: msgspec.Raw = msgspec.Raw(b"")
     tool_use_id: str | None = None
     content: str | None = None
+    cache_control: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True):
@@ -31,6 +32,9 @@ class _Message(msgspec.Struct, forbid_unknown_fields=True):
     name: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    annotations: msgspec.Raw = msgspec.Raw(b"")  # what an answer quoted, in its text
+    audio: None = None  # one with an id is an answer that was heard
     function_call: msgspec.Raw = msgspec.Raw(b"")
     tool_calls: msgspec.Raw = msgspec.Raw(b"")
     tool_call_id: str | None = None
@@ -41,12 +45,13 @@ class _Tool(msgspec.Struct):
 
 
 _OTHERS: Final = (  # noqa: SIM905 - members that are text, or say how to answer: a page of them
-    "best_of echo frequency_penalty function_call functions guided_json ignore_eos "
-    "include_reasoning logit_bias logprobs max_completion_tokens max_tokens metadata min_p "
-    "min_tokens modalities model n parallel_tool_calls prediction presence_penalty prompt "
-    "prompt_cache_key reasoning_effort repetition_penalty response_format safety_identifier seed "
-    "service_tier stop stop_sequences store stream stream_options suffix system temperature "
-    "tool_choice top_k top_logprobs top_p user verbosity"
+    "best_of chat_template_kwargs echo frequency_penalty function_call functions guided_choice "
+    "guided_grammar guided_json guided_regex ignore_eos include_reasoning length_penalty "
+    "logit_bias logprobs max_completion_tokens max_tokens metadata min_p min_tokens modalities "
+    "model n parallel_tool_calls prediction presence_penalty prompt prompt_cache_key "
+    "prompt_cache_retention reasoning_effort repetition_penalty response_format safety_identifier "
+    "seed service_tier skip_special_tokens stop stop_sequences stop_token_ids store stream "
+    "stream_options suffix system temperature tool_choice top_k top_logprobs top_p user verbosity"
 ).split()
 _Text = msgspec.defstruct(
     "_Text",

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import openai
 import pytest
 
 from gateway.providers.anthropic_request import messages_request
@@ -17,6 +18,19 @@ CALLING = {
     "content": None,
     "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
 }
+OPENAI_SAYS = openai.types.chat.ChatCompletionMessage.model_validate(
+    {"role": "assistant", "content": "hi", "annotations": [], "reasoning": "a greeting"}
+)
+KNOWN = {  # vLLM's and OpenAI's own
+    "chat_template_kwargs": {"enable_thinking": False},
+    "guided_choice": ["a", "b"],
+    "guided_grammar": "root ::= x",
+    "guided_regex": "a+",
+    "length_penalty": 1.0,
+    "prompt_cache_retention": "24h",
+    "skip_special_tokens": True,
+    "stop_token_ids": [2],
+}
 TOOL = {"role": "tool", "tool_call_id": "1", "content": "42"}
 
 
@@ -29,6 +43,9 @@ def chat(*messages: object, **members: object) -> bytes:
     [
         chat(USER),
         chat({"role": "system", "content": "be brief"}, {"role": "user", "content": [PART, PART]}),
+        chat(USER, OPENAI_SAYS.model_dump(), USER),
+        chat({"role": "user", "content": [PART | {"cache_control": {"type": "ephemeral"}}]}),
+        chat(USER, **KNOWN),
         chat(USER, CALLING, TOOL, tools=[FUNCTION], response_format={"type": "json_object"}),
         messages_request(chat(USER, CALLING, TOOL, tools=[FUNCTION]), "claude", 7),
         json.dumps({"model": "m", "prompt": [1, 2, 3], "max_tokens": 7}).encode(),
