@@ -4,13 +4,15 @@ By the sums that are kept with each posting, a row a day and key, so that an aud
 not grow with the events; or counted anew, event by event, which checks those sums as well.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sqlalchemy import Connection, Select, func, not_, select
 
 from billing.audit import Account, Boot, Finding, finding_of_numbers, finding_of_sums
+from billing.bulk_insert import in_parts
 from billing.late_reports import late_numbers
 from billing.ledger_schema import (
     SUMS_MODULUS,
@@ -84,7 +86,7 @@ def _accounts(connection: Connection, query: Select[Any]) -> dict[str, Account]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sums:
+class BootSums:
     """Of the numbers of one boot's events."""
 
     boot_id: str
@@ -94,6 +96,17 @@ class _Sums:
     squares: int
     first_posted_at_us: int
     last_posted_at_us: int
+
+    def without(self, other: "BootSums | None") -> "BootSums":
+        """Those of the events that ``other``, of the same boot, is not of."""
+        if other is None:
+            return self
+        return replace(
+            self,
+            num_events=self.num_events - other.num_events,
+            numbers=self.numbers - other.numbers,
+            squares=self.squares - other.squares,
+        )
 
     def is_whole_with(self, coming: Sequence[int]) -> bool:
         """Whether they are 1 to the last, each once.
@@ -128,19 +141,19 @@ def boots(
     for boot_id, late in late_numbers(connection):
         coming.setdefault(boot_id, []).append(late)
     doubled = _doubled(connection) if is_counted else frozenset()
-    all_sums = _sums(connection, is_counted=is_counted)
-    knows_all = sum(sums.num_events for sums in all_sums) == num_by_gateways
+    all_sums = counted_sums(connection) if is_counted else kept_sums(connection)
+    found: list[Boot] = []
     for sums in all_sums:
         on_the_way = coming.pop(sums.boot_id, [])
         if sums.boot_id in doubled or not sums.is_whole_with(on_the_way):
-            boot = Boot(sums.boot_id, [*_numbers(connection, sums), *on_the_way])
-            yield boot if knows_all else _with_all_numbers(connection, boot, on_the_way)
-    for boot_id, numbers in coming.items():
-        boot = Boot(boot_id, numbers)
-        yield boot if knows_all else _with_all_numbers(connection, boot, numbers)
+            found.append(Boot(sums.boot_id, [*_numbers(connection, sums), *on_the_way]))
+    found.extend(Boot(boot_id, numbers) for boot_id, numbers in coming.items())
+    knows_all = sum(sums.num_events for sums in all_sums) == num_by_gateways
+    yield from found if knows_all else _with_all_numbers(connection, found)
 
 
-def _sums(connection: Connection, *, is_counted: bool) -> list[_Sums]:
+def kept_sums(connection: Connection, *, but_of: str | None = None) -> list[BootSums]:
+    """``but_of``: a source whose are left out."""
     kept = gateway_boots.c
     query = select(
         kept.gateway_boot_id,
@@ -151,21 +164,28 @@ def _sums(connection: Connection, *, is_counted: bool) -> list[_Sums]:
         func.min(kept.first_posted_at_us),
         func.max(kept.last_posted_at_us),
     )
-    if is_counted:
-        events = usage_events.c
-        rest = events.gateway_seq % SUMS_MODULUS
-        query = select(
-            events.gateway_boot_id,
-            func.count(),
-            func.max(events.gateway_seq),
-            func.sum(rest),
-            func.sum(rest * rest % SUMS_MODULUS),
-            func.min(events.posted_at_us),
-            func.max(events.posted_at_us),
-        ).where(_BY_GATEWAYS)
+    return _by_boot(connection, query if but_of is None else query.where(kept.source_id != but_of))
+
+
+def counted_sums(connection: Connection) -> list[BootSums]:
+    events = usage_events.c
+    rest = events.gateway_seq % SUMS_MODULUS
+    query = select(
+        events.gateway_boot_id,
+        func.count(),
+        func.max(events.gateway_seq),
+        func.sum(rest),
+        func.sum(rest * rest % SUMS_MODULUS),
+        func.min(events.posted_at_us),
+        func.max(events.posted_at_us),
+    )
+    return _by_boot(connection, query.where(_BY_GATEWAYS))
+
+
+def _by_boot(connection: Connection, query: Select[Any]) -> list[BootSums]:  # Any: a name, numbers
     boot_id = query.selected_columns[0]
-    query = query.group_by(boot_id).order_by(boot_id)
-    return [_Sums(row[0], *map(int, row[1:])) for row in connection.execute(query)]
+    rows = connection.execute(query.group_by(boot_id).order_by(boot_id))
+    return [BootSums(row[0], *map(int, row[1:])) for row in rows]
 
 
 def findings_of_numbers(connection: Connection) -> Iterator[Finding]:
@@ -174,8 +194,8 @@ def findings_of_numbers(connection: Connection) -> Iterator[Finding]:
     Billing of a version before ``gateway_boots`` goes on posting beside it for as long as it is
     replaced, and adds nothing there.
     """
-    counted = {sums.boot_id: sums for sums in _sums(connection, is_counted=True)}
-    for kept in _sums(connection, is_counted=False):
+    counted = {sums.boot_id: sums for sums in counted_sums(connection)}
+    for kept in kept_sums(connection):
         events = counted.get(kept.boot_id)
         num_events = 0 if events is None else events.num_events
         if kept.num_events > num_events or (
@@ -195,26 +215,40 @@ def _doubled(connection: Connection) -> frozenset[str]:
     return frozenset(connection.scalars(query))
 
 
-def _numbers(connection: Connection, sums: _Sums) -> Sequence[int]:
+def _numbers(connection: Connection, sums: BootSums) -> Sequence[int]:
     """Found by when they were posted: there is no index by boot, which each event would pay for.
 
     A day more at both ends: of what billing of an earlier version has posted, ``sums`` know not.
     """
     first_us, last_us = sums.first_posted_at_us - US_PER_DAY, sums.last_posted_at_us + US_PER_DAY
-    query = _numbers_of(sums.boot_id).where(usage_events.c.posted_at_us.between(first_us, last_us))
+    events = usage_events.c
+    query = (
+        select(events.gateway_seq)
+        .where(events.gateway_boot_id == sums.boot_id, _BY_GATEWAYS)
+        .where(events.posted_at_us.between(first_us, last_us))
+    )
     return connection.scalars(query).all()
 
 
-def _with_all_numbers(connection: Connection, boot: Boot, on_the_way: Sequence[int]) -> Boot:
+def _with_all_numbers(connection: Connection, found: Sequence[Boot]) -> Iterator[Boot]:
     """Where some seem to lack: billing of an earlier version has posted beside, whenever it did.
 
-    Looks through all events.
+    Looks through all events, once for all boots.
     """
-    if not boot.gaps():
-        return boot
-    return Boot(boot.boot_id, [*connection.scalars(_numbers_of(boot.boot_id)), *on_the_way])
-
-
-def _numbers_of(boot_id: str) -> Select[Any]:  # Any: numbers
-    of_boot = usage_events.c.gateway_boot_id == boot_id
-    return select(usage_events.c.gateway_seq).where(of_boot, _BY_GATEWAYS)
+    lacking = {boot.boot_id: gaps for boot in found if (gaps := boot.gaps())}
+    there = defaultdict[str, list[int]](list)
+    events = usage_events.c
+    for some in in_parts(list(lacking)):
+        lowest = min(lacking[boot_id][0][0] for boot_id in some)
+        highest = max(lacking[boot_id][-1][1] for boot_id in some)
+        query = (
+            select(events.gateway_boot_id, events.gateway_seq)
+            .where(events.gateway_boot_id.in_(some), _BY_GATEWAYS)
+            .where(events.gateway_seq.between(lowest, highest))
+        )
+        for boot_id, number in connection.execute(query):
+            there[boot_id].append(number)
+    for boot in found:
+        known = set(boot.numbers)
+        more = [number for number in there[boot.boot_id] if number not in known]
+        yield Boot(boot.boot_id, [*boot.numbers, *more])

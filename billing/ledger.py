@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from sqlalchemy import Connection, delete, select, tuple_, update
 
 from billing.audit import QuotaLoss
+from billing.audit_sums import BootSums
+from billing.boot_sums import keep_sums
 from billing.bulk_insert import (
     Row,
     in_parts,
@@ -114,6 +116,11 @@ class Ledger:
         }
         with self._writing(books_shared) as connection:
             return bool(connection.execute(insert_once(quota_acknowledgements), row).rowcount)
+
+    def keep_sums(self, lacking: Sequence[BootSums]) -> None:
+        """Of events that are here without any: ``boot_sums.lacking_sums``."""
+        with self._writing(books_shared) as connection:
+            keep_sums(connection, lacking)
 
     def mark_replayed(self, letters: Sequence[tuple[str, int]]) -> None:
         """Dead letters, by source and offset, that have been posted after all."""

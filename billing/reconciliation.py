@@ -15,6 +15,7 @@ from typing import Final
 
 from billing.audit import SEEN_BY_COUNTING, Finding, Kind, QuotaTotals
 from billing.auditor import AuditReport, AuditScope, audit
+from billing.boot_sums import lacking_sums
 from billing.certainty import Sightings
 from billing.errors import QuotaStoreUnavailable, SourceUnavailable
 from billing.journals import read_journals
@@ -75,7 +76,8 @@ def reconcile(
     Raises LedgerMissing, LedgerUnavailable, PriceBookInvalid, ContractError, OSError.
     """
     seen = Sightings() if sightings is None else sightings
-
+    if rules.is_counted and rules.recovers:
+        _complete_sums(sources.ledger_url)
     is_counted = rules.is_counted
 
     def look() -> AuditReport:
@@ -182,6 +184,13 @@ _MOVING: Final = frozenset(
 
 
 # Mending
+
+
+def _complete_sums(ledger_url: str) -> None:
+    lacking = lacking_sums(ledger_url)
+    if lacking:
+        with closing(Ledger(ledger_url)) as ledger:
+            ledger.keep_sums(lacking)
 
 
 def _mend(sources: Sources, rules: AuditRules, report: AuditReport) -> None:

@@ -90,6 +90,19 @@ def no_broker() -> Lag:
     raise SourceUnavailable("kafka: gone")
 
 
+@pytest.mark.parametrize("is_counted", [True, False], ids=["counted", "by sums"])
+def test_one_that_counts_and_mends_brings_the_sums_of_numbers_up_to_date(
+    sources: Sources, is_counted: bool
+) -> None:
+    execute(sources.ledger_url, "DELETE FROM gateway_boots")
+    for _ in range(2):
+        assert reconcile(sources, replace(RULES, is_counted=is_counted)).findings == []
+    kept = [
+        (row.gateway_boot_id, row.num_events) for row in rows(sources.ledger_url, "gateway_boots")
+    ]
+    assert kept == ([("0a", len(EVENTS))] if is_counted else [])
+
+
 @pytest.mark.parametrize("lag", [a_lag, no_broker], ids=["a lag", "no broker"])
 def test_nothing_is_posted_from_a_journal_before_all_events_are_read(
     sources: Sources, tmp_path: Path, lag: Callable[[], Lag]
