@@ -30,7 +30,7 @@ _SENTENCES: Final[Mapping[Code, str]] = {
     Code.FLOOR: "at least {floor:.0f} replicas are to be there",
     Code.CEILING: "quota or ceiling is reached",
     Code.SCHEDULE: "a schedule asks for {floor:.0f} replicas",
-    Code.MANUAL: "someone else wrote the count: respected for another {for_s:.0f} s",
+    Code.MANUAL: "someone else wrote the count: respected for another {left_s:.0f} s",
 }
 
 

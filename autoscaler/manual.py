@@ -25,4 +25,4 @@ def respected(state: PoolState, memory: Memory) -> Reason | None:
     until_s = memory.manual_until_s
     if until_s is None or state.now_s >= until_s:
         return None
-    return Reason(Code.MANUAL, {"for_s": until_s - state.now_s})
+    return Reason(Code.MANUAL, {"left_s": until_s - state.now_s})

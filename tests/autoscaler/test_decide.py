@@ -245,7 +245,7 @@ def test_a_persons_count_is_respected_for_a_while_and_bounds_are_not_negotiable(
     scene.ordered = 12
     held = [scene.look(3.0, num_written=written) for _ in range(58)]
     assert {d.num_wanted for d in held} == {12}
-    left_s = [r.figures["for_s"] for d in held for r in d.reasons if r.code is Code.MANUAL]
+    left_s = [r.figures["left_s"] for d in held for r in d.reasons if r.code is Code.MANUAL]
     assert (left_s[0], left_s[-1]) == (900.0, 900.0 - 57 * 15.0), "each look tells how long still"
     assert scene.look(3.0, num_written=written).codes >= {Code.MANUAL}
     later = [scene.look(3.0, num_written=written).num_wanted for _ in range(4)]

@@ -22,7 +22,7 @@ def test_every_code_has_a_sentence() -> None:
             "now_tokens_per_s", "ahead_tokens_per_s", "chance_tokens_per_s", "floor", "ceiling",
             "backlog_tokens_per_s", "headroom_tokens_per_s", "horizon_s", "missing_tokens_per_s",
             "num_waiting", "for_s", "kept_tokens_per_s", "known_s", "since_s", "num_in_flight",
-            "num_unknown", "num_replicas", "held_tokens_per_s",
+            "num_unknown", "num_replicas", "held_tokens_per_s", "left_s",
         ),
         1.0,
     )  # fmt: skip

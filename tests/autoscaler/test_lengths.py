@@ -56,6 +56,26 @@ def test_a_change_within_the_half_minute_is_told_from_what_was_before_it() -> No
     assert mean == pytest.approx(200.0, rel=0.001), "two looks of the new, and one of the old"
 
 
+def test_one_odd_look_is_no_change() -> None:
+    """It is in the long memory, which forgets nothing for it."""
+    known = after([(10_000.0, 10.0)] * 100)
+    odd = after([(60_000.0, 10.0)], known)
+    for num_looks in range(12):
+        later = after([(10_000.0, 10.0)] * num_looks, odd)
+        assert later.mean_tokens == pytest.approx(1_000.0, rel=0.2)
+
+
+@pytest.mark.parametrize(("num_looks", "expected"), [(3, 1_350.0), (6, 1_970.0)])
+def test_what_was_known_is_known_again_where_a_change_ends_within_a_minute(
+    num_looks: int, expected: float
+) -> None:
+    known = after([(20_000.0, 20.0)] * 100)
+    changed = after([(200_000.0, 100.0)] * num_looks, known)
+    assert changed.mean_tokens == pytest.approx(2_000.0, rel=0.001)
+    mean = after([(20_000.0, 20.0)], changed).mean_tokens
+    assert mean == pytest.approx(expected, rel=0.02)
+
+
 def test_answers_that_grow_are_seen_as_they_grow() -> None:
     """Two a second; each runs 20 s at 10 tokens a second, and from look 56 on 50 s."""
     ends: deque[float] = deque()
