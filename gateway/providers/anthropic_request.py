@@ -1,7 +1,8 @@
 """An OpenAI chat request in the words of Anthropic's Messages API.
 
 https://docs.anthropic.com/en/api/messages.  What it has no words for, and what would change the
-answer, makes a request untranslatable: better no answer than another one.
+answer, makes a request untranslatable: better no answer than another one.  A ``seed`` is left out:
+OpenAI's own definition promises its best effort and no more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,6 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "min_tokens": (None, 0),
     "ignore_eos": (None, False),
     "stop_token_ids": (None, []),
-    "seed": (None,),
     "response_format": (None, {"type": "text"}),
     "functions": (None, []),
     "function_call": (None, "none"),

@@ -37,6 +37,10 @@ def test_the_plainest_request() -> None:
     assert translated() == {"model": "claude", "max_tokens": 64, "messages": [user(text("hi"))]}
 
 
+def test_a_seed_which_is_best_effort_anywhere_is_left_out() -> None:
+    assert translated(seed=7) == translated()
+
+
 def test_system_prompts_have_a_place_of_their_own() -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
@@ -132,7 +136,6 @@ def test_tool_choices(choice: object, expected: object) -> None:
         {"min_tokens": 5},
         {"ignore_eos": True},
         {"stop_token_ids": [2]},
-        {"seed": 1},
         {"tools": [{"type": "custom"}]},
         {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
         {"messages": [{"role": "stranger", "content": ""}]},
