@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from contracts import metrics as names
-from contracts.usage import Outcome, UsageSource
+from contracts.usage import UsageSource
 from gateway.shadow_metrics import ShadowMetrics
 from gateway.tenant_metrics import TenantMetrics
 from gateway.trace import Trace
@@ -97,16 +97,10 @@ class Metrics:
             self.num_fallbacks += meter.served is not None
             if meter.provider is not None and usage is not None:
                 self.num_overcounts += usage.source is UsageSource.PARTIAL
-            if meter.num_breaks or trace.outcome is Outcome.UPSTREAM_FAILED:
-                self._count_breaks(trace)
-
-    def _count_breaks(self, trace: Trace) -> None:
-        meter = trace.meter
-        self.num_breaks += meter.num_breaks
-        for seconds in meter.recoveries_s:
-            self.recovery_s.observe(seconds)
-        if meter.num_breaks == 0 and trace.status == 200:
-            self.num_breaks += 1  # nobody could go on with it
+            if meter.num_breaks or meter.is_broken_off:
+                self.num_breaks += meter.num_breaks + meter.is_broken_off
+                for seconds in meter.recoveries_s:
+                    self.recovery_s.observe(seconds)
 
     def count_shipped(self, num_events: int) -> None:
         self.num_shipped += num_events

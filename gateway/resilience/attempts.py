@@ -108,6 +108,8 @@ class Attempts:
         attempt = self.current
         if attempt is None:
             return
+        if self._exchange.is_started and is_replicas_end(failure):
+            self._meter.is_broken_off = True
         if isinstance(failure, CredentialRefused):
             note_credential_refused(self._retries.breakers, attempt)
         elif attempt.response.status == 200 and is_replicas_end(failure):
