@@ -134,7 +134,7 @@ async def create_app(
                 slices = Slices(pipeline.start, clock.monotonic_s)
                 yield Gateway(app, pipeline, slices.start, readiness, ids.request_id)
         finally:
-            await _end(pipeline, parts.limiter, access_log)
+            await _end(pipeline, parts, access_log)
 
 
 def _control_plane(parts: _Parts, health: APIRouter, ids: IdMaker) -> FastAPI:
@@ -142,10 +142,11 @@ def _control_plane(parts: _Parts, health: APIRouter, ids: IdMaker) -> FastAPI:
     return control_plane([models, health], ids.request_id)
 
 
-async def _end(pipeline: Pipeline, limiter: RedisLimiter, access_log: AccessLog) -> None:
+async def _end(pipeline: Pipeline, parts: _Parts, access_log: AccessLog) -> None:
     try:
         await pipeline.stop(_CLOSE_S)
-        await limiter.flush(_CLOSE_S)
+        await parts.limiter.flush(_CLOSE_S)
+        await parts.policies.stop()
     finally:
         access_log.tell()
 

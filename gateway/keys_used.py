@@ -1,6 +1,7 @@
 """Tells the policy store which keys were used, so that people find those that are not."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
@@ -10,6 +11,7 @@ from gateway.errors import PolicyStoreUnavailable
 logger = logging.getLogger(__name__)
 
 _TURN_S: Final = 10.0
+_LAST_S: Final = 1.0
 
 
 class NotesKeysUsed(Protocol):
@@ -37,6 +39,12 @@ class KeysUsed:
         while True:
             await asyncio.sleep(self._turn_s)
             await self._note()
+
+    async def note_last(self) -> None:
+        """What came since the last turn, at the end, for as long as it holds nobody up."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_S):
+                await self._note()
 
     async def _note(self) -> None:
         try:

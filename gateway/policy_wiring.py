@@ -22,11 +22,16 @@ class PolicyParts:
     live: LivePolicies
     authenticator: Authenticator
     watch: PolicyWatch
+    used: KeysUsed
     loops: Sequence[Callable[[], Coroutine[Any, Any, None]]]  # each runs until cancelled
 
     async def start(self) -> None:
         """Beside the loops, before the first request."""
         await self.watch.start(_FIRST_POLICY_S)
+
+    async def stop(self) -> None:
+        """Beside the loops, after the last request."""
+        await self.used.note_last()
 
 
 def wire_policies(settings: Settings, clock: Clock) -> PolicyParts:
@@ -41,7 +46,7 @@ def wire_policies(settings: Settings, clock: Clock) -> PolicyParts:
         last_good=None if settings.policy_url is None else settings.policy_file,
     )
     used = KeysUsed(authenticator.turn, store)
-    return PolicyParts(live, authenticator, watch, (store.run, watch.run, used.run))
+    return PolicyParts(live, authenticator, watch, used, (store.run, watch.run, used.run))
 
 
 def _store(settings: Settings) -> FileDocuments | ValkeyDocuments:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contracts.usage import Outcome, UsageSource
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, hang_up, read_reply, request_bytes
-from tests.gateway.processes import Gateway
+from tests.gateway.processes import Gateway, Policies
 from tests.gateway.upstream_server import Upstream, words
 from tests.support.waiting import eventually
 
@@ -38,6 +38,18 @@ async def test_running_requests_finish_within_the_drain(
     assert await stopped == 0
     assert tenant.only_event().outcome is Outcome.COMPLETED
     await hang_up(writer)
+
+
+async def test_when_a_key_was_used_last_outlives_the_gateway(
+    start_gateway: Callable[..., Gateway], make_tenant: Callable[..., Tenant], policies: Policies
+) -> None:
+    gateway = start_gateway()
+    tenant = make_tenant(on=gateway)
+    await tenant.accepted()
+    assert (await tenant.chat(chat())).status == 200
+    assert await asyncio.to_thread(gateway.stop) == 0
+    noted = policies.path.with_name(f"{policies.path.name}.keys-used")
+    assert f"key-{tenant.name}" in json.loads(noted.read_bytes())
 
 
 async def test_what_outlasts_the_drain_is_cancelled_and_billed(
