@@ -21,7 +21,7 @@ from pandal.datadir import DataDir
 from pandal.errors import BadOption, PreflightFailed, Unreachable
 from pandal.http_client import Address, get, parse_url
 from pandal.kafka import brokers_at, check_brokers
-from pandal.plan import HOST, DevReplica, FleetPlan, OwnReplica, UpOptions
+from pandal.plan import DEFAULT_ALIAS, HOST, DevReplica, FleetPlan, OwnReplica, UpOptions
 from pandal.valkey import valkey_binary
 from replica.errors import ModelError
 from replica.model.store import is_known, model_name, resolve
@@ -80,6 +80,8 @@ def _adapters(options: UpOptions, choice: ModelChoice) -> Mapping[str, Path]:
     for name, folder in options.adapters.items():
         if name == choice.served_name:
             raise BadOption(f"--adapter: {name!r} is the model's own name")
+        if name == DEFAULT_ALIAS:
+            raise BadOption(f"--adapter: {name!r} is what the model is called here")
         if not folder.is_dir():
             raise PreflightFailed(f"--adapter {name}: {folder} is no folder")
     return {name: folder.absolute() for name, folder in options.adapters.items()}

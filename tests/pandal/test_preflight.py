@@ -81,6 +81,7 @@ def test_a_data_dir_that_is_a_file_is_refused(tmp_path: Path, free_port: int) ->
     [
         ("law", 1, "nowhere is no folder"),
         ("SmolLM2-135M-Instruct", 2, "is the model's own name"),
+        ("default", 2, "is what the model is called here"),
     ],
 )
 def test_an_adapter_that_cannot_be_is_refused(
