@@ -97,6 +97,7 @@ class AuditReport:
     num_dead_letters: int
     num_unpriced: int
     num_not_by_gateways: int  # a replica's records of requests that no gateway sent
+    knows_quota: bool = True  # its store could be asked
     num_young: int = 0  # served, without an event, and for less than the grace
 
     @property
@@ -106,11 +107,10 @@ class AuditReport:
 
     def not_compared(self, *, has_quota_store: bool) -> list[Part]:
         """What could not be read or asked, though it should have been."""
-        knows_quota = all(accounts.quota is not None for accounts in self.accounts.values())
         is_unknown = {
             Part.SEGMENTS: bool(self.unreadable_segments),
             Part.BROKERS: self.lag is None,
-            Part.QUOTA: has_quota_store and not knows_quota,
+            Part.QUOTA: has_quota_store and not self.knows_quota,
         }
         return [part for part in Part if is_unknown[part]]
 
@@ -174,6 +174,7 @@ def audit(
             num_dead_letters=num_dead_letters(connection),
             num_unpriced=num_unpriced(connection),
             num_not_by_gateways=witnesses.num_without_event,
+            knows_quota=quota is not None,
             num_young=len(unbilled) - len(missing),
         )
 

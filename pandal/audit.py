@@ -121,7 +121,7 @@ def _remarks(report: AuditReport, not_compared: Sequence[Part]) -> Iterator[str]
         yield f"served, not billed yet, and may still come: {len(report.unsure)}"
     if Part.QUOTA in not_compared:
         yield "the quota store is away: its totals were not compared"
-    elif any(accounts.quota is None for accounts in report.accounts.values()):
+    elif not report.knows_quota:
         yield f"{QUOTA_URL} names no quota store: its totals were not compared"
     for name in report.unreadable_segments:
         yield f"the spool's segment {name} cannot be read: what is in it was not compared"

@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from billing.auditor import Accounts, AuditReport
+from billing.auditor import Accounts, AuditReport, Part
 from billing.errors import BillingError
 from billing.ledger_database import open_for_reading, translated_errors
 from billing.ledger_upgrade import REVISION, stored_revision
@@ -23,7 +23,7 @@ from pandal.fleet import BILLING
 from pandal.fleet_books import FleetBooks, translated
 from pandal.fleet_record import FleetState
 from pandal.processes import is_alive
-from pandal.settings import told_settings
+from pandal.settings import KAFKA_BOOTSTRAP, told_settings
 
 _RULES: Final = AuditRules(
     grace=timedelta(seconds=5),
@@ -51,14 +51,16 @@ def books_findings(books: FleetBooks, fleet: FleetState | None) -> Iterator[Find
         return
     try:
         settings = told_settings()
-        report = run_audit(books, sources_of(books, settings.price_book, settings), _RULES)
+        sources = sources_of(books, settings.price_book, settings)
+        report = run_audit(books, sources, _RULES)
         with translated(books):
             models = unpriced_models(books.ledger_url)
     except PandalError as exc:
         yield failure("ledger", str(exc), "pandal audit reads all of it")
         return
     yield from billing_findings(books, fleet, report, models)
-    yield from ledger_findings(report, revision)
+    not_compared = report.not_compared(has_quota_store=sources.quota_url is not None)
+    yield from ledger_findings(report, not_compared, revision)
 
 
 def spool_findings(folder: Path, now_s: float) -> Iterator[Finding]:
@@ -82,7 +84,10 @@ def spool_findings(folder: Path, now_s: float) -> Iterator[Finding]:
     )
 
 
-def ledger_findings(report: AuditReport, revision: str) -> Iterator[Finding]:
+def ledger_findings(
+    report: AuditReport, not_compared: Sequence[Part], revision: str
+) -> Iterator[Finding]:
+    """That accounts agree is told only where all that should have been asked could be."""
     about, num_found = "ledger", len(report.findings)
     if num_found:
         names = ", ".join(sorted({finding.kind.value for finding in report.findings}))
@@ -97,9 +102,15 @@ def ledger_findings(report: AuditReport, revision: str) -> Iterator[Finding]:
     if report.num_dead_letters:
         fact = f"{report.num_dead_letters} events could not be understood"
         yield warning(about, fact, "pandal billing replay, once they can")
-    if any(accounts.quota is None for accounts in report.accounts.values()):
+    if Part.QUOTA in not_compared:
         yield warning(about, "the quota's totals were not compared: its store is away", "pandal up")
-    if not num_found and not report.unreadable_segments:
+    if Part.BROKERS in not_compared:
+        fact = "Kafka could not be asked for what is on its way: what has come was compared"
+        yield warning(about, fact, f"see that brokers answer at {KAFKA_BOOTSTRAP}")
+    if report.unsure:
+        fact = f"{len(report.unsure)} requests were served and are not billed: they may still come"
+        yield warning(about, fact, "look again; pandal audit tells more")
+    if not (num_found or not_compared or report.unsure):
         yield fine(about, f"revision {revision}; {_agreement(report.accounts.values())}")
 
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from billing.audit import Account, Kind, Witness
+from billing.auditor import Part
 from billing.journals import read_journals
 from billing.ledger import Ledger
 from billing.pricing import Price, PriceBook, TokenClass
@@ -365,6 +366,14 @@ def test_a_quota_that_cannot_be_asked_is_not_compared(books: Books) -> None:
     report = books.audit()
     assert report.findings == []
     assert report.accounts["acme"].quota is None
+    assert report.not_compared(has_quota_store=True) == [Part.QUOTA]
+
+
+def test_a_quota_that_cannot_be_asked_is_missed_of_an_empty_ledger_as_well(books: Books) -> None:
+    books.quota, books.records = None, []
+    report = books.audit()
+    assert report.accounts == {}
+    assert report.not_compared(has_quota_store=True) == [Part.QUOTA]
 
 
 def test_a_request_that_may_still_be_relayed_is_not_missing(books: Books) -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from billing.audit import Account, Finding, Kind
-from billing.auditor import Accounts, AuditReport
+from billing.audit import Finding, Kind
+from billing.auditor import AuditReport
 from billing.lag import NO_LAG
 from pandal.audit import show_report, status_of
 
@@ -26,8 +26,6 @@ AGREEING = AuditReport(
     num_unpriced=0,
     num_not_by_gateways=0,
 )
-NOTHING = Account()
-WITHOUT_QUOTA = Accounts(NOTHING, None, NOTHING, NOTHING, NOTHING, NOTHING)
 DIFFERENCE = Finding(Kind.MISPRICED, "acme", "event-1", "expected nothing")
 
 
@@ -44,7 +42,7 @@ def test_column_heads_say_tokens_in_requests() -> None:
     [
         ({}, 0),
         ({"lag": None}, 3),
-        ({"accounts": {"acme": WITHOUT_QUOTA}}, 3),
+        ({"knows_quota": False}, 3),
         ({"unreadable_segments": ["one"]}, 3),
         ({"findings": [DIFFERENCE]}, 1),
         ({"findings": [DIFFERENCE], "lag": None}, 1),
@@ -58,5 +56,5 @@ def test_who_could_not_be_asked_is_no_agreement(changes: Mapping[str, object], s
 
 
 def test_a_quotas_store_that_nobody_has_named_is_not_missed() -> None:
-    report = replace(AGREEING, accounts={"acme": WITHOUT_QUOTA})
+    report = replace(AGREEING, knows_quota=False)
     assert report.not_compared(has_quota_store=False) == []

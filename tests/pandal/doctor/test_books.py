@@ -1,6 +1,7 @@
 """``pandal doctor`` on the way from an event to money."""
 
 import os
+from collections.abc import Collection
 from contextlib import closing
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from billing.ledger_database import open_for_posting
 from billing.ledger_schema import schema_revision
 from billing.ledger_upgrade import REVISION
 from billing.price_book_file import read_price_book
+from billing.records import EventKey
 from pandal.datadir import DataDir
 from pandal.doctor.books import (
     billing_findings,
@@ -61,6 +63,7 @@ def report(
     engine: Account | None,
     quota: Account | None,
     lag: Lag | None = NO_LAG,
+    unsure: Collection[EventKey] = (),
     num_unreadable: int = 0,
 ) -> AuditReport:
     """Of one tenant, without a difference."""
@@ -70,7 +73,7 @@ def report(
         accounts={"acme": accounts},
         findings=(),
         missing={},
-        unsure=frozenset(),
+        unsure=frozenset(unsure),
         lost={},
         num_waiting=0,
         lag=lag,
@@ -79,7 +82,13 @@ def report(
         num_dead_letters=0,
         num_unpriced=0,
         num_not_by_gateways=0,
+        knows_quota=quota is not None,
     )
+
+
+def told(report: AuditReport, *, has_quota_store: bool = True) -> list[tuple[Level, str]]:
+    not_compared = report.not_compared(has_quota_store=has_quota_store)
+    return [(each.level, each.fact) for each in ledger_findings(report, not_compared, REVISION)]
 
 
 def test_an_empty_ledger_agrees_with_nothing(data_dir: DataDir) -> None:
@@ -89,20 +98,30 @@ def test_an_empty_ledger_agrees_with_nothing(data_dir: DataDir) -> None:
 
 
 def test_only_what_was_compared_agrees() -> None:
-    def told(report: AuditReport) -> list[tuple[Level, str]]:
-        return [(each.level, each.fact) for each in ledger_findings(report, REVISION)]
-
     assert told(report(engine=USED, quota=USED)) == [
         (Level.OK, f"revision {REVISION}; engine, quota, events and ledger of 1 tenant agree")
     ]
-    assert told(report(engine=USED, quota=None)) == [
-        (Level.WARNING, "the quota's totals were not compared: its store is away"),
+    assert told(report(engine=USED, quota=None), has_quota_store=False) == [
         (Level.OK, f"revision {REVISION}; engine, events and ledger of 1 tenant agree"),
     ]
     assert told(report(engine=None, quota=USED, num_unreadable=2)) == [
         (Level.WARNING, "2 lines of the spool cannot be read, and were not compared"),
         (Level.OK, f"revision {REVISION}; quota, events and ledger of 1 tenant agree"),
     ]
+
+
+def test_who_could_not_be_asked_is_told_and_nothing_agrees() -> None:
+    unsure = [("acme", "event-1"), ("acme", "event-2")]
+    may_come = "2 requests were served and are not billed: they may still come"
+    away = "the quota's totals were not compared: its store is away"
+    no_brokers = "Kafka could not be asked for what is on its way: what has come was compared"
+    for found, facts in (
+        (report(engine=USED, quota=None), [away]),
+        (report(engine=USED, quota=USED, unsure=unsure), [may_come]),
+        (report(engine=USED, quota=USED, lag=None), [no_brokers]),
+        (report(engine=USED, quota=None, lag=None, unsure=unsure), [away, no_brokers, may_come]),
+    ):
+        assert told(found) == [(Level.WARNING, fact) for fact in facts]
 
 
 @pytest.mark.parametrize(
