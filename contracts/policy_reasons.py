@@ -107,9 +107,7 @@ def _rules_with_words(
     own = {rule.selector for rule in in_force(tenant.rules, at)}
     found = []
     for rule in rules_of(document, tenant, at):
-        if rule.key_id not in (None, None if key is None else key.key_id):
-            continue
-        if rule.model not in (None, model):
+        if not rule.matches(None if key is None else key.key_id, model):
             continue
         by = "" if rule.selector in own else f"organisation {tenant.organisation}, "
         if rule.selector in own and any(rule.selector == o.selector for o in of_organisation):

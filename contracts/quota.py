@@ -50,9 +50,14 @@ class QuotaRule(
     nano_usd_per_day: _Budget | None = None
     nano_usd_per_month: _Budget | None = None
 
-    def matches(self, key_id: str, model: str) -> bool:
-        """What holds for an adapter's name holds also where it goes by its base's and its own."""
-        return self.key_id in (None, key_id) and self.model in (None, model, own_name(model))
+    def matches(self, key_id: str | None, model: str | None) -> bool:
+        """``None``: any, whom only what holds for all concerns.
+
+        What holds for an adapter's name holds also where it goes by its base's and its own.
+        """
+        if self.key_id not in (None, key_id):
+            return False
+        return self.model in (None, model) or (model is not None and self.model == own_name(model))
 
     @property
     def selector(self) -> tuple[str | None, str | None, bool]:

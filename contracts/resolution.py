@@ -21,7 +21,7 @@ import msgspec
 
 from contracts.admission import AdmissionPolicy
 from contracts.policy import ApiKeyRecord, Limits, PolicyDocument, TenantPolicy
-from contracts.quota import QuotaRule
+from contracts.quota import QuotaRule, own_name
 from contracts.terms import Terms
 
 RATES: Final = ("tokens_per_minute", "requests_per_minute")
@@ -125,6 +125,9 @@ def statements_about(
 ) -> list[Statement]:
     """Each level's from the general to the particular.  ``None``: any key, any model."""
     tier = document.tier(tenant.tier)
+    organisation = document.organisation_of(tenant)
+    of_organisation = () if organisation is None else organisation.terms
+    model = _as_named(model, (*of_organisation, *tenant.terms))
     found = [
         Statement(
             Level.TIER,
@@ -132,11 +135,10 @@ def statements_about(
             {**_all_values(tier.limits), **_all_values(tier.admission)},
         )
     ]
-    organisation = document.organisation_of(tenant)
     if organisation is not None:
         by = f"organisation {organisation.organisation_id}"
         found += _own_rates(Level.ORGANISATION, by, organisation.rules, at)
-        found += _terms(Level.ORGANISATION, by, organisation.terms, model, at)
+        found += _terms(Level.ORGANISATION, by, of_organisation, model, at)
     by = f"tenant {tenant.tenant_id}"
     own = {name: getattr(tenant, name) for name in RATES if getattr(tenant, name) is not None}
     if tenant.admission is not None:
@@ -151,6 +153,16 @@ def statements_about(
         of_key = [t for t in tenant.terms if t.key_id == key.key_id]
         found += _terms(Level.KEY, by, of_key, model, at)
     return found
+
+
+def _as_named(model: str | None, terms: Iterable[Terms]) -> str | None:
+    """What holds for an adapter's name holds also where it goes by its base's and its own.
+
+    But for one whom any of ``terms`` names as it goes: those of its own name are not its then.
+    """
+    if model is None or ":" not in model or any(each.model == model for each in terms):
+        return model
+    return own_name(model)
 
 
 def _all_values(struct: msgspec.Struct) -> dict[str, Any]:  # what the fields hold

@@ -108,6 +108,24 @@ def test_a_cached_token_counts_as_the_policy_says_after_a_loss_as_before(
     assert found == [b"%d" % (36 + 16 + 7 + 107)] * 2
 
 
+def test_what_an_adapters_own_name_makes_count_counts_so_after_a_loss(
+    ledger: Ledger, ledger_url: str, quota: Valkey
+) -> None:
+    """It goes by its base's name and its own, since another bears its own, too."""
+    forgiving = Terms(model="law", cached_token_weight=0.25)
+    rules = (QuotaRule(model="law", tokens_per_day=1_000),)
+    policy = msgspec.structs.replace(ACME, rules=rules, terms=(forgiving,))
+    post(ledger, usage(1, model="smol:law"), usage(2, model="law"))
+    with quota.client as store:
+        name = quota_budget_key(tenant_id("acme"))
+        store.delete(name)
+        raise_counters(
+            ledger_url, quota.url, PolicyDocument(version=1, tenants=(policy,)), now=NOON
+        )
+        found = store.hget(name, f"{quota_rule_name(None, 'law')}d{TODAY}tokens")
+    assert found == b"%d" % (2 * (36 + 16 + 7))
+
+
 def test_a_store_that_is_away_is_an_error_of_its_own(ledger: Ledger, ledger_url: str) -> None:
     for url in (f"redis://127.0.0.1:{free_port()}", "not a url"):
         with pytest.raises(QuotaStoreUnavailable):

@@ -138,6 +138,37 @@ def test_a_shadow_rule_narrows_nothing() -> None:
     assert "77 tokens a day because tenant acme, in shadow: refuses nothing" in told
 
 
+NAMED = msgspec.structs.replace(
+    ACME,
+    organisation=None,
+    rules=(QuotaRule(model="law", requests_per_minute=3),),
+    terms=(
+        Terms(model="law", max_completion_tokens=5, weight=7),
+        Terms(key_id="k2", model="big:law", weight=9, window=DAY),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "requests_per_minute", "max_completion_tokens", "weight"),
+    [
+        ("law", 3, 5, 7),
+        ("smol:law", 3, 5, 7),
+        ("big:law", 3, 8_192, 8),  # whom terms name as it goes, those of its own name do not
+        ("lawyer", 3_000, 8_192, 8),
+        (None, 3_000, 8_192, 8),
+    ],
+)
+def test_what_holds_for_an_adapters_own_name_is_told_of_its_long_one(
+    model: str | None, requests_per_minute: int, max_completion_tokens: int, weight: int
+) -> None:
+    document = PolicyDocument(version=1, tenants=(NAMED,))
+    told = {r.field: r.value for r in reasons(document, NAMED, key=K1, model=model, at=NOON)}
+    assert told["requests_per_minute"] == requests_per_minute
+    assert told["max_completion_tokens"] == max_completion_tokens
+    assert told["weight"] == weight
+
+
 @given(
     model=st.sampled_from([None, "a", "b"]),
     key=st.sampled_from([None, K1, K2]),

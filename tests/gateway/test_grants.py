@@ -8,6 +8,7 @@ import pytest
 from contracts.names import tenant_id
 from contracts.policy import ApiKeyRecord, PolicyDocument, RetiringSecret, TenantPolicy
 from contracts.quota import QuotaRule
+from contracts.resolution import statements_about, view_of
 from contracts.terms import Terms
 from contracts.usage import Endpoint
 from contracts.windows import TimeWindow
@@ -42,6 +43,20 @@ def test_what_is_said_of_a_model_holds_for_it_alone() -> None:
     assert grants["h2"].for_model("m").admission.weight == 9
     assert grants["h2"].for_model("m").limits.max_completion_tokens == 5
     assert grants["h1"].admission.weight == 1
+
+
+@pytest.mark.parametrize("model", ["m", "base:m", "other:m", "n", "base:n"])
+def test_what_holds_for_a_model_is_what_an_explanation_goes_by(model: str) -> None:
+    night = TimeWindow(opens="22:00", closes="06:00")
+    terms = (
+        Terms(model="m", max_completion_tokens=5, cached_token_weight=0.5),
+        Terms(model="other:m", weight=9, window=night),
+    )
+    policy = msgspec.structs.replace(ACME, terms=terms)
+    document = PolicyDocument(version=1, tenants=(policy,))
+    found = snapshot(terms=terms).grants["h1"].for_model(model)
+    view = view_of(statements_about(document, policy, key=KEY, model=model, at=NOON))
+    assert (found.limits, found.admission) == (view.limits, view.admission)
 
 
 def test_a_key_is_for_its_models_and_endpoints() -> None:
