@@ -146,9 +146,8 @@ def audit(
         missing = without_event(witnesses, known, now=now, grace=scope.grace)
         unbilled = without_event(witnesses, known, now=now, grace=timedelta())
         lost = acknowledged(connection)
-        kept = billed_accounts(connection)
+        kept, recovered = billed_accounts(connection), recovered_accounts(connection)
         billed = counted_accounts(connection) if scope.is_counted else kept
-        recovered = recovered_accounts(connection)
         accounts = _accounts(billed, recovered, journals, quota, waiting, lost)
         comparison = _QuotaComparison(
             accounts, quota_before, quota, lost, None if lag is None else lag.num_unread
