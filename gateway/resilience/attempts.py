@@ -5,6 +5,7 @@ it, see ``resilience.resumption``.
 """
 
 from collections.abc import Collection, Coroutine
+from functools import cached_property
 from typing import Any, Final
 
 from contracts.names import (
@@ -48,6 +49,7 @@ from gateway.resilience.outside_attempt import begin_at, member_body
 from gateway.resilience.pause import pause
 from gateway.resilience.resumable_answer import ResumableAnswer
 from gateway.resilience.retries import Retries
+from gateway.resilience.waits import Waits
 from gateway.routing.decision import Decision
 from gateway.upstream.response import UpstreamResponse
 
@@ -70,8 +72,6 @@ class Attempts:
     _provider: Provider | None = None  # None: our own replicas
     _num_begun = 0
     _num_begun_before = 0  # by those whose turn is over
-    _num_retries = 0
-    _asked_ms: int | None = None  # the least that any of ours asked for since all were asked last
 
     def __init__(
         self,
@@ -88,6 +88,12 @@ class Attempts:
         self._meter = meter
         self._tried: set[str] = set()
 
+    @cached_property
+    def _waits(self) -> Waits:
+        """Of the few requests that have any."""
+        monotonic_s = self._fleet.clock.monotonic_s
+        return Waits(self._retries, monotonic_s, self._context.started_monotonic_s)
+
     @property
     def translation(self) -> AnthropicAnswer | None:
         return None if self.current is None else self.current.translation
@@ -100,7 +106,8 @@ class Attempts:
         self._exchange.body = target.body
         self._num_begun_before = self._num_begun
         self._tried.clear()
-        self.answer = self._asked_ms = None
+        self.answer = None
+        self._waits.forget_asked()
         self._meter.turn()
 
     def note_failure(self, failure: GatewayError) -> None:
@@ -120,7 +127,6 @@ class Attempts:
         pause_s = self._pause_s(failure)
         if pause_s is None:
             raise failure
-        self._num_retries += 1
         if self.current is not None:
             self.give_up()
         self._meter.engine_usage = None
@@ -138,7 +144,7 @@ class Attempts:
         model = self._context.request.model
         if provider.name in tried or provider.name in self._retries.breakers.barred(model):
             error = NoReplicaAvailable("The provider cannot take this request now.")
-            self._tell_when(error, (), {provider.name})
+            self._waits.tell(error, model, (), {provider.name})
             raise error
         return self._begin_outside(provider, self._exchange.body, self._meter)
 
@@ -274,10 +280,8 @@ class Attempts:
             return None  # the step is over: whoever is next in the chain may be ready
         if attempt is None:  # all have turned it away
             is_begun = self._num_begun > self._num_begun_before and not self._meter.num_breaks
-            asked_s = None if self._asked_ms is None else self._asked_ms / 1e3
-            self._asked_ms = None
             self._tried.clear()
-            return self._drawn_s(asked_s, is_elsewhere=False) if is_begun else None
+            return self._waits.before_all_s() if is_begun else None
         if self._meter.num_breaks or not may_retry(failure, attempt.response):
             return None
         name = attempt.replica.name
@@ -289,15 +293,7 @@ class Attempts:
             self._tried.add(name)
         else:
             self._tried.clear()
-        return self._drawn_s(attempt.response.retry_after_s, is_elsewhere=is_elsewhere)
-
-    def _drawn_s(self, asked_s: float | None, *, is_elsewhere: bool) -> float | None:
-        retries = self._retries
-        deadline_s = self._context.started_monotonic_s + retries.limits.request_timeout_s
-        left_s = deadline_s - self._fleet.clock.monotonic_s()
-        return retries.pause_s(
-            self._num_retries, left_s, retry_after_s=asked_s, is_elsewhere=is_elsewhere
-        )
+        return self._waits.before_next_s(attempt.response.retry_after_s, is_elsewhere=is_elsewhere)
 
     def _has_other(self, tried: Collection[str]) -> bool:
         if self._provider is not None:
@@ -317,7 +313,7 @@ class Attempts:
             if not self._is_turned_away(attempt):
                 return False
             if response.retry_after_s is not None and not attempt.is_foreign:
-                self._note_asked(response.retry_after_s * 1000)
+                self._waits.note_asked(response.retry_after_s * 1000)
             response.discard()
             return True
         if not isinstance(failure, UpstreamUnreachable):
@@ -346,7 +342,7 @@ class Attempts:
             except NoReplicaAvailable as error:
                 away = barred & self._retries.breakers.told(request.model)
                 if barred == away:
-                    self._tell_when(error, tried, away)
+                    self._waits.tell(error, request.model, tried, away)
                     raise
                 barred = away  # rather one that fails than none
             else:
@@ -375,21 +371,3 @@ class Attempts:
             return status in BETWEEN_US
         now_s = self._fleet.clock.monotonic_s()
         return status == 503 and now_s - attempt.began_monotonic_s < _AT_ONCE_S
-
-    def _tell_when(
-        self, error: NoReplicaAvailable, tried: Collection[str], away: Collection[str]
-    ) -> None:
-        """The soonest that any of the ``tried`` asked for, or whoever has to be left alone.
-
-        One of ours that was tried and asked for nothing may have room sooner than these.
-        """
-        asked_ms = self._asked_ms
-        if asked_ms is not None or all(name in away for name in tried):
-            left_ms = self._retries.breakers.left_alone_ms(self._context.request.model, away)
-            told = [ms for ms in (asked_ms, left_ms) if ms is not None]
-            asked_ms = min(told, default=None)
-        if asked_ms is not None:
-            error.retry_after_ms = asked_ms
-
-    def _note_asked(self, asked_ms: int) -> None:
-        self._asked_ms = asked_ms if self._asked_ms is None else min(asked_ms, self._asked_ms)

@@ -3,12 +3,14 @@
 import pytest
 
 from gateway.admission.quota_plan import PlanBook
+from gateway.errors import NoReplicaAvailable
 from gateway.resilience.breaker import Breakers
 from gateway.resilience.failures import is_replicas_failure, is_retriable
 from gateway.resilience.fallback import Fallbacks
 from gateway.resilience.hedging import Hedging
 from gateway.resilience.retries import Retries, RetryLimits
 from gateway.resilience.retry_budget import RetryBudget
+from gateway.resilience.waits import Waits
 
 
 class Seconds:
@@ -248,3 +250,21 @@ def test_who_told_to_be_left_alone_and_then_fails_is_one_that_fails() -> None:
     seconds.now_s += 30.0
     breakers.failed("m", "a", breakers.begin("m", "a"), 500)
     assert (breakers.barred("m"), breakers.told("m")) == ({"a"}, set())
+
+
+def test_who_is_left_alone_is_told_to_clients_and_waited_for_by_nobody() -> None:
+    shared = retries(random=0.0)
+    shared.breakers.turned_away("m", "theirs", None, 503)
+    waits, error = Waits(shared, Seconds(), 100.0), NoReplicaAvailable("none")
+    waits.tell(error, "m", {"theirs"}, {"theirs"})
+    assert error.retry_after_ms == 1_000
+    assert waits.before_all_s() == 0.0
+
+
+def test_what_one_of_ours_asked_for_is_waited_for_once() -> None:
+    waits, error = Waits(retries(random=0.0), Seconds(), 100.0), NoReplicaAvailable("none")
+    for asked_ms in (3_000, 2_000, 4_000):
+        waits.note_asked(asked_ms)
+    waits.tell(error, "m", {"ours"}, ())
+    assert error.retry_after_ms == 2_000
+    assert [waits.before_all_s() for _ in range(3)] == [2.0, 0.0, None], "two retries"
