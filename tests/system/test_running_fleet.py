@@ -17,7 +17,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from contracts.metrics import GATEWAY_QUOTA_LOST
+from contracts.metrics import GATEWAY_POLICY_LOST, GATEWAY_POLICY_REFUSED, GATEWAY_QUOTA_LOST
+from pandal.datadir import DataDir
 from tests.support.alerts import MINUTE_S, Rules, asked, rendered_rules, watch
 from tests.support.promql import fires
 from tests.support.waiting import eventually
@@ -208,7 +209,7 @@ def test_a_quota_store_that_hangs_raises_its_alert(fleet: FleetProcess, rules: R
 
     def is_lost() -> bool:
         answers(fleet.url, api_key)  # the gateway's share, or refused
-        return f"\n{GATEWAY_QUOTA_LOST} 1" in asked(fleet.port, "GET", "/metrics").decode()
+        return is_told(fleet, GATEWAY_QUOTA_LOST)
 
     os.kill(store, signal.SIGSTOP)
     try:
@@ -221,6 +222,56 @@ def test_a_quota_store_that_hangs_raises_its_alert(fleet: FleetProcess, rules: R
     found.hold(MINUTE_S)
     assert not fires(alert, found.timeline)
     eventually(lambda: accounts_agree(fleet.data_dir, "hanging"), "not booked alike")
+
+
+def test_a_policy_that_is_no_good_raises_its_alert(fleet: FleetProcess, rules: Rules) -> None:
+    """docs/runbooks/PandalPolicyRefused.md"""
+    api_key = create_key(fleet.data_dir, "careful")
+    alert, found, path = rules["PandalPolicyRefused"], watch(fleet.port), policy_path(fleet)
+    found.hold(5 * MINUTE_S)
+    assert not fires(alert, found.timeline)
+    document = json.loads(path.read_bytes())
+    document["tenants"][0]["tier"] = "platinum"
+    path.write_text(json.dumps(document))
+    eventually(lambda: is_told(fleet, GATEWAY_POLICY_REFUSED), "the gateway to refuse it")
+    found.hold(3 * MINUTE_S)
+    assert fires(alert, found.timeline)
+    log = fleet.data_dir / "logs" / "gateway.log"
+    eventually(lambda: "$.tenants[0].tier" in log.read_text(), "the log to say where")
+    assert answers(fleet.url, api_key)
+    told = run_pandal("policy", "rollback", str(document["version"]), data_dir=fleet.data_dir)
+    assert told.returncode == 0, told.stderr
+    eventually(lambda: not is_told(fleet, GATEWAY_POLICY_REFUSED), "the gateway to take it")
+    found.hold(MINUTE_S)
+    assert not fires(alert, found.timeline)
+    assert answers(fleet.url, api_key)
+
+
+def test_a_policy_store_that_is_away_raises_its_alert(fleet: FleetProcess, rules: Rules) -> None:
+    """docs/runbooks/PandalPolicyStoreLost.md"""
+    api_key = create_key(fleet.data_dir, "patient")
+    alert, found, path = rules["PandalPolicyStoreLost"], watch(fleet.port), policy_path(fleet)
+    found.hold(8 * MINUTE_S)
+    assert not fires(alert, found.timeline)
+    away = path.rename(path.with_name("away"))
+    try:
+        eventually(lambda: is_told(fleet, GATEWAY_POLICY_LOST), "the gateway to miss it")
+        found.hold(7 * MINUTE_S)
+        assert fires(alert, found.timeline)
+        assert answers(fleet.url, api_key)
+    finally:
+        away.rename(path)
+    eventually(lambda: not is_told(fleet, GATEWAY_POLICY_LOST), "the gateway to find it again")
+    found.hold(MINUTE_S)
+    assert not fires(alert, found.timeline)
+
+
+def policy_path(fleet: FleetProcess) -> Path:
+    return DataDir(fleet.data_dir).policies
+
+
+def is_told(fleet: FleetProcess, gauge: str) -> bool:
+    return f"\n{gauge} 1" in asked(fleet.port, "GET", "/metrics").decode()
 
 
 @pytest.mark.parametrize("name", ["gateway", "billing", "quota", "response-cache"])
