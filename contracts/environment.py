@@ -130,7 +130,7 @@ def _faults(exc: ValueError, prefix: str, read: object) -> dict[str, str]:
         form = json.dumps(_example(field.annotation))
         return {variable_of(prefix, (found["field"],)): f"expected JSON, such as {form}"}
     errors = exc.errors(include_input=False, include_url=False)
-    return {variable_of(prefix, e["loc"] or ("settings",)): plain_words(e["msg"]) for e in errors}
+    return {variable_of(prefix, e["loc"] or ("settings",)): plain_words(e) for e in errors}
 
 
 def _example(annotation: Any) -> object:

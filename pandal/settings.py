@@ -86,7 +86,7 @@ def told_settings() -> CommandSettings:
         return CommandSettings()
     except ValidationError as exc:
         faults = exc.errors(include_input=False, include_url=False)
-        told = "; ".join(f"{_variable(f['loc'])}: {plain_words(f['msg'])}" for f in faults)
+        told = "; ".join(f"{_variable(f['loc'])}: {plain_words(f)}" for f in faults)
         raise BadOption(told) from None
 
 

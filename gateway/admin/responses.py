@@ -43,7 +43,7 @@ def _unprocessable(exc: RequestValidationError) -> Unprocessable:
     """Names where, and not what was sent: it may be a secret."""
     first = exc.errors()[0]
     path = ".".join(str(part) for part in first["loc"])
-    return Unprocessable(f"{path}: {plain_words(first['msg'])}.", param=path)
+    return Unprocessable(f"{path}: {plain_words(first)}.", param=path)
 
 
 def _of_http(exc: HTTPException) -> GatewayError:

@@ -66,13 +66,16 @@ class Invalid(ValueError):
     def errors(self, *, include_input: bool, include_url: bool) -> list[dict[str, object]]:
         assert not include_input
         assert not include_url
-        return [{"loc": ("port",), "msg": "too high"}, {"loc": (), "msg": "at odds"}]
+        return [
+            {"type": "less_than", "loc": ("port",), "msg": "Input should be less than 9"},
+            {"type": "value_error", "loc": (), "ctx": {"error": ValueError("at odds")}},
+        ]
 
 
 @pytest.mark.parametrize(
     ("error", "faults"),
     [
-        (Invalid(), {"GATEWAY_PORT": "too high", "GATEWAY_SETTINGS": "at odds"}),
+        (Invalid(), {"GATEWAY_PORT": "expected less than 9", "GATEWAY_SETTINGS": "at odds"}),
         (ValueError("no JSON"), {"GATEWAY_": "no JSON"}),
     ],
     ids=["invalid", "undecodable"],
