@@ -9,7 +9,7 @@ from gateway.routing.stay import Stay
 from gateway.upstream.response import UpstreamResponse
 
 
-class Attempt(msgspec.Struct, frozen=True):
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     replica: Replica
     request_id: str
@@ -22,8 +22,8 @@ class Attempt(msgspec.Struct, frozen=True):
     most_prompt_tokens: int | None = None  # that a provider can have made of it; None: who knows
 
     @property
-    def told(self) -> tuple[str, str, int | None]:
-        """Of whom breakers are told."""
+    def breaker_key(self) -> tuple[str, str, int | None]:
+        """Whose breaker hears of it, and as which probe."""
         return self.model, self.replica.name, self.probe
 
     @property

@@ -31,6 +31,13 @@ from gateway.metering import Meter
 from gateway.providers.anthropic_answer import AnthropicAnswer
 from gateway.providers.provider import Provider
 from gateway.resilience.attempt import Attempt
+from gateway.resilience.breaker_notes import (
+    note_credential_refused,
+    note_end,
+    note_failure,
+    note_head,
+    note_unreachable,
+)
 from gateway.resilience.failures import (
     BETWEEN_US,
     is_replicas_end,
@@ -38,13 +45,6 @@ from gateway.resilience.failures import (
     may_retry,
 )
 from gateway.resilience.fallback import Target
-from gateway.resilience.outcomes import (
-    note_credential_refused,
-    note_end,
-    note_failure,
-    note_head,
-    note_unreachable,
-)
 from gateway.resilience.outside_attempt import begin_at, member_body
 from gateway.resilience.pause import pause
 from gateway.resilience.resumable_answer import ResumableAnswer
@@ -183,15 +183,7 @@ class Attempts:
         else:
             self.answer = None
         response = replica.client.post(
-            request.operation.path_bytes,
-            _REQUEST_HEADERS
-            % (
-                request_id.encode(),
-                context.event_id.encode(),
-                context.grant.tenant.tenant_id.encode(),
-                forwarded,
-            ),
-            body,
+            request.operation.path_bytes, _headers(context, request_id, forwarded), body
         )
         probe = breakers.begin(request.model, replica.name) if breakers.failing else None
         stay = fleet.begin(replica, request, began_s, decision.cached_tokens, request_id)
@@ -200,7 +192,15 @@ class Attempts:
         meter.replica, meter.provider, meter.attempt = replica.name, None, self._num_begun
         meter.adapter_of = replica.parents.get(request.model)
         meter.sent_monotonic_s = began_s
-        return Attempt(request.model, replica, request_id, response, began_s, stay, probe)
+        return Attempt(
+            model=request.model,
+            replica=replica,
+            request_id=request_id,
+            response=response,
+            began_monotonic_s=began_s,
+            stay=stay,
+            probe=probe,
+        )
 
     def close(self, *, is_complete: bool) -> None:
         """Nothing more is wanted of the current one, which may have ended well; idempotent."""
@@ -371,3 +371,12 @@ class Attempts:
             return status in BETWEEN_US
         now_s = self._fleet.clock.monotonic_s()
         return status == 503 and now_s - attempt.began_monotonic_s < _AT_ONCE_S
+
+
+def _headers(context: RequestContext, request_id: str, forwarded: bytes) -> bytes:
+    return _REQUEST_HEADERS % (
+        request_id.encode(),
+        context.event_id.encode(),
+        context.grant.tenant.tenant_id.encode(),
+        forwarded,
+    )

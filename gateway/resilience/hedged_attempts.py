@@ -13,7 +13,7 @@ from gateway.fleet import Fleet
 from gateway.metering import Meter
 from gateway.resilience.attempt import Attempt
 from gateway.resilience.attempts import Attempts
-from gateway.resilience.outcomes import note_end
+from gateway.resilience.breaker_notes import note_end
 from gateway.resilience.pause import news_of
 from gateway.resilience.retries import Retries
 from gateway.upstream.response import UpstreamResponse

@@ -38,14 +38,14 @@ def begin_at(
     if provider.api is Api.ANTHROPIC:
         translation = AnthropicAnswer(int(fleet.clock.wall_s()), fleet.limits.max_event_bytes)
     return Attempt(
-        request.model,
-        replica,
-        request_id,
-        response,
-        began_s,
-        stay,
-        probe,
-        translation,
-        provider.credential,
-        most_prompt_tokens(body),
+        model=request.model,
+        replica=replica,
+        request_id=request_id,
+        response=response,
+        began_monotonic_s=began_s,
+        stay=stay,
+        probe=probe,
+        translation=translation,
+        credential=provider.credential,
+        most_prompt_tokens=most_prompt_tokens(body),
     )

@@ -14,30 +14,30 @@ _NO_ANSWER = 0
 
 def note_head(breakers: Breakers, attempt: Attempt) -> None:
     """Its answer has begun."""
-    told, status = attempt.told, attempt.response.status
+    key, status = attempt.breaker_key, attempt.response.status
     if attempt.is_foreign and keeps_all_away(status):
-        breakers.turned_away(*told, status, attempt.response.retry_after_s)
+        breakers.turned_away(*key, status, attempt.response.retry_after_s)
     elif attempt.is_foreign and status in MAYBE_OF_THIS_PROMPT:
-        breakers.refused(*told, status)
+        breakers.refused(*key, status)
     elif is_replicas_failure(status):
         note_failure(breakers, attempt)
     elif status == 503:
-        breakers.undecided(*told)  # full, or leaving: neither well nor ill
+        breakers.undecided(*key)  # full, or leaving: neither well nor ill
     elif status == 200:
-        breakers.began(*told)
+        breakers.began(*key)
     else:
-        breakers.succeeded(*told)
+        breakers.succeeded(*key)
 
 
 def note_failure(breakers: Breakers, attempt: Attempt) -> None:
     foreign_status = attempt.response.status if attempt.is_foreign else None
-    breakers.failed(*attempt.told, foreign_status)
+    breakers.failed(*attempt.breaker_key, foreign_status)
 
 
 def note_unreachable(breakers: Breakers, attempt: Attempt) -> None:
     """A server of another owner is asked by nobody whether it is back: it is left alone at once."""
     if attempt.is_foreign:
-        breakers.turned_away(*attempt.told, _NO_ANSWER)
+        breakers.turned_away(*attempt.breaker_key, _NO_ANSWER)
     else:
         note_failure(breakers, attempt)
 
@@ -45,9 +45,9 @@ def note_unreachable(breakers: Breakers, attempt: Attempt) -> None:
 def note_credential_refused(breakers: Breakers, attempt: Attempt) -> None:
     """Whatever status it said so with; an answer that only holds it does not say so."""
     status = attempt.response.status
-    breakers.turned_away(*attempt.told, 200 if status == 200 else _CREDENTIAL_REFUSED)
+    breakers.turned_away(*attempt.breaker_key, 200 if status == 200 else _CREDENTIAL_REFUSED)
 
 
 def note_end(breakers: Breakers, attempt: Attempt, *, is_complete: bool) -> None:
     note = breakers.succeeded if is_complete else breakers.undecided
-    note(*attempt.told)
+    note(*attempt.breaker_key)
