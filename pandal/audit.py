@@ -20,19 +20,23 @@ from billing.lookup import next_offset, reads_kafka
 from billing.quota_store import with_tls
 from billing.reconciliation import AuditRules, Sources, policy_tenants, reconcile
 from contracts.names import USAGE_TOPIC
-from pandal.errors import NotAudited
+from pandal.errors import BadOption, NotAudited, PandalError
 from pandal.fleet_books import FleetBooks, translated
 from pandal.screen import as_written
 from pandal.settings import KAFKA_BOOTSTRAP, QUOTA_URL, CommandSettings
 
 
 def run_audit(books: FleetBooks, sources: Sources, rules: AuditRules) -> AuditReport:
-    """Raises PandalError; NotAudited where a part of the books cannot be read at all."""
-    with translated(books):
-        try:
+    """Raises BadOption; NotAudited where a part of the books cannot be read at all."""
+    try:
+        with translated(books):
             return reconcile(sources, rules)
-        except OSError as exc:
-            raise NotAudited(f"cannot be read: {exc}") from exc
+    except BadOption:
+        raise
+    except PandalError as exc:
+        raise NotAudited(str(exc)) from exc
+    except OSError as exc:
+        raise NotAudited(f"cannot be read: {exc}") from exc
 
 
 def sources_of(books: FleetBooks, price_book: Path | None, settings: CommandSettings) -> Sources:

@@ -1,8 +1,9 @@
 """The commands that keep the books: ``pandal audit`` and what else an accountant asks for."""
 
+import math
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 import typer
@@ -39,17 +40,30 @@ MonthOption = Annotated[str, typer.Option("--month", help=MONTH_HELP)]
 billing_app = typer.Typer(no_args_is_help=True, help="Invoices, adjustments, dead letters.")
 prices_app = typer.Typer(no_args_is_help=True, help="Price books.")
 
+_LONGEST_HOURS: Final = 1_000_000.0  # a century: dates go as far back, and as far ahead
+_LONGEST_S: Final = _LONGEST_HOURS * 3_600.0
+
+
+def _number(value: float | None) -> float | None:
+    if value is not None and math.isnan(value):  # which is within all bounds
+        raise typer.BadParameter("expected a number, got nan")
+    return value
+
+
+def _length(of: str, longest: float, show_default: bool | str = True) -> Any:  # typer's OptionInfo
+    return typer.Option(min=0, max=longest, callback=_number, help=of, show_default=show_default)
+
 
 def audit(
     grace_s: Annotated[
-        float, typer.Option(min=0, help="How old an unbilled record of a replica may be.")
+        float, _length("How old an unbilled record of a replica may be.", _LONGEST_S)
     ] = 3_600.0,
     patience_s: Annotated[
-        float, typer.Option(min=0, help="For what is on its way while the fleet runs.")
+        float, _length("For what is on its way while the fleet runs.", _LONGEST_S)
     ] = 5.0,
     hours: Annotated[
         float | None,
-        typer.Option(min=0, help="Check events of so many hours.", show_default="all"),
+        _length("Check events of so many hours.", _LONGEST_HOURS, show_default="all"),
     ] = None,
     recover: Annotated[
         bool, typer.Option(help="Mend what is certain: see docs/billing.md.")
@@ -135,7 +149,7 @@ def close(
     tenant: TenantArgument,
     month: MonthOption,
     grace_hours: Annotated[
-        float, typer.Option(min=0, help="After the month's end, for what comes late.")
+        float, _length("After the month's end, for what comes late.", _LONGEST_HOURS)
     ] = 2.0,
     ledger_url: LedgerUrlOption = None,
     data_dir: DataDirOption = None,

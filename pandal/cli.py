@@ -71,6 +71,9 @@ def run() -> None:
     except PandalError as exc:
         say(f"pandal: {exc}", sys.stderr)
         sys.exit(exc.exit_code)
+    except UnicodeEncodeError:  # bytes of the shell's that are no text
+        say("pandal: expected arguments of text in UTF-8", sys.stderr)
+        sys.exit(2)
     except OSError as exc:  # the machine refuses: no space, no permission, no memory
         say(f"pandal: {exc}", sys.stderr)
         sys.exit(1)

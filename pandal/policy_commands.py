@@ -26,7 +26,7 @@ from pandal.options import DataDirOption, JsonOption
 from pandal.policy_access import CurrentPolicy, Edit, PolicyAccess, edited
 from pandal.policy_assignment import assigned
 from pandal.policy_options import AdminOption, WhyOption, policy_access, quota_address
-from pandal.policy_yaml import from_yaml, read_yaml, to_yaml
+from pandal.policy_yaml import from_yaml, read_yaml, to_yaml, yaml_text
 from pandal.screen import one_line, say
 from pandal.served_models import (
     behind_alias,
@@ -92,7 +92,7 @@ def edit_command(
     found = access.current()
     path = _edited_by_hand(to_yaml(found.document))
     try:
-        stored = _replace(access, found, path.read_text(), why)
+        stored = _replace(access, found, yaml_text(path), why)
     except PandalError as exc:
         raise type(exc)(f"{exc}; your text is kept in {path}") from exc
     shutil.rmtree(path.parent)
@@ -310,9 +310,17 @@ def _show(changes: Iterable[FieldChange], indent: str = "") -> None:
 def _edited_by_hand(text: str) -> Path:
     """In a private folder of its own, for the caller to delete.  Raises BadOption."""
     editor = told_settings().editor
+    try:
+        command = shlex.split(editor)
+    except ValueError as exc:
+        raise BadOption(f"{editor}: expected the command of an editor: {exc}") from exc
     path = Path(tempfile.mkdtemp(prefix="pandal-policy-")) / "policy.yaml"
-    path.write_text(text)
-    code = subprocess.call([*shlex.split(editor), str(path)])
+    path.write_text(text, encoding="utf-8")
+    try:
+        code = subprocess.call([*command, str(path)])
+    except OSError as exc:
+        shutil.rmtree(path.parent)
+        raise BadOption(f"{editor}: cannot be started: {exc.strerror}") from exc
     if code != 0:
         raise BadOption(f"{editor} ended with {code}; nothing was stored; your text is in {path}")
     return path

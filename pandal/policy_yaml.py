@@ -1,7 +1,7 @@
 """Policy documents as YAML, for people and their repositories."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -9,6 +9,9 @@ from contracts.errors import ContractError
 from contracts.policy import PolicyDocument
 from contracts.policy_text import from_plain, to_plain
 from pandal.errors import BadOption
+
+# What the parser, and JSON's encoder, raise for a value that is not of its tag.
+_IMPOSSIBLE: Final = (ValueError, TypeError, LookupError, AttributeError)
 
 
 def to_yaml(document: PolicyDocument) -> str:
@@ -21,18 +24,29 @@ def from_yaml(text: str, name: str) -> PolicyDocument:
     """JSON as well.  Raises BadOption, naming the line or the path of the fault."""
     try:
         plain: Any = yaml.safe_load(text)  # whatever somebody wrote
+        return from_plain({} if plain is None else plain)
     except yaml.YAMLError as exc:
         raise BadOption(f"{name}: {' '.join(str(exc).split())}") from exc
-    try:
-        return from_plain({} if plain is None else plain)
     except ContractError as exc:
         raise BadOption(f"{name}: {exc}") from exc
+    except RecursionError as exc:
+        raise BadOption(f"{name}: expected fewer levels, and nothing within itself") from exc
+    except UnicodeEncodeError as exc:
+        raise BadOption(f"{name}: holds half a character, such as \\ud800") from exc
+    except _IMPOSSIBLE as exc:
+        raise BadOption(f"{name}: holds a number, a date or a name that cannot be") from exc
 
 
 def read_yaml(path: Path) -> PolicyDocument:
     """Raises BadOption."""
+    return from_yaml(yaml_text(path), str(path))
+
+
+def yaml_text(path: Path) -> str:
+    """Raises BadOption."""
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as exc:
+        return path.read_text(encoding="utf-8")
+    except OSError as exc:
         raise BadOption(f"{path}: cannot be read: {exc}") from exc
-    return from_yaml(text, str(path))
+    except UnicodeDecodeError as exc:
+        raise BadOption(f"{path}: cannot be read: it is no text in UTF-8") from exc

@@ -26,7 +26,7 @@ from contracts.usage import UsageEvent
 from pandal.audit import sources_of
 from pandal.cli import app
 from pandal.datadir import DataDir
-from pandal.errors import BadOption, NotFound, PandalError
+from pandal.errors import BadOption, NotAudited, NotFound, PandalError
 from pandal.fleet_books import FleetBooks
 from pandal.settings import CommandSettings
 from pandal.usage import bar
@@ -139,19 +139,19 @@ def test_a_wrong_question_is_refused(
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "error"),
     [
-        ("usage",),
-        ("audit",),
-        ("billing", "replay"),
-        ("billing", "close", "acme", "--month", "2026-10"),
+        (("usage",), NotFound),
+        (("audit",), NotAudited),
+        (("billing", "replay"), NotFound),
+        (("billing", "close", "acme", "--month", "2026-10"), NotFound),
     ],
     ids=str,
 )
 def test_where_no_fleet_has_run_there_is_nothing_and_none_is_made(
-    data_dir: DataDir, arguments: tuple[str, ...]
+    data_dir: DataDir, arguments: tuple[str, ...], error: type[PandalError]
 ) -> None:
-    assert type(run(data_dir, *arguments).exception) is NotFound
+    assert type(run(data_dir, *arguments).exception) is error
     assert not data_dir.ledger.exists()
 
 
@@ -255,6 +255,26 @@ def test_an_audit_names_what_it_cannot_read_and_ends_with_a_status_of_its_own(
     assert result.exit_code == 3
     assert f"segment {SEGMENT} cannot be read" in result.output
     assert "no difference in what could be read" in result.output
+
+
+def test_an_audit_of_a_ledger_that_cannot_be_read_has_the_same_status(used: DataDir) -> None:
+    """It has found no difference: it has compared nothing."""
+    away = run(used, "audit", "--ledger-url", "postgresql://127.0.0.1:1/ledger")
+    execute(used.ledger_url, "UPDATE alembic_version SET version_num = '9999'")
+    newer = run(used, "audit")
+    assert isinstance(newer.exception, NotAudited)
+    assert isinstance(away.exception, NotAudited)
+    assert "found 9999" in str(newer.exception)
+
+
+@pytest.mark.parametrize("number", ["inf", "1e300", "nan", "-1"])
+@pytest.mark.parametrize("option", ["--hours", "--grace-s", "--patience-s"])
+def test_an_audit_over_no_length_of_time_is_refused(
+    used: DataDir, option: str, number: str
+) -> None:
+    refused = run(used, "audit", option, number)
+    assert refused.exit_code == 2
+    assert option in refused.output
 
 
 def test_what_moves_is_a_difference_only_when_it_is_seen_again() -> None:

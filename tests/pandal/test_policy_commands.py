@@ -14,6 +14,7 @@ from pandal.datadir import DataDir
 from pandal.errors import BadOption, Drifted, NotFound
 from pandal.keys import KeyRequest, create_key
 from pandal.policy_access import LocalPolicies
+from tests.pandal.command_line import assert_refused, pandal
 
 
 def run(data_dir: DataDir, *arguments: str, **environment: str) -> Result:
@@ -200,6 +201,51 @@ def test_a_file_that_is_no_policy_is_named_by_the_path_of_its_fault(
         path.write_text(text)
         with pytest.raises(BadOption, match=complaint):
             run(acme, "policy", "import", str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (b"[" * 500, "levels"),
+        (b"a: " + b"{a: " * 500, "levels"),
+        (b"tenants: &a\n- *a\n", "within itself"),
+        (b'tenants:\n- tenant_id: "\\ud800"\n', "half a character"),
+        (b"tenants: []\nversion: " + b"9" * 5_000, "a number"),
+        (b"tenants: 2026-13-45\n", "a date"),
+        (b"tenants: !!timestamp now\n", "a date"),
+        (b"tenants: !!int ''\n", "a number"),
+        (b"tenants: {[a]: 2}\n", "line 1"),
+        (b"tenants: {null: 1}\n", "a name|tenants"),
+        (b"tenants: !!python/none x\n", "line 1"),
+        (b"tenants: \xff\n", "no text in UTF-8"),
+    ],
+    ids=lambda each: each[:30] if isinstance(each, bytes) else None,
+)
+def test_a_text_that_no_parser_can_take_is_refused_and_kept(
+    acme: DataDir, tmp_path: Path, text: bytes, complaint: str
+) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_bytes(text)
+    for command in (("import",), ("import", "--check"), ("dry-run",)):
+        with pytest.raises(BadOption, match=complaint):
+            run(acme, "policy", *command, str(path))
+    with pytest.raises(BadOption, match=f"({complaint}).*your text is kept in ") as caught:
+        run(acme, "policy", "edit", VISUAL=f"cp {path}")
+    kept = Path(str(caught.value).rpartition(" ")[2])
+    assert kept.read_bytes() == text
+    shutil.rmtree(kept.parent)
+
+
+@pytest.mark.parametrize("editor", ["vi 'x", "/nowhere/vi"])
+def test_an_editor_that_cannot_be_started_is_named(acme: DataDir, editor: str) -> None:
+    with pytest.raises(BadOption, match=f"^{editor}: "):
+        run(acme, "policy", "edit", VISUAL=editor)
+
+
+def test_arguments_that_are_no_text_are_refused(acme: DataDir) -> None:
+    where = ("--data-dir", str(acme.root))
+    refused = pandal("policy", "set", "acme", "providers=\udcff", *where)
+    assert_refused(refused, 2, "UTF-8", acme)
 
 
 def test_an_editor_edits_it(acme: DataDir, tmp_path: Path) -> None:
