@@ -35,6 +35,10 @@ def from_plain(plain: Any) -> PolicyDocument:  # whatever a parser made of a per
     document = decode_policy_document(msgspec.json.encode({"version": 0, **plain}, enc_hook=str))
     for path in unprintable_texts(plain):
         raise ContractError(f"policy document: {path}: expected printable characters only")
+    for index, tenant in enumerate(document.tenants):
+        if "" in tenant.providers:
+            path = f"$.tenants[{index}].providers[{tenant.providers.index('')}]"
+            raise ContractError(f"policy document: {path}: expected a name")
     return document
 
 

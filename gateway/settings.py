@@ -1,7 +1,9 @@
 """Every knob of the gateway, read once from the environment (prefix ``GATEWAY_``)."""
 
+import math
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -22,6 +24,8 @@ from gateway.provider_url import provider_url
 from gateway.secret_settings import KeyPepper, OwnKeyFile, StoreUrl
 
 PREFIX = "GATEWAY_"
+
+_NO_HEADER = re.compile(r"[\x00-\x1f\x7f]")  # would end the header that it is sent in
 
 
 class ReplicaAddress(BaseModel):
@@ -67,6 +71,8 @@ class ProviderAddress(BaseModel):
     def _is_complete(self) -> Self:
         if (self.api_key is None) == (self.api_key_file is None):
             raise ValueError("a provider needs either an api_key or an api_key_file, not both")
+        if self.api_key is not None and _NO_HEADER.search(self.api_key.get_secret_value()):
+            raise ValueError("expected an api_key without line ends and other control characters")
         if self.models and self.api != "openai":
             raise ValueError("only a provider with OpenAI's API can stand beside replicas")
         return self
@@ -189,14 +195,16 @@ class Settings(BaseSettings):
 
     @field_validator("model_aliases")
     @classmethod
-    def _weights_are_some(
+    def _aliases_lead_somewhere(
         cls, value: dict[str, str | dict[str, float]]
     ) -> dict[str, str | dict[str, float]]:
-        for weights in value.values():
-            if not isinstance(weights, str) and (
-                min(weights.values(), default=-1.0) < 0.0 or sum(weights.values()) <= 0.0
-            ):
-                raise ValueError("an alias's weights must not be negative, nor all zero")
+        for name, target in value.items():
+            if target == name:
+                raise ValueError(f"{name}: expected another name than the alias's own")
+            if not isinstance(target, str) and not _are_weights(target.values()):
+                raise ValueError(
+                    f"{name}: an alias's weights must be finite, and not negative, nor all zero"
+                )
         return value
 
     @field_validator("replicas", "providers")
@@ -206,6 +214,11 @@ class Settings(BaseSettings):
         if len(set(taken)) != len(taken):
             raise ValueError("each needs a name of its own")
         return value
+
+
+def _are_weights(weights: Collection[float]) -> bool:
+    total = sum(weights)
+    return math.isfinite(total) and total > 0.0 and min(weights) >= 0.0
 
 
 def unread_variables() -> Mapping[str, str]:

@@ -98,7 +98,8 @@ def _replica_drain_s(plan: FleetPlan) -> float:
 
 def gateway_child(plan: FleetPlan, *, pepper: str, inherited: Mapping[str, str]) -> ChildSpec:
     replicas = [{"name": replica.name, "url": replica.address.url} for replica in plan.upstreams]
-    aliases = {DEFAULT_ALIAS: plan.served_model}
+    served = plan.served_model
+    aliases = {} if served == DEFAULT_ALIAS else {DEFAULT_ALIAS: served}
     environment = {
         "GATEWAY_HOST": HOST,
         "GATEWAY_PORT": str(plan.gateway.port),

@@ -32,6 +32,8 @@ def assigned(
     is_shadow: bool,
 ) -> TenantPolicy:
     """Raises BadOption."""
+    if "" in (key, model):
+        raise BadOption(f"{'--key' if key == '' else '--model'}: expected a name")
     is_own = key is None and model is None and not is_shadow
     own: _Values = {}
     counted: _Values = {}

@@ -280,6 +280,12 @@ def test_whose_servers_may_serve_a_tenant_is_explained() -> None:
     assert "providers openai, rented because tenant acme" in [reason.words for reason in told]
 
 
+def test_a_provider_without_a_name_is_none() -> None:
+    tenant = {"tenant_id": "acme", "tier": "free", "providers": ["openai", ""]}
+    with pytest.raises(ContractError, match=r"\$\.tenants\[0\]\.providers\[1\]: expected a name"):
+        from_plain({"tenants": [tenant]})
+
+
 def test_a_key_is_for_endpoints_that_there_are() -> None:
     key = {"key_id": "k", "key_hash": "h", "key_prefix": "sk", "endpoints": ["completion"]}
     tenant = {"tenant_id": "acme", "tier": "free", "keys": [key]}

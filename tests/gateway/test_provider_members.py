@@ -300,6 +300,8 @@ def test_what_cannot_be_a_member_is_no_setting(tmp_path: Path) -> None:
         {},
         {"api_key": KEY, "api_key_file": tmp_path},
         {"api_key": KEY, "api": "anthropic", "models": {"m": "c"}},
+        {"api_key": f"{KEY}\nx-more: 1"},
+        {"api_key": f"{KEY}\r"},
         {"api_key": KEY, "weight": 0.0},
         {"api_key": KEY, "weight": float("inf")},
         {"api_key": KEY, "weight": float("nan")},

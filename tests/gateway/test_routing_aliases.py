@@ -96,11 +96,26 @@ async def test_a_step_behind_its_models_name_goes_to_the_only_one_of_its_name() 
     assert json.loads(target.body)["model"] == "law"
 
 
-@pytest.mark.parametrize("weights", [{}, {"a": 0.0}, {"a": 2.0, "b": -1.0}], ids=str)
-def test_weights_that_say_nothing_are_no_setting(weights: dict[str, float]) -> None:
-    with pytest.raises(ValidationError, match="weights"):
+NO_WEIGHTS: list[dict[str, float]] = [
+    {},
+    {"a": 0.0},
+    {"a": 2.0, "b": -1.0},
+    {"a": 1.0, "b": float("inf")},
+    {"a": float("nan"), "b": 1.0},
+]
+
+
+@pytest.mark.parametrize(
+    ("target", "complaint"),
+    [*((weights, "chat: an alias's weights") for weights in NO_WEIGHTS), ("chat", "chat: .* own")],
+    ids=str,
+)
+def test_an_alias_that_says_nothing_is_no_setting(
+    target: str | dict[str, float], complaint: str
+) -> None:
+    with pytest.raises(ValidationError, match=complaint):
         Settings(
-            model_aliases={"chat": weights},
+            model_aliases={"chat": target},
             policy_file=Path("p"),
             key_pepper=SecretStr("p" * 32),
             quota_url=SecretStr("redis://127.0.0.1:1"),

@@ -72,6 +72,8 @@ def test_what_is_unset_is_the_tiers_again(acme: DataDir) -> None:
         (("acme", "tokens_per_minute"), "FIELD=VALUE"),
         (("acme", "tier=none"), r"\$\.tenants\[0\]\.tier"),
         (("acme", "tier=free", "--model", "m"), "whole tenant"),
+        (("acme", "weight=5", "--model", ""), "--model: expected a name"),
+        (("acme", "tokens_per_minute=5", "--key", ""), "--key: expected a name"),
         (("acme", "allowed_models=[a,b]"), "NAME,NAME"),
         (("acme", 'allowed_models="a", "b"'), "NAME,NAME"),
         (("acme", "allowed_models=a,"), "NAME,NAME"),
