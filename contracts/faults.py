@@ -4,6 +4,7 @@ By the kind of the fault, as pydantic names it: its messages change, speak of in
 some of them repeat what was written, which may be a secret.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -71,3 +72,31 @@ def plain_words(fault: Mapping[str, Any]) -> str:  # Any: one of pydantic's ``er
     if kind in _CLEAR:
         return f"expected {fault['msg'].removeprefix('Input should be ')}"
     return _WORDS.get(kind, "it is not valid").format_map(context)
+
+
+_SCHEMA_TYPES: Final = {
+    "array": "a list",
+    "bool": "true or false",
+    "float": "a number",
+    "int": "an integer",
+    "object": "an object",
+    "str": "a text",
+}
+_SCHEMA_TYPE: Final = re.compile(r"`([a-z]+(?: \| [a-z]+)*)`")
+_AT_PATH: Final = re.compile(r" - at `([^`]+)`$")
+_MISSING: Final = re.compile(r"^Object missing required field `([^`]+)`$")
+
+
+def schema_words(message: str) -> str:
+    """Of msgspec's, which names Python's types: the path first, if it is told."""
+    at = _AT_PATH.search(message)
+    words = _AT_PATH.sub("", message)
+    words = _MISSING.sub(r"\1 is missing", words)
+    words = words.replace("Invalid RFC3339 encoded datetime", _WORDS["datetime_parsing"])
+    words = _SCHEMA_TYPE.sub(lambda found: _types(found[1]), words)
+    words = re.sub("^Expected ", "expected ", words)
+    return words if at is None else f"{at[1]}: {words}"
+
+
+def _types(names: str) -> str:
+    return " or ".join(_SCHEMA_TYPES.get(name, name) for name in names.split(" | "))

@@ -16,6 +16,7 @@ import msgspec
 from contracts.admission import ADMISSION_TIERS, AdmissionPolicy
 from contracts.errors import UNDECODABLE, ContractError
 from contracts.fallbacks import FallbackChain
+from contracts.faults import schema_words
 from contracts.hedging import HedgePolicy
 from contracts.names import TenantId
 from contracts.policy_faults import check_document
@@ -190,6 +191,6 @@ def decode_policy_document(payload: bytes) -> PolicyDocument:
     try:
         document = _decoder.decode(payload)
     except UNDECODABLE as exc:
-        raise ContractError(f"policy document: {exc}") from exc
+        raise ContractError(f"policy document: {schema_words(str(exc))}") from exc
     check_document(document, {tier.name for tier in document.tiers} | TIERS.keys())
     return document

@@ -6,6 +6,7 @@ from typing import Any, Final, get_type_hints
 
 import msgspec
 
+from contracts.faults import schema_words
 from contracts.policy import TenantPolicy
 from contracts.quota import QuotaRule
 from contracts.resolution import COUNTED, RATES
@@ -75,7 +76,7 @@ def _value(holder: type[msgspec.Struct], name: str, text: str) -> Any:  # what t
     try:
         return msgspec.convert(given, type_, strict=False)
     except msgspec.ValidationError as exc:
-        raise BadOption(f"{name}: {exc}") from exc
+        raise BadOption(f"{name}: {schema_words(str(exc))}") from exc
 
 
 def _listed(name: str, text: str) -> list[str]:

@@ -286,6 +286,37 @@ def test_a_provider_without_a_name_is_none() -> None:
         from_plain({"tenants": [tenant]})
 
 
+UNBORN = {"key_id": "k", "key_hash": "h", "key_prefix": "s", "created_at": "x"}
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        ({"version": "x", "tenants": []}, "$.version: expected an integer, got a text"),
+        ({"tenants": "x"}, "$.tenants: expected a list, got a text"),
+        ({"tenants": [{"tenant_id": "a", "tier": None}]}, "$.tenants[0].tier: expected a text"),
+        ({"tenants": [{"tier": "free"}]}, "$.tenants[0]: tenant_id is missing"),
+        (
+            {"tenants": [{"tenant_id": "a", "tier": "free", "tokens_per_minute": "x"}]},
+            "$.tenants[0].tokens_per_minute: expected an integer or null, got a text",
+        ),
+        (
+            {"tenants": [{"tenant_id": "a", "tier": "free", "tokens_per_minute": 0}]},
+            "$.tenants[0].tokens_per_minute: expected an integer >= 1",
+        ),
+        (
+            {"tenants": [{"tenant_id": "a", "tier": "free", "keys": [UNBORN]}]},
+            "$.tenants[0].keys[0].created_at: expected a date and time, such as 20",
+        ),
+    ],
+    ids=str,
+)
+def test_a_fault_is_told_in_plain_words(document: dict[str, Any], told: str) -> None:
+    with pytest.raises(ContractError) as refused:
+        from_plain(document)
+    assert str(refused.value).startswith(f"policy document: {told}")
+
+
 def test_a_key_is_for_endpoints_that_there_are() -> None:
     key = {"key_id": "k", "key_hash": "h", "key_prefix": "sk", "endpoints": ["completion"]}
     tenant = {"tenant_id": "acme", "tier": "free", "keys": [key]}

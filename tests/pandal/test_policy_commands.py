@@ -68,7 +68,8 @@ def test_what_is_unset_is_the_tiers_again(acme: DataDir) -> None:
     ("arguments", "complaint"),
     [
         (("acme", "tpm=5"), "tpm: expected one of tier"),
-        (("acme", "tokens_per_minute=0"), "tokens_per_minute"),
+        (("acme", "tokens_per_minute=0"), "tokens_per_minute: expected an integer >= 1"),
+        (("acme", "weight=x"), "weight: expected an integer or null, got a text"),
         (("acme", "tokens_per_minute"), "FIELD=VALUE"),
         (("acme", "tier=none"), r"\$\.tenants\[0\]\.tier"),
         (("acme", "tier=free", "--model", "m"), "whole tenant"),
