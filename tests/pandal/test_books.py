@@ -270,11 +270,9 @@ def test_an_audit_of_a_ledger_that_cannot_be_read_has_the_same_status(used: Data
 @pytest.mark.parametrize("number", ["inf", "1e300", "nan", "-1"])
 @pytest.mark.parametrize("option", ["--hours", "--grace-s", "--patience-s"])
 def test_an_audit_over_no_length_of_time_is_refused(
-    used: DataDir, option: str, number: str
+    data_dir: DataDir, option: str, number: str
 ) -> None:
-    refused = run(used, "audit", option, number)
-    assert refused.exit_code == 2
-    assert option in refused.output
+    assert run(data_dir, "audit", option, number).exit_code == 2
 
 
 def test_what_moves_is_a_difference_only_when_it_is_seen_again() -> None:
