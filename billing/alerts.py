@@ -15,10 +15,11 @@ from sqlalchemy import Connection, func, select
 from billing.budgets import BudgetDays, open_periods, reached
 from billing.bulk_insert import insert_once
 from billing.ledger_database import (
+    books_shared,
     open_for_posting,
     open_for_reading,
     reading,
-    translated_errors,
+    writing,
 )
 from billing.ledger_schema import (
     alert_deliveries,
@@ -57,7 +58,7 @@ class Alert:
 
 
 class AlertBook:
-    """All methods raise LedgerUnavailable.  Looking takes no lock that a posting waits for."""
+    """All methods raise LedgerUnavailable, and no lock that they take keeps a posting waiting."""
 
     def __init__(self, ledger_url: str, now: Callable[[], datetime]) -> None:
         self._engine = open_for_posting(ledger_url)
@@ -83,7 +84,7 @@ class AlertBook:
         if not due:
             return []
         at = {"raised_at_us": microseconds(now)}
-        with translated_errors(), self._engine.begin() as connection:
+        with writing(self._engine, books_shared) as connection:
             raised = [
                 alert
                 for alert in due
@@ -118,7 +119,7 @@ class AlertBook:
     def mark_delivered(self, alert: Alert, channel: Channel) -> None:
         at = {"delivered_at_us": microseconds(self._now())}
         row = {**_key(alert), "channel": channel.value, **at}
-        with translated_errors(), self._engine.begin() as connection:
+        with writing(self._engine, books_shared) as connection:
             connection.execute(_ONCE_DELIVERED, row)
 
 

@@ -46,6 +46,15 @@ def recovered_accounts(connection: Connection) -> dict[str, Account]:
     return _with_late(connection, _by_tenant().where(usage_events.c.is_recovered))
 
 
+def num_by_gateways(billed: Mapping[str, Account], recovered: Mapping[str, Account]) -> int:
+    """How many of the billed events a gateway wrote."""
+    num_billed, num_recovered = (
+        sum(account.num_requests for account in accounts.values())
+        for accounts in (billed, recovered)
+    )
+    return num_billed - num_recovered
+
+
 def counted_accounts(connection: Connection) -> dict[str, Account]:
     """As ``billed_accounts``, out of every event."""
     return _with_late(connection, _by_tenant())
@@ -129,13 +138,13 @@ def boots(
     waiting: Mapping[str, Sequence[int]],
     *,
     is_counted: bool,
-    num_by_gateways: int,
+    num_written: int,
 ) -> Iterator[Boot]:
     """Those whose numbers cannot all be there once; no others, a boot may have written millions.
 
     ``waiting``: numbers on their way here, by boot.  Events that an auditor has posted bear no
-    gateway's number, but for what it told late of them.  ``num_by_gateways``: the others, as days
-    have it.
+    gateway's number, but for what it told late of them.  ``num_written``: the others, as days have
+    it (``num_by_gateways``).
     """
     coming = {boot_id: list(numbers) for boot_id, numbers in waiting.items()}
     for boot_id, late in late_numbers(connection):
@@ -148,7 +157,7 @@ def boots(
         if sums.boot_id in doubled or not sums.is_whole_with(on_the_way):
             found.append(Boot(sums.boot_id, [*_numbers(connection, sums), *on_the_way]))
     found.extend(Boot(boot_id, numbers) for boot_id, numbers in coming.items())
-    knows_all = sum(sums.num_events for sums in all_sums) == num_by_gateways
+    knows_all = sum(sums.num_events for sums in all_sums) == num_written
     yield from found if knows_all else _with_all_numbers(connection, found)
 
 

@@ -45,6 +45,7 @@ from billing.audit_sums import (
     counted_accounts,
     findings_of_numbers,
     findings_of_sums,
+    num_by_gateways,
     recovered_accounts,
 )
 from billing.bulk_insert import known_keys
@@ -185,15 +186,11 @@ def _boot_findings(
     billed: Mapping[str, Account],
     recovered: Mapping[str, Account],
 ) -> Iterator[Finding]:
-    num_billed, num_recovered = (
-        sum(account.num_requests for account in accounts.values())
-        for accounts in (billed, recovered)
-    )
     for boot in boots(
         connection,
         waiting.numbers,
         is_counted=scope.is_counted,
-        num_by_gateways=num_billed - num_recovered,
+        num_written=num_by_gateways(billed, recovered),
     ):
         yield from findings_of_boot(boot)
 

@@ -15,6 +15,7 @@ from billing.audit_sums import (
     billed_accounts,
     counted_sums,
     kept_sums,
+    num_by_gateways,
     recovered_accounts,
 )
 from billing.ledger_database import LedgerRef, reading
@@ -37,7 +38,8 @@ def lacking_sums(ledger: LedgerRef) -> list[BootSums]:
     Raises LedgerMissing, LedgerUnavailable.
     """
     with reading(ledger, takes_long=True) as connection:
-        if sum(sums.num_events for sums in kept_sums(connection)) == _num_by_gateways(connection):
+        num_kept = sum(sums.num_events for sums in kept_sums(connection))
+        if num_kept == num_by_gateways(billed_accounts(connection), recovered_accounts(connection)):
             return []
         kept = {sums.boot_id: sums for sums in kept_sums(connection, but_of=_SOURCE)}
         return [
@@ -52,12 +54,3 @@ def keep_sums(connection: Connection, lacking: Sequence[BootSums]) -> None:
     for sums in lacking:
         boot_id, *numbers = astuple(sums)  # in the order of the table's columns
         connection.execute(_KEEP, dict(zip(_COLUMNS, (boot_id, _SOURCE, *numbers), strict=True)))
-
-
-def _num_by_gateways(connection: Connection) -> int:
-    billed, recovered = billed_accounts(connection), recovered_accounts(connection)
-    num_billed, num_recovered = (
-        sum(account.num_requests for account in accounts.values())
-        for accounts in (billed, recovered)
-    )
-    return num_billed - num_recovered

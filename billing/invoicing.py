@@ -21,7 +21,7 @@ from billing.ledger_database import (
     books_alone,
     open_for_posting,
     reading,
-    translated_errors,
+    writing,
 )
 from billing.ledger_schema import (
     adjustments,
@@ -55,7 +55,7 @@ class Adjustment:
 
 
 class Invoicing:
-    """Every method is one whole transaction; all raise LedgerUnavailable."""
+    """Every method is one whole transaction; all raise LedgerUnavailable, LedgerMigrated."""
 
     def __init__(self, ledger_url: str, now: Callable[[], datetime]) -> None:
         self._engine = open_for_posting(ledger_url)
@@ -68,8 +68,7 @@ class Invoicing:
         self, tenant_id: str, month: str, *, time_zone: str, grace: timedelta = DEFAULT_GRACE
     ) -> Invoice:
         """Raises InvoiceRefused, RequestInvalid, having changed nothing."""
-        with translated_errors(), self._engine.begin() as connection:
-            books_alone(connection)
+        with writing(self._engine, books_alone) as connection:
             latest = _latest(connection, tenant_id)
             period = _period(latest, month, time_zone)
             now = self._now()
@@ -100,8 +99,7 @@ class Invoicing:
     def adjust(self, adjustment: Adjustment) -> bool:
         """False: it had been posted before.  Raises InvoiceRefused for one that makes no sense."""
         _check(adjustment)
-        with translated_errors(), self._engine.begin() as connection:
-            books_alone(connection)
+        with writing(self._engine, books_alone) as connection:
             known = select(adjustments).where(
                 adjustments.c.tenant_id == adjustment.tenant_id,
                 adjustments.c.adjustment_id == adjustment.adjustment_id,

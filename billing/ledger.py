@@ -5,8 +5,8 @@ before it is set, so a second consumer or a zombie cannot post from a place the 
 Entries are only added.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -30,9 +30,9 @@ from billing.ledger_database import (
     alone,
     books_alone,
     books_shared,
-    check_not_migrated,
     open_for_posting,
     translated_errors,
+    writing,
 )
 from billing.ledger_schema import (
     dead_letter_replays,
@@ -94,15 +94,15 @@ class Ledger:
 
     def record_prices(self, price_book: PriceBook) -> None:
         """Remember what each price id means.  Raises PriceBookInvalid if one has changed."""
-        with self._writing(alone) as connection:
+        with writing(self._engine, alone) as connection:
             record_prices(connection, price_book)
 
     def post(self, batch: RatedBatch) -> PostResult:
         """Raises OffsetConflict, having changed nothing, if the ledger stands elsewhere."""
         posted_at_us = microseconds(self._now())
-        with suppress(HasLateReports), self._writing(books_shared) as connection:
+        with suppress(HasLateReports), writing(self._engine, books_shared) as connection:
             return _post(connection, batch, posted_at_us, _refuse_reports)
-        with self._writing(books_alone) as connection:
+        with writing(self._engine, books_alone) as connection:
             return _post(connection, batch, posted_at_us, post_late_reports)
 
     def acknowledge(self, tenant_id: str, loss: QuotaLoss) -> bool:
@@ -114,18 +114,18 @@ class Ledger:
             "num_tokens": loss.missing.num_tokens,
             "posted_at_us": microseconds(self._now()),
         }
-        with self._writing(books_shared) as connection:
+        with writing(self._engine, books_shared) as connection:
             return bool(connection.execute(insert_once(quota_acknowledgements), row).rowcount)
 
     def keep_sums(self, lacking: Sequence[BootSums]) -> None:
         """Of events that are here without any: ``boot_sums.lacking_sums``."""
-        with self._writing(books_shared) as connection:
+        with writing(self._engine, books_shared) as connection:
             keep_sums(connection, lacking)
 
     def mark_replayed(self, letters: Sequence[tuple[str, int]]) -> None:
         """Dead letters, by source and offset, that have been posted after all."""
         replayed_at_us = microseconds(self._now())
-        with self._writing(books_shared) as connection:
+        with writing(self._engine, books_shared) as connection:
             rows = [(source_id, offset, replayed_at_us) for source_id, offset in letters]
             insert_rows(connection, dead_letter_replays, rows)
 
@@ -139,7 +139,9 @@ class Ledger:
         num_posted = 0
         after: EventKey = ("", "")
         while True:
-            with self._writing(books_alone) as connection:  # they come to days that others add to
+            with writing(
+                self._engine, books_alone
+            ) as connection:  # they come to days that others add to
                 events = _unpriced_after(connection, after)
                 at_us = microseconds(self._now())
                 num_posted += _rate_unpriced(connection, events, price_book, at_us)
@@ -147,14 +149,6 @@ class Ledger:
             if not events:
                 return num_posted
             after = (events[-1].tenant_id, events[-1].event_id)
-
-    @contextmanager
-    def _writing(self, lock: Callable[[Connection], None]) -> Iterator[Connection]:
-        """One transaction, in a ledger of this version."""
-        with translated_errors(), self._engine.begin() as connection:
-            lock(connection)
-            check_not_migrated(connection)
-            yield connection
 
 
 _PostReports = Callable[[Connection, Sequence[LateReport], int], list[Posting]]

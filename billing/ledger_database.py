@@ -3,7 +3,7 @@
 What differs between the two is here, in ``ledger_upgrade`` and in ``bulk_insert``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -91,6 +91,23 @@ def reading(ledger: LedgerRef, *, takes_long: bool = False) -> Iterator[Connecti
 
 
 @contextmanager
+def writing(engine: Engine, lock: Callable[[Connection], None]) -> Iterator[Connection]:
+    """One transaction behind a lock of the books, in a ledger of this version.
+
+    Nobody migrates it meanwhile.  Raises LedgerMigrated, having changed nothing.
+    """
+    with translated_errors(), engine.begin() as connection:
+        lock(connection)
+        found = connection.execute(select(schema_revision.c.version_num)).scalar_one_or_none()
+        if found != REVISION:
+            raise LedgerMigrated(
+                f"ledger: expected revision {REVISION}, found {found}: another version of billing "
+                "has made it its own, and this one posts no more"
+            )
+        yield connection
+
+
+@contextmanager
 def translated_errors() -> Iterator[None]:
     """SQLAlchemy's exceptions become ours here and nowhere else."""
     try:
@@ -120,19 +137,6 @@ def books_alone(connection: Connection) -> None:
     """Until this transaction ends nobody else posts.  To be taken first, and never after shared."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _BOOKS_LOCK})
-
-
-def check_not_migrated(connection: Connection) -> None:
-    """Behind a lock of the books: until the transaction ends nobody migrates it then.
-
-    Raises LedgerMigrated.
-    """
-    found = connection.execute(select(schema_revision.c.version_num)).scalar_one_or_none()
-    if found != REVISION:
-        raise LedgerMigrated(
-            f"ledger: expected revision {REVISION}, found {found}: another version of billing has "
-            "made it its own, and this one posts no more"
-        )
 
 
 def _without_deadlines(connection: Connection) -> None:

@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,17 @@ import pytest
 from sqlalchemy import Engine, create_engine, inspect
 
 from billing import ledger_upgrade
-from billing.alerts import AlertBook, Channel
+from billing.alerts import Alert, AlertBook, Channel
 from billing.errors import LedgerMigrated, LedgerMissing, LedgerUnavailable, RequestInvalid
+from billing.invoice import LineKind
+from billing.invoicing import Adjustment, Invoicing
 from billing.ledger import Ledger, utc_now
 from billing.ledger_database import books_shared, open_for_posting, open_for_reading
 from billing.lookup import find_event, totals
 from billing.posting import rate_batch
 from billing.pricing import TokenClass
 from tests.billing.databases import execute, rows
-from tests.billing.usage_events import BOOK, batch_of, usage
+from tests.billing.usage_events import BOOK, NOON, batch_of, usage
 from tests.support.postgres import Postgres
 from tests.support.waiting import eventually
 
@@ -94,16 +96,27 @@ def test_a_ledger_of_an_unknown_revision_is_left_alone(either_url: str) -> None:
 def test_a_ledger_that_another_version_has_migrated_is_posted_to_no_more(
     either: Ledger, either_url: str
 ) -> None:
-    execute(either_url, "UPDATE alembic_version SET version_num = '9999'")
-    for write in (
-        lambda: either.post(rate_batch(batch_of([usage(1)]), BOOK)),
-        lambda: either.record_prices(BOOK),
-        lambda: either.mark_replayed([("s", 1)]),
-        lambda: either.post_unpriced(BOOK),
-    ):
-        with pytest.raises(LedgerMigrated, match="found 9999"):
-            write()
-    for table in ("usage_events", "source_offsets", "dead_letter_replays"):
+    credit = Adjustment("acme", "c1", LineKind.CREDIT, NOON, -1, "an outage")
+    alert = Alert("acme", "all", "2026-11", 50, b"{}")
+    with ExitStack() as stack:
+        invoicing = stack.enter_context(closing(Invoicing(either_url, utc_now)))
+        alerts = stack.enter_context(closing(AlertBook(either_url, utc_now)))
+        execute(either_url, "UPDATE alembic_version SET version_num = '9999'")
+        for write in (
+            lambda: either.post(rate_batch(batch_of([usage(1)]), BOOK)),
+            lambda: either.record_prices(BOOK),
+            lambda: either.mark_replayed([("s", 1)]),
+            lambda: either.post_unpriced(BOOK),
+            lambda: invoicing.close_month("acme", "2026-10", time_zone="UTC"),
+            lambda: invoicing.adjust(credit),
+            lambda: alerts.mark_delivered(alert, Channel.WEBHOOK),
+        ):
+            with pytest.raises(LedgerMigrated, match="found 9999"):
+                write()
+    written = (
+        "usage_events source_offsets dead_letter_replays invoices adjustments alert_deliveries"
+    )
+    for table in written.split():
         assert rows(either_url, table) == []
 
 
