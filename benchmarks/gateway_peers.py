@@ -1,7 +1,8 @@
 """Gateways to measure, each as one process on one core: ours, and whatever peers are installed.
 
-A peer is found by its executable on PATH (nginx, envoy, vllm-router).  They do less: they forward.
-Ours also authenticates, reserves and settles quotas, routes by prefix, meters, and logs.
+A peer is found by its executable on PATH (nginx, vllm-router, litellm).  They do less: nginx and
+the router forward, LiteLLM checks a key and routes.  Ours also reserves and settles quotas, routes
+by prefix, meters durably, and logs.
 """
 
 import http.client
@@ -31,7 +32,7 @@ PEPPER = "a pepper for the benchmark"
 KEY = "sk-benchmark"
 ROOT = Path(__file__).parents[1]
 NUM_UPSTREAMS = 8
-START_PATIENCE_S = 30.0
+START_PATIENCE_S = 90.0  # LiteLLM imports for half a minute
 NGINX_CONF = """
 daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/nginx.log warn;
 events {{ worker_connections 8192; }}
@@ -50,12 +51,28 @@ http {{
 }}
 """
 
+LITELLM_CONFIG = """
+model_list:
+  - model_name: mock
+    litellm_params:
+      {{model: openai/mock, api_base: "http://127.0.0.1:{upstream}/v1", api_key: none}}
+litellm_settings: {{telemetry: false, num_retries: 0, request_timeout: 600}}
+general_settings: {{master_key: {key}}}
+"""
+LITELLM_ENVIRONMENT = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # it asks a host of its own otherwise
+    "LITELLM_LOG": "ERROR",
+    "LITELLM_MODE": "PRODUCTION",
+    "LITELLM_TELEMETRY": "False",
+}
+
 
 @dataclass(frozen=True)
 class Peer:
     name: str
     start: Callable[[Path, int, int, str], subprocess.Popen[bytes]]
     """folder, own port, first upstream port, core -> process"""
+    ready_path: str = "/v1/models"  # where a 200 says that it serves
 
 
 def pinned(core: str, command: Sequence[str], **options: object) -> subprocess.Popen[bytes]:
@@ -134,6 +151,17 @@ def vllm_router(folder: Path, port: int, upstream: int, core: str) -> subprocess
     return pinned(core, command, stdout=output, stderr=output)
 
 
+def litellm(folder: Path, port: int, upstream: int, core: str) -> subprocess.Popen[bytes]:
+    config = folder / "litellm.yaml"
+    config.write_text(LITELLM_CONFIG.format(upstream=upstream, key=KEY))
+    command = ["litellm", "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), **LITELLM_ENVIRONMENT}
+    output = (folder / "litellm.log").open("wb")
+    return pinned(
+        core, [*command, "--num_workers", "1"], env=environment, stdout=output, stderr=output
+    )
+
+
 def direct(folder: Path, port: int, upstream: int, core: str) -> subprocess.Popen[bytes]:
     """No gateway; a process that does nothing, to be measured in its place."""
     return pinned(core, ["sleep", "3600"])
@@ -142,16 +170,18 @@ def direct(folder: Path, port: int, upstream: int, core: str) -> subprocess.Pope
 def installed(num_workers: int) -> list[Peer]:
     peers = [
         Peer("direct", direct),
-        Peer("ours, relaxed", ours(GATEWAY_DURABILITY="relaxed")),
-        Peer("ours, commit", ours(GATEWAY_DURABILITY="commit")),
+        Peer("ours, relaxed", ours(GATEWAY_DURABILITY="relaxed"), "/ready"),
+        Peer("ours, commit", ours(GATEWAY_DURABILITY="commit"), "/ready"),
     ]
     if num_workers > 1:
         settings = {"GATEWAY_DURABILITY": "relaxed", "GATEWAY_WORKERS": str(num_workers)}
-        peers.append(Peer(f"ours, {num_workers} workers", ours(**settings)))
+        peers.append(Peer(f"ours, {num_workers} workers", ours(**settings), "/ready"))
     if shutil.which("nginx"):
         peers.append(Peer("nginx", nginx))
     if shutil.which("vllm-router"):
         peers.append(Peer("vllm-router", vllm_router))
+    if shutil.which("litellm"):
+        peers.append(Peer("litellm", litellm, "/health/liveliness"))
     return peers
 
 
@@ -181,9 +211,8 @@ def running(
     """The peer, ready to serve."""
     process = peer.start(folder, ports["peer"], ports["upstream"], core)
     with stopped(process):
-        path = "/ready" if peer.name.startswith("ours") else "/v1/models"
         port = served_port(peer, ports)
-        wait_until(lambda: status_of(port, path) == 200, peer.name, START_PATIENCE_S)
+        wait_until(lambda: status_of(port, peer.ready_path) == 200, peer.name, START_PATIENCE_S)
         yield process
 
 
