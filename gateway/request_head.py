@@ -18,9 +18,7 @@ from gateway.errors import InvalidRequest
 Header = tuple[bytes, bytes]
 
 TRACEPARENT: Final = b"traceparent"
-_TRACED: Final = TRACEPARENT + b": "
 _TRACESTATE: Final = b"tracestate"
-_TRACE: Final = b"trace"  # in the names of both
 FORWARDED_HEADERS: Final = frozenset({b"accept", TRACEPARENT, _TRACESTATE})
 _SESSION: Final = HEADER_SESSION_ID.encode()
 _CACHE: Final = b"x-pandal-cache"
@@ -40,6 +38,7 @@ class RequestHead(msgspec.Struct, frozen=True, eq=False):
     authorization: bytes | None
     session: bytes | None
     forwarded: bytes  # lines for the replica
+    is_traced: bool  # says something of a trace
     idempotency_key: bytes | None
     cache: bytes | None  # the request's own word on it
     keep_alive: bool
@@ -62,6 +61,7 @@ def request_head(
         first.get(_AUTHORIZATION),
         first.get(_SESSION),
         _forwarded(kept),
+        TRACEPARENT in first or _TRACESTATE in first,
         first.get(_IDEMPOTENCY_KEY),
         first.get(_CACHE),
         keep_alive,
@@ -86,8 +86,6 @@ def traced_lines(head: RequestHead, traceparent: bytes, *, is_new: bool) -> byte
 
     ``is_new``: the trace begins here, and what is said of the state of another is of no use.
     """
-    if _TRACE not in head.forwarded:  # nobody has said anything of one
-        return b"".join((head.forwarded, _TRACED, traceparent, b"\r\n"))
     told_anew = (TRACEPARENT, _TRACESTATE) if is_new else (TRACEPARENT,)
     kept = [header for header in head.headers if header[0] not in told_anew]
     return _forwarded((*kept, (TRACEPARENT, traceparent)))

@@ -20,7 +20,8 @@ class Trace:
     budget: Budget | None = None
     usage: Usage | None = None
     outcome: Outcome | None = None
-    span: SpanContext | None = None  # None: nobody traces
+    is_sampled = False  # it leaves a span
+    span: SpanContext | None = None  # None: no caller has told of a trace
     counted_s: float | None = None  # how long its prompt's exact count took; None: it needs none
     authenticated_monotonic_s: float | None = None
     admitted_monotonic_s: float | None = None

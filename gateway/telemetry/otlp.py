@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.clock import event_id_of
 from gateway.telemetry.series import Histograms
-from gateway.telemetry.trace_context import SpanContext
+from gateway.telemetry.trace_context import span_id_of
 from gateway.trace import Trace
 
 _SERVER: Final = 2  # kind of a span
@@ -23,58 +24,70 @@ Attributes = Mapping[str, Value]
 _encode = msgspec.json.Encoder().encode
 
 
-def shared_members(name: str, attributes: Iterable[tuple[str, Value]], *, is_failed: bool) -> str:
-    """What many spans have in common, encoded for all of them: the list of attributes is open."""
+# Holes for what differs from span to span; ids are digits, which nothing need escape.
+_SPAN: Final = (
+    b'{"traceId":"%%b","spanId":"%%b"%%b,"startTimeUnixNano":"%%d","endTimeUnixNano":"%%d",%b,'
+    b'"attributes":[%b,{"key":"pandal.request.id","value":{"stringValue":"%%b"}}%b%b]}'
+)
+_PARENT: Final = b',"parentSpanId":"%b"'
+_USAGE: Final = (
+    b',{"key":"gen_ai.usage.input_tokens","value":{"intValue":"%d"}}'
+    b',{"key":"gen_ai.usage.output_tokens","value":{"intValue":"%d"}}'
+    b',{"key":"gen_ai.usage.cache_read.input_tokens","value":{"intValue":"%d"}}'
+)
+_TTFT: Final = b',{"key":"pandal.ttft_s","value":{"doubleValue":%.6f}}'
+
+
+def span_template(
+    name: str, attributes: Iterable[tuple[str, Value]], trace: Trace, *, is_failed: bool
+) -> bytes:
+    """What spans have in common that have as much to tell as ``trace``, with holes for the rest."""
     members: dict[str, Any] = {"name": name, "kind": _SERVER}  # JSON
     if is_failed:
         members["status"] = {"code": _ERROR}
     told = b",".join(_encode(_attribute(*pair)) for pair in attributes)
-    return (b'%b,"attributes":[%b' % (_encode(members)[1:-1], told)).decode()
-
-
-_SPAN: Final = (
-    '{"traceId":"%s","spanId":"%s"%s,"startTimeUnixNano":"%d","endTimeUnixNano":"%d",%s,'
-    '{"key":"pandal.request.id","value":{"stringValue":"%s"}}%s%s]}'
-)
-_PARENT: Final = ',"parentSpanId":"%s"'
-_USAGE: Final = (
-    ',{"key":"gen_ai.usage.input_tokens","value":{"intValue":"%d"}}'
-    ',{"key":"gen_ai.usage.output_tokens","value":{"intValue":"%d"}}'
-    ',{"key":"gen_ai.usage.cache_read.input_tokens","value":{"intValue":"%d"}}'
-)
-_TTFT: Final = ',{"key":"pandal.ttft_s","value":{"doubleValue":%.6f}}'
-
-
-def encode_span(
-    context: SpanContext, trace: Trace, shared: str, wall_minus_monotonic_s: float
-) -> str:
-    """``shared``: ``shared_members``.  Ids are digits, which nothing need escape."""
-    began_s, ended_s, usage = trace.started_monotonic_s, trace.ended_monotonic_s, trace.usage
-    first_byte_s, used, waited, parent = trace.meter.first_byte_monotonic_s, "", "", ""
-    assert ended_s is not None
-    if context.parent_id is not None:
-        parent = _PARENT % context.parent_id
-    if usage is not None:
-        used = _USAGE % (usage.prompt_tokens, usage.completion_tokens, usage.cached_prompt_tokens)
-    if first_byte_s is not None:
-        waited = _TTFT % (first_byte_s - began_s)
     return _SPAN % (
-        context.trace_id,
-        context.span_id,
-        parent,
-        int((began_s + wall_minus_monotonic_s) * 1e9),
-        int((ended_s + wall_minus_monotonic_s) * 1e9),
-        shared,
-        trace.request_id,
-        used,
-        waited,
+        _encode(members)[1:-1].replace(b"%", b"%%"),
+        told.replace(b"%", b"%%"),
+        b"" if trace.usage is None else _USAGE,
+        b"" if trace.meter.first_byte_monotonic_s is None else _TTFT,
     )
 
 
-def encode_spans(resource: Attributes, spans: Sequence[str]) -> bytes:
-    scope = {"scope": _SCOPE, "spans": msgspec.Raw(f"[{','.join(spans)}]".encode())}
+def encode_span(trace: Trace, template: bytes, wall_minus_monotonic_s: float) -> bytes:
+    """``template``: ``span_template`` of one like it."""
+    began_s, ended_s, usage = trace.started_monotonic_s, trace.ended_monotonic_s, trace.usage
+    first_byte_s, span, parent = trace.meter.first_byte_monotonic_s, trace.span, b""
+    digits = event_id_of(trace.request_id)
+    assert ended_s is not None
+    if span is not None:
+        trace_id, span_id = span.trace_id, span.span_id
+        parent = b"" if span.parent_id is None else _PARENT % span.parent_id.encode()
+    else:
+        trace_id, span_id = digits, span_id_of(digits)
+    used = (
+        ()
+        if usage is None
+        else (usage.prompt_tokens, usage.completion_tokens, usage.cached_prompt_tokens)
+    )
+    return template % (
+        trace_id.encode(),
+        span_id.encode(),
+        parent,
+        (began_s + wall_minus_monotonic_s) * 1e9,
+        (ended_s + wall_minus_monotonic_s) * 1e9,
+        trace.request_id.encode(),
+        *used,
+        *(() if first_byte_s is None else (first_byte_s - began_s,)),
+    )
+
+
+def encode_spans(resource: Attributes, spans: Sequence[bytes]) -> bytes:
+    scope = {"scope": _SCOPE, "spans": ()}
     resource_spans = [{"resource": _resource(resource), "scopeSpans": [scope]}]
-    return _encode({"resourceSpans": resource_spans})
+    before, nothing, after = _encode({"resourceSpans": resource_spans}).rpartition(b"[]")
+    assert nothing
+    return b"%b[%b]%b" % (before, b",".join(spans), after)
 
 
 def encode_metrics(

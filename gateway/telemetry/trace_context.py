@@ -13,6 +13,8 @@ _TRACEPARENT: Final = re.compile(
 )
 _INVALID_VERSION: Final = b"ff"
 _SAMPLED: Final = 1
+SAMPLED: Final = "01"
+UNSAMPLED: Final = "00"
 
 
 class SpanContext(msgspec.Struct, frozen=True):
@@ -24,11 +26,17 @@ class SpanContext(msgspec.Struct, frozen=True):
     is_sampled: bool
 
     def header(self) -> bytes:
-        return f"00-{self.trace_id}-{self.span_id}-{'01' if self.is_sampled else '00'}".encode()
+        flags = SAMPLED if self.is_sampled else UNSAMPLED
+        return f"00-{self.trace_id}-{self.span_id}-{flags}".encode()
+
+
+def span_id_of(digits: str) -> str:
+    """Of a request's span, in its own digits: all 32 are the id of a trace that it begins."""
+    return digits[16:]
 
 
 class Sampler:
-    """Of traces that begin here: a request's own digits decide, ``digits``, 32 of them."""
+    """Of traces that begin here: a request's own digits decide, ``digits``."""
 
     def __init__(self, ratio: float) -> None:
         self._below = f"{int(ratio * 2**32):08x}" if ratio < 1 else "g"  # of as many digits
@@ -40,13 +48,13 @@ class Sampler:
         """A caller decides whether it is sampled, else we do."""
         if traceparent is not None and (parent := _parsed(traceparent)) is not None:
             trace_id, parent_id, is_sampled = parent
-            return SpanContext(trace_id, digits[16:], parent_id, is_sampled)
-        return SpanContext(digits, digits[16:], None, self.takes(digits))
+            return SpanContext(trace_id, span_id_of(digits), parent_id, is_sampled)
+        return SpanContext(digits, span_id_of(digits), None, self.takes(digits))
 
 
-def untraced(digits: str) -> bytes:
-    """The header of a trace that begins here, and that nobody looks at."""
-    return f"00-{digits}-{digits[16:]}-00".encode()
+def new_trace_line(digits: str, flags: str) -> bytes:
+    """The header of a trace that begins with the request of these digits, also if nobody looks."""
+    return f"traceparent: 00-{digits}-{digits[16:]}-{flags}\r\n".encode()
 
 
 def _parsed(traceparent: bytes) -> tuple[str, str, bool] | None:

@@ -9,9 +9,9 @@ from contracts.usage import Outcome
 from gateway.clock import event_id_of
 from gateway.exchange import Exchange
 from gateway.request_head import TRACEPARENT, traced_lines
-from gateway.telemetry.otlp import Value, encode_span, shared_members
+from gateway.telemetry.otlp import Value, encode_span, span_template
 from gateway.telemetry.series import Histograms, Labels, Series
-from gateway.telemetry.trace_context import Sampler, SpanContext, untraced
+from gateway.telemetry.trace_context import SAMPLED, UNSAMPLED, Sampler, new_trace_line
 from gateway.trace import Trace
 
 _MAX_SPANS: Final = 4_096  # that wait for the collector; then new ones are dropped
@@ -84,13 +84,13 @@ class _Kind:
 class Tracer:
     def __init__(self, sample_ratio: float) -> None:
         self._sampler = Sampler(sample_ratio)
-        self._spans: deque[str] = deque()  # encoded
+        self._spans: deque[bytes] = deque()  # encoded
         self.num_dropped = 0
         self.duration_s = Histograms("gen_ai.server.request.duration", "s", _DURATION_S)
         self.ttft_s = Histograms("gen_ai.server.time_to_first_token", "s", _TTFT_S)
         self.tokens = Histograms("gen_ai.client.token.usage", "{token}", _TOKENS)
         self._kinds: dict[_Known, _Kind] = {}
-        self._shared: dict[tuple[object, ...], str] = {}
+        self._templates: dict[tuple[object, ...], bytes] = {}
 
     @property
     def histograms(self) -> list[Histograms]:
@@ -98,15 +98,20 @@ class Tracer:
 
     def begin(self, exchange: Exchange, trace: Trace) -> None:
         """From here on the replica is called in our name, and not in the client's."""
-        head, digits, sampler = exchange.head, event_id_of(trace.request_id), self._sampler
-        told = exchange.header(TRACEPARENT) if TRACEPARENT in head.forwarded else None
-        if told is None and not sampler.takes(digits):  # most
-            exchange.forwarded = traced_lines(head, untraced(digits), is_new=True)
-            return
-        span = sampler.context(told, digits)
-        exchange.forwarded = traced_lines(head, span.header(), is_new=span.parent_id is None)
-        if span.is_sampled:
-            trace.span = span
+        head, digits = exchange.head, event_id_of(trace.request_id)
+        if head.is_traced:
+            self._go_on(exchange, trace, digits)
+        elif self._sampler.takes(digits):
+            trace.is_sampled = True
+            exchange.forwarded = head.forwarded + new_trace_line(digits, SAMPLED)
+        else:
+            exchange.forwarded = head.forwarded + new_trace_line(digits, UNSAMPLED)
+
+    def _go_on(self, exchange: Exchange, trace: Trace, digits: str) -> None:
+        span = self._sampler.context(exchange.header(TRACEPARENT), digits)
+        is_new = span.parent_id is None
+        exchange.forwarded = traced_lines(exchange.head, span.header(), is_new=is_new)
+        trace.span, trace.is_sampled = span, span.is_sampled
 
     def end(self, ended: Iterable[Trace], wall_minus_monotonic_s: float) -> None:
         by_kind: dict[_Known, list[Trace]] = {}
@@ -123,10 +128,10 @@ class Tracer:
             kind = self._kind(known, traces[0])
             kind.observe(traces)
             for trace in traces:
-                if trace.span is not None:
-                    self._keep(trace, trace.span, kind, wall_minus_monotonic_s)
+                if trace.is_sampled:
+                    self._keep(trace, kind, wall_minus_monotonic_s)
 
-    def take_spans(self, most: int) -> list[str]:
+    def take_spans(self, most: int) -> list[bytes]:
         return [self._spans.popleft() for _ in range(min(most, len(self._spans)))]
 
     def _kind(self, known: _Known, trace: Trace) -> _Kind:
@@ -137,28 +142,29 @@ class Tracer:
             kind = self._kinds[known] = _Kind(self, _labels(trace))
         return kind
 
-    def _keep(
-        self, trace: Trace, context: SpanContext, kind: _Kind, wall_minus_monotonic_s: float
-    ) -> None:
+    def _keep(self, trace: Trace, kind: _Kind, wall_minus_monotonic_s: float) -> None:
         if len(self._spans) >= _MAX_SPANS:
             self.num_dropped += 1
             return
-        shared = self._shared_members(trace, kind)
-        self._spans.append(encode_span(context, trace, shared, wall_minus_monotonic_s))
+        template = self._template(trace, kind)
+        self._spans.append(encode_span(trace, template, wall_minus_monotonic_s))
 
-    def _shared_members(self, trace: Trace, kind: _Kind) -> str:
-        request, replica = trace.request, trace.meter.replica
-        is_stream = None if request is None else request.is_stream
-        known = kind, trace.status, trace.outcome, replica, is_stream
-        shared = self._shared.get(known)
-        if shared is None:
-            if len(self._shared) >= _MAX_KINDS:
-                self._shared.clear()
+    def _template(self, trace: Trace, kind: _Kind) -> bytes:
+        request, meter = trace.request, trace.meter
+        known = (
+            kind, trace.status, trace.outcome, meter.replica,
+            request is None or request.is_stream,
+            trace.usage is None, meter.first_byte_monotonic_s is None,
+        )  # fmt: skip
+        template = self._templates.get(known)
+        if template is None:
+            if len(self._templates) >= _MAX_KINDS:
+                self._templates.clear()
             is_failed = trace.status >= 500 or trace.outcome in _FAILED
             attributes = _shared_attributes(trace)
-            shared = shared_members(kind.name, attributes, is_failed=is_failed)
-            self._shared[known] = shared
-        return shared
+            template = span_template(kind.name, attributes, trace, is_failed=is_failed)
+            self._templates[known] = template
+        return template
 
 
 def _labels(trace: Trace) -> Labels:
