@@ -77,12 +77,24 @@ def _is_free(port: int) -> bool:
         return True
 
 
-def cpu_s(pid: int) -> float:
-    """Of all threads, and of the workers it has started, from the scheduler's own count."""
-    tasks = list(Path(f"/proc/{pid}/task").iterdir())
-    own_s = sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+def processes(pid: int) -> list[int]:
+    """It, and the workers it has started."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
     children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    return own_s + sum(cpu_s(child) for child in children)
+    return [pid, *(found for child in children for found in processes(child))]
+
+
+def cpu_s(pid: int) -> float:
+    """Of all threads and workers, from the scheduler's own count."""
+    tasks = [task for found in processes(pid) for task in Path(f"/proc/{found}/task").iterdir()]
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def kernel_s(pid: int) -> float:
+    """Of that, in system calls and the work that they bring, in hundredths (proc(5))."""
+    stats = [Path(f"/proc/{found}/stat").read_text() for found in processes(pid)]
+    ticks = sum(int(stat.rpartition(")")[2].split()[12]) for stat in stats)
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def rss_mb(pid: int) -> float:
@@ -156,13 +168,15 @@ class Bench:
         # A paced stream lasts seconds: enough of them must begin and end.
         seconds = max(self.seconds, 4.0) if cell.pace_us else self.seconds
         self._load(port, cell, WARM_UP_S)
-        before_s = cpu_s(pid)
+        before_s, kernel_before_s = cpu_s(pid), kernel_s(pid)
         result = self._load(port, cell, seconds)
         used_us = (cpu_s(pid) - before_s) * 1e6
+        kernel_us = (kernel_s(pid) - kernel_before_s) * 1e6
         num_units = result["num_events"] if cell.is_stream else result["num_sent"]
         return {
             "rate": result["num_events"] / seconds if cell.is_stream else result["requests_per_s"],
             "cpu_us": used_us / max(1, num_units),
+            "kernel_us": kernel_us / max(1, num_units),
             "core": used_us / 1e6 / seconds,
             "p50": (result["first_byte_us"] if cell.is_stream else result["latency_us"])["p50"],
             "p99": (result["first_byte_us"] if cell.is_stream else result["latency_us"])["p99"],
@@ -204,6 +218,7 @@ def row(peer: str, cell: Cell, rounds: Sequence[dict[str, Result]], base_us: flo
     gap = f"{max(of('gap')):,.0f}" if cell.is_stream else ""
     return (
         f"| {peer} | {spread(of('rate'))} | {spread(of('cpu_us'), 1)} "
+        f"| {statistics.median(of('kernel_us')):,.1f} "
         f"| {statistics.median(of('core')):.0%} | {' / '.join(added_ms)} | {gap} "
         f"| {sum(of('failed')):.0f} | {max(of('mb')):.0f} |"
     )
@@ -214,8 +229,9 @@ def print_cells(measured: Rounds, cells: Sequence[Cell]) -> None:
         unit, latency = ("chunk", "first byte") if cell.is_stream else ("request", "latency")
         print(f"\n**{cell.name}**\n")
         print(
-            f"| gateway | {unit}s/s | us CPU/{unit} | core | added {latency} p50 / p99 ms "
-            "| latest chunk ms | failed | MB |\n|---|---|---|---|---|---|---|---|"
+            f"| gateway | {unit}s/s | us CPU/{unit} | of which kernel | core "
+            f"| added {latency} p50 / p99 ms | latest chunk ms "
+            "| failed | MB |\n|---|---|---|---|---|---|---|---|---|"
         )
         direct = measured.get("direct")
         base_us = 0.0 if direct is None else statistics.median(of_rounds(direct, cell, "p50"))
