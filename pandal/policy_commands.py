@@ -26,7 +26,7 @@ from pandal.options import DataDirOption, JsonOption
 from pandal.policy_access import CurrentPolicy, Edit, PolicyAccess, edited
 from pandal.policy_assignment import assigned
 from pandal.policy_options import AdminOption, WhyOption, policy_access, quota_address
-from pandal.policy_yaml import from_yaml, read_yaml, to_yaml, yaml_text
+from pandal.policy_yaml import from_yaml, name_of, read_yaml, to_yaml, yaml_text
 from pandal.screen import one_line, say
 from pandal.served_models import (
     behind_alias,
@@ -169,7 +169,9 @@ def export(data_dir: DataDirOption = None, admin: AdminOption = None) -> None:
 
 @policy_app.command("import")
 def import_(
-    path: Annotated[Path, typer.Argument(help="YAML, as export prints it.")],
+    path: Annotated[
+        Path, typer.Argument(help="YAML, as export prints it; - reads standard input.")
+    ],
     check: Annotated[
         bool, typer.Option("--check", help="Store nothing; fail if it is not what is in force.")
     ] = False,
@@ -187,15 +189,16 @@ def import_(
         after = put(before)
         told = differences(before, after)
     except ContractError as exc:
-        raise BadOption(f"{path}: {exc}; --drop-all says it") from exc
+        raise BadOption(f"{name_of(path)}: {exc}; --drop-all says it") from exc
     if check:
         _show(told)
         _warn_of_news(before, after, data_dir, admin)
         if told:
             places = "1 place" if len(told) == 1 else f"{len(told)} places"
-            raise Drifted(f"{access.where} differs from {path} in {places}")
+            raise Drifted(f"{access.where} differs from {name_of(path)} in {places}")
+        say("no drift")
     elif told:
-        why = why or f"from {path.name}"
+        why = why or f"from {Path(name_of(path)).name}"
         _edit(data_dir, admin, put, action="import", why=why)
     else:
         say("nothing changed")

@@ -1,5 +1,6 @@
 """Policy documents as YAML, for people and their repositories."""
 
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ from contracts.policy import PolicyDocument
 from contracts.policy_text import from_plain, to_plain
 from pandal.errors import BadOption
 
+_STANDARD_INPUT: Final = Path("-")
 # What the parser, and JSON's encoder, raise for a value that is not of its tag.
 _IMPOSSIBLE: Final = (ValueError, TypeError, LookupError, AttributeError)
 
@@ -39,14 +41,20 @@ def from_yaml(text: str, name: str) -> PolicyDocument:
 
 def read_yaml(path: Path) -> PolicyDocument:
     """Raises BadOption."""
-    return from_yaml(yaml_text(path), str(path))
+    return from_yaml(yaml_text(path), name_of(path))
+
+
+def name_of(path: Path) -> str:
+    return "standard input" if path == _STANDARD_INPUT else str(path)
 
 
 def yaml_text(path: Path) -> str:
-    """Raises BadOption."""
+    """``-``: of standard input.  Raises BadOption."""
     try:
+        if path == _STANDARD_INPUT:
+            return sys.stdin.buffer.read().decode()
         return path.read_text(encoding="utf-8")
     except OSError as exc:
-        raise BadOption(f"{path}: cannot be read: {exc}") from exc
+        raise BadOption(f"{name_of(path)}: cannot be read: {exc}") from exc
     except UnicodeDecodeError as exc:
-        raise BadOption(f"{path}: cannot be read: it is no text in UTF-8") from exc
+        raise BadOption(f"{name_of(path)}: cannot be read: it is no text in UTF-8") from exc

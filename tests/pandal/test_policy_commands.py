@@ -120,7 +120,7 @@ def test_an_older_text_brings_no_key_back(acme: DataDir, tmp_path: Path) -> None
     lines(acme, "policy", "set", "acme", "tier=free")
     assert lines(acme, "policy", "import", str(path))[0] == 'tenants[acme].tier: "free" -> "gold"'
     assert [k["is_in_force"] for k in json.loads(lines(acme, *LIST)[0])] == [False, True]
-    assert lines(acme, "policy", "import", str(path), "--check") == []
+    assert lines(acme, "policy", "import", str(path), "--check") == ["no drift"]
 
 
 def test_a_text_that_was_cut_off_shuts_nobody_out(acme: DataDir, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ LIST = ("keys", "list", "--tenant", "acme", "--json")
 def test_a_repository_is_held_to_what_is_in_force(acme: DataDir, tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text("\n".join(lines(acme, "policy", "export")))
-    assert lines(acme, "policy", "import", str(path), "--check") == []
+    assert lines(acme, "policy", "import", str(path), "--check") == ["no drift"]
     lines(acme, "policy", "set", "acme", "tier=free")
     with pytest.raises(Drifted, match=r"in 1 place$"):
         run(acme, "policy", "import", str(path), "--check")
@@ -190,6 +190,18 @@ def test_a_repository_is_held_to_what_is_in_force(acme: DataDir, tmp_path: Path)
         "version 3",
     ]
     assert lines(acme, "policy", "import", str(path)) == ["nothing changed"]
+
+
+def test_a_policy_comes_down_a_pipe(acme: DataDir) -> None:
+    text = "\n".join(lines(acme, "policy", "export")).replace("gold", "free")
+    command = ("policy", "import", "-", "--data-dir", str(acme.root))
+    piped = CliRunner().invoke(app, command, input=text)
+    assert piped.stdout.splitlines()[-1] == "version 2"
+    assert "from standard input" in "".join(lines(acme, "policy", "history"))
+    again = CliRunner().invoke(app, (*command, "--check"), input=text)
+    assert (again.exit_code, again.stdout) == (0, "no drift\n")
+    bad = CliRunner().invoke(app, command, input=b"\xff")
+    assert str(bad.exception) == "standard input: cannot be read: it is no text in UTF-8"
 
 
 def test_a_file_that_is_no_policy_is_named_by_the_path_of_its_fault(
