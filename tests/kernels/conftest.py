@@ -1,7 +1,12 @@
-"""Levels this machine can run, a team of threads, and the published model fetched if need be."""
+"""Levels this machine can run, a team of threads, and the published model fetched if need be.
 
-from collections.abc import Iterator
-from typing import Any
+``EMULATED_LEVEL`` names a level that the machine need not have: then all compiled code runs on an
+emulated processor instead, see ``benchmarks.emulated_levels``.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import gguf
 import numpy as np
@@ -18,6 +23,7 @@ from replica.model.store import resolve
 from replica.settings import default_cache_dir
 
 RUNNABLE = runnable_levels(host_features())
+EMULATED_LEVEL: Final = os.environ.get("EMULATED_LEVEL")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,14 +36,37 @@ def _nothing_kept() -> Iterator[None]:
 @pytest.fixture(params=list(FeatureLevel), ids=str)
 def level(request: pytest.FixtureRequest) -> FeatureLevel:
     """Each level the machine has the instructions for; the others are skipped and say so."""
-    if request.param not in RUNNABLE:
+    if EMULATED_LEVEL is not None:
+        if request.param != EMULATED_LEVEL:
+            pytest.skip(f"only {EMULATED_LEVEL} is emulated")
+    elif request.param not in RUNNABLE:
         pytest.skip(f"this CPU cannot run {request.param}")
     return FeatureLevel(request.param)
 
 
 @pytest.fixture(scope="session")
-def team() -> Iterator[ThreadTeam]:
-    with ThreadTeam(2) as threads:
+def new_team() -> Callable[[int], ThreadTeam]:
+    """By its number of threads; to be closed."""
+    if EMULATED_LEVEL is None:
+        return ThreadTeam
+    from tests.kernels.emulated_team import EmulatedTeam
+
+    return EmulatedTeam
+
+
+@pytest.fixture(scope="session")
+def run_alone() -> Callable[..., None]:
+    """Calls a compiled function of one thread: the function, then its arguments."""
+    if EMULATED_LEVEL is None:
+        return lambda function, *arguments: function(*arguments)
+    from tests.kernels.emulated_team import call
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def team(new_team: Callable[[int], ThreadTeam]) -> Iterator[ThreadTeam]:
+    with new_team(2) as threads:
         yield threads
 
 

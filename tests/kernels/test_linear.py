@@ -1,5 +1,7 @@
 """Every weight format against float32 math on its dequantized weights."""
 
+from collections.abc import Callable
+
 import gguf
 import numpy as np
 import numpy.typing as npt
@@ -84,10 +86,12 @@ def test_a_rows_result_does_not_depend_on_the_rows_beside_it(
         assert torch.equal(linear(x[:num_rows], packed, team, level), alone[:num_rows]), num_rows
 
 
-def test_a_rows_result_does_not_depend_on_the_number_of_threads(level: FeatureLevel) -> None:
+def test_a_rows_result_does_not_depend_on_the_number_of_threads(
+    level: FeatureLevel, new_team: Callable[[int], ThreadTeam]
+) -> None:
     packed, _ = make_weight(WeightFormat.Q4_1, 96, 64)
     x = make_rows(5, 64)
-    with ThreadTeam(1) as one, ThreadTeam(3) as three:
+    with new_team(1) as one, new_team(3) as three:
         assert torch.equal(linear(x, packed, one, level), linear(x, packed, three, level))
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -80,12 +81,14 @@ def test_both_ends_of_the_uniform_numbers_are_kept_tokens(
     assert sampler_of[300].sample(logits, [0], [Draw(0.99, top_k=1)]) == [likeliest]
 
 
-def test_a_draw_depends_on_no_other_row_nor_on_the_threads() -> None:
+def test_a_draw_depends_on_no_other_row_nor_on_the_threads(
+    new_team: Callable[[int], ThreadTeam],
+) -> None:
     logits = RNG.normal(0, 3, (9, 300)).astype(np.float32)
     draws = [Draw(float(RNG.random()), top_p=0.95, top_k=50) for _ in range(9)]
     answers = []
     for num_threads in (1, 3):
-        with ThreadTeam(num_threads) as team:
+        with new_team(num_threads) as team:
             sampler = RowSampler(300, team)
             answers.append(sampler.sample(logits, range(9), draws))
             alone = [sampler.sample(logits, [row], [draws[row]])[0] for row in range(9)]
