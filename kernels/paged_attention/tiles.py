@@ -9,7 +9,8 @@ the context are not read, and the tail of the last block is not multiplied, what
 Rows live in a scratch area, see ``row_states``.
 """
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -84,25 +85,117 @@ def _emit_softmax(e: Emitter, spec: AttentionSpecialization, at: Layout, chunk: 
     """Scores become weights relative to the highest score so far; sums fade accordingly.
 
     In two passes with the scores in memory between them: all of a row's would not fit the registers
-    of AVX2 beside what an exponential needs.
+    of AVX2 beside what an exponential needs.  The rows' factors are one exponential of vectors.
     """
-    rounded = e.builder.add(chunk.num_keys, e.i64(e.lanes - 1))
-    num_vectors = e.builder.sdiv(rounded, e.i64(e.lanes))
+    with e.builder.if_else(_is_all_seen(e, spec, at, chunk)) as (whole, part):
+        with whole:
+            _emit_highest(e, at, chunk, partial(_highest_of_all, e))
+        with part:
+            _emit_highest(e, at, chunk, partial(_mask_and_highest, e, spec, at, chunk))
+    factors = 4 * at.num_rows * CHUNK_KEYS
+    for offset in range(factors, factors + 4 * at.num_rows, 4 * e.lanes):
+        e.store_f32(e.exp(e.load_f32(chunk.scores, offset)), chunk.scores, offset)
+    with e.builder.if_else(_is_all_seen(e, spec, at, chunk)) as (whole, part):
+        with whole:
+            _emit_weights(e, at, chunk, partial(_weights_of_all, e))
+        with part:
+            _emit_weights(e, at, chunk, partial(_weights_of_seen, e, spec, at, chunk))
+
+
+def _is_all_seen(e: Emitter, spec: AttentionSpecialization, at: Layout, chunk: _Chunk) -> Value:
+    """By every row: the first sees the least of what comes last, the last of what comes first."""
+    limit = e.load_scalar(chunk.state, at.limits, I32)
+    is_seen = e.builder.icmp_signed(">=", limit, I32(CHUNK_KEYS))
+    if not spec.has_window:
+        return is_seen
+    start = e.load_scalar(chunk.state, at.starts + 4 * (at.num_rows - 1), I32)
+    return e.builder.and_(is_seen, e.builder.icmp_signed("<=", start, I32(0)))
+
+
+def _emit_highest(
+    e: Emitter, at: Layout, chunk: _Chunk, highest_of: Callable[[Value, Value], Value]
+) -> None:
+    """highest_of: (index of a row, address of its scores) -> highest score of each lane."""
     with e.loop(e.i64(at.num_rows)) as row:
         scores = e.at(chunk.scores, e.times(row, 4 * CHUNK_KEYS))
         state = e.at(chunk.state, e.times(row, 4))
-        seen = _Seen(
-            e.load_scalar(state, at.limits, I32),
-            e.load_scalar(state, at.starts, I32) if spec.has_window else None,
-        )
         before = e.load_scalar(state, at.largest)
-        largest = e.larger(e.reduce(e.larger, _emit_masked(e, scores, num_vectors, seen)), before)
-        total = _emit_weights(e, scores, num_vectors, seen, e.splat(largest))
-        factor = e.extract(e.exp(e.splat(e.builder.fsub(before, largest))), 0)
-        faded = e.builder.fmul(e.load_scalar(state, at.totals), factor)
+        largest = e.larger(e.reduce(e.larger, highest_of(row, scores)), before)
         e.store_scalar(largest, state, at.largest)
+        factor = e.at(chunk.scores, e.times(row, 4))
+        e.store_scalar(e.builder.fsub(before, largest), factor, 4 * at.num_rows * CHUNK_KEYS)
+
+
+def _emit_weights(
+    e: Emitter, at: Layout, chunk: _Chunk, weigh: Callable[[Value, Value, Value], Value]
+) -> None:
+    """weigh: (index of a row, address of its scores, its highest) -> sum of each lane's weights."""
+    with e.loop(e.i64(at.num_rows)) as row:
+        scores = e.at(chunk.scores, e.times(row, 4 * CHUNK_KEYS))
+        state = e.at(chunk.state, e.times(row, 4))
+        factor = e.load_scalar(e.at(chunk.scores, e.times(row, 4)), 4 * at.num_rows * CHUNK_KEYS)
+        total = weigh(row, scores, e.broadcast(state, at.largest))
+        faded = e.builder.fmul(e.load_scalar(state, at.totals), factor)
         e.store_scalar(e.builder.fadd(faded, e.reduce(e.add, total)), state, at.totals)
-        e.store_scalar(factor, e.at(chunk.scores, e.times(row, 4)), 4 * at.num_rows * CHUNK_KEYS)
+
+
+def _highest_of_all(e: Emitter, _row: Value, scores: Value) -> Value:
+    offsets = range(0, 4 * CHUNK_KEYS, 4 * e.lanes)
+    return functools.reduce(e.maximum, [e.load_f32(scores, offset) for offset in offsets])
+
+
+def _weights_of_all(e: Emitter, _row: Value, scores: Value, largest: Value) -> Value:
+    total = e.zero
+    for offset in range(0, 4 * CHUNK_KEYS, 4 * e.lanes):
+        weights = e.exp(e.sub(e.load_f32(scores, offset), largest))
+        e.store_f32(weights, scores, offset)
+        total = e.add(total, weights)
+    return total
+
+
+def _mask_and_highest(
+    e: Emitter,
+    spec: AttentionSpecialization,
+    at: Layout,
+    chunk: _Chunk,
+    row: Value,
+    scores: Value,
+) -> Value:
+    """Scores of keys that are not seen become very low."""
+    seen = _seen_by(e, spec, at, chunk, row)
+    (highest,) = e.variables([e.constant(MASKED)])
+    with e.loop(_num_vectors(e, chunk)) as index:
+        place = e.at(scores, e.times(index, 4 * e.lanes))
+        first = e.builder.trunc(e.times(index, e.lanes), I32)
+        masked = seen.keep(e, e.load_f32(place), first, MASKED)
+        e.store_f32(masked, place)
+        e.set(highest, e.maximum(masked, e.get(highest)))
+    return e.get(highest)
+
+
+def _weights_of_seen(
+    e: Emitter,
+    spec: AttentionSpecialization,
+    at: Layout,
+    chunk: _Chunk,
+    row: Value,
+    scores: Value,
+    largest: Value,
+) -> Value:
+    seen = _seen_by(e, spec, at, chunk, row)
+    (total,) = e.variables([e.zero])
+    with e.loop(_num_vectors(e, chunk)) as index:
+        place = e.at(scores, e.times(index, 4 * e.lanes))
+        first = e.builder.trunc(e.times(index, e.lanes), I32)
+        weights = seen.keep(e, e.exp(e.sub(e.load_f32(place), largest)), first, 0.0)
+        e.store_f32(weights, place)
+        e.set(total, e.add(e.get(total), weights))
+    return e.get(total)
+
+
+def _num_vectors(e: Emitter, chunk: _Chunk) -> Value:
+    """Of the keys that are read."""
+    return e.builder.sdiv(e.builder.add(chunk.num_keys, e.i64(e.lanes - 1)), e.i64(e.lanes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,30 +213,12 @@ class _Seen:
         return e.keep_from(e.builder.sub(self.start, first), kept, fill)
 
 
-def _emit_masked(e: Emitter, scores: Value, num_vectors: Value, seen: _Seen) -> Value:
-    """Scores of keys that are not seen become very low; the highest of each lane."""
-    (highest,) = e.variables([e.constant(MASKED)])
-    with e.loop(num_vectors) as index:
-        place = e.at(scores, e.times(index, 4 * e.lanes))
-        first = e.builder.trunc(e.times(index, e.lanes), I32)
-        masked = seen.keep(e, e.load_f32(place), first, MASKED)
-        e.store_f32(masked, place)
-        e.set(highest, e.maximum(masked, e.get(highest)))
-    return e.get(highest)
-
-
-def _emit_weights(
-    e: Emitter, scores: Value, num_vectors: Value, seen: _Seen, largest: Value
-) -> Value:
-    """In place; the sum of each lane."""
-    (total,) = e.variables([e.zero])
-    with e.loop(num_vectors) as index:
-        place = e.at(scores, e.times(index, 4 * e.lanes))
-        first = e.builder.trunc(e.times(index, e.lanes), I32)
-        weights = seen.keep(e, e.exp(e.sub(e.load_f32(place), largest)), first, 0.0)
-        e.store_f32(weights, place)
-        e.set(total, e.add(e.get(total), weights))
-    return e.get(total)
+def _seen_by(
+    e: Emitter, spec: AttentionSpecialization, at: Layout, chunk: _Chunk, row: Value
+) -> _Seen:
+    state = e.at(chunk.state, e.times(row, 4))
+    limit = e.load_scalar(state, at.limits, I32)
+    return _Seen(limit, e.load_scalar(state, at.starts, I32) if spec.has_window else None)
 
 
 def _emit_weighted_values(

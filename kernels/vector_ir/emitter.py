@@ -269,21 +269,29 @@ class Emitter:
     def exp(self, x: Value) -> Value:
         """e^x for x <= 88, within 2 ulp; 1 exactly at 0; 1.2e-38 for all x below -87.3.
 
-        Source: Moshier, Cephes library, ``expf``.
+        Source: Moshier, Cephes library, ``expf``; its polynomial in three parts that do not wait
+        for each other.
         """
-        lowest = self.constant(-87.3)
-        x = self.builder.select(self.builder.fcmp_ordered("<", x, lowest), lowest, x)
-        whole = self.round(self.mul(x, self.constant(1.44269504088896341)))
+        # Adding 1.5 * 2^23 leaves a float32 no fraction: it rounds, and its last bits are the whole
+        # number, here with the exponent's bias already in it.
+        shift = self.constant(1.5 * 2.0**23 + 127.0)
+        x = self.maximum(self.constant(-87.3), x)
+        shifted = self.fma(x, self.constant(1.44269504088896341), shift)
+        whole = self.sub(shifted, shift)
         part = self.fma(whole, self.constant(-0.693359375), x)
         part = self.fma(whole, self.constant(2.12194440e-4), part)
-        polynomial = self.constant(1.9875691500e-4)
-        for coefficient in (
-            1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1,
-        ):  # fmt: skip
-            polynomial = self.fma(polynomial, part, self.constant(coefficient))
-        value = self.fma(polynomial, self.mul(part, part), self.add(part, self.constant(1.0)))
-        exponent = self.builder.add(self.to_i32(whole), self.constant_i32(127))
-        return self.mul(value, self.as_f32(self.builder.shl(exponent, self.constant_i32(23))))
+        pairs = (
+            (1.9875691500e-4, 1.3981999507e-3),
+            (8.3334519073e-3, 4.1665795894e-2),
+            (1.6666665459e-1, 5.0000001201e-1),
+        )
+        highest, middle, lowest = (
+            self.fma(self.constant(a), part, self.constant(b)) for a, b in pairs
+        )
+        square = self.mul(part, part)
+        polynomial = self.fma(self.fma(highest, square, middle), square, lowest)
+        value = self.fma(polynomial, square, self.add(part, self.constant(1.0)))
+        return self.mul(value, self.as_f32(self.shift_left(self.as_i32(shifted), 23)))
 
     def reduce(self, combine: Callable[[Value, Value], Value], vector: Value) -> Value:
         """The lanes in a fixed tree: halves onto each other until one is left."""
