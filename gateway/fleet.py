@@ -159,15 +159,18 @@ class Fleet:
             )
         visit = promise = None
         if self.is_forecasting:
-            uncached_tokens = self._num_tokens(replica, request)
+            likely_tokens, uncached_tokens = self._prompt_tokens(replica, request)
             promise = self._prefixes.send(
                 request.affinity,
                 replica.name,
                 num_bytes=request.prompt.size,
-                prompt=self._likely_tokens(request),
+                prompt=likely_tokens,
             )
             visit = replica.forecast.send(
-                uncached_tokens, now_s, tells_first_token=request.is_stream
+                uncached_tokens,
+                now_s,
+                tells_first_token=request.is_stream,
+                num_cached=likely_tokens - uncached_tokens,
             )
         uncached = max(0, request.estimated_prompt_tokens - int(cached_tokens))
         num_tokens = uncached + request.reserved_completion_tokens
@@ -240,13 +243,19 @@ class Fleet:
             return request.estimated_prompt_tokens
         return self._forecasting.likely_tokens(request.model, request.prompt)
 
-    def _num_tokens(self, replica: Replica, request: InferenceRequest) -> float:
+    def _prompt_tokens(self, replica: Replica, request: InferenceRequest) -> tuple[float, float]:
+        """And those of them that it has probably not cached."""
         num_tokens = self._likely_tokens(request)
-        cached = self._prefixes.cached_tokens(request.affinity, replica.name, num_tokens)
-        return max(1.0, num_tokens - cached)
+        affinity, num_bytes = request.affinity, request.prompt.size
+        if request.counted is None:
+            num_tokens = self._prefixes.prompt_tokens(
+                affinity, replica.name, num_bytes=num_bytes, prompt=num_tokens
+            )
+        cached = self._prefixes.cached_tokens(affinity, replica.name, num_tokens)
+        return num_tokens, max(1.0, num_tokens - cached)
 
     def _forecast(self, replica: Replica, request: InferenceRequest) -> Forecast | None:
-        num_tokens = self._num_tokens(replica, request)
+        _, num_tokens = self._prompt_tokens(replica, request)
         return replica.forecast.predict(num_tokens, self.clock.monotonic_s())
 
     def _excess_s(self, replica: Replica, request: InferenceRequest, target_s: float) -> float:

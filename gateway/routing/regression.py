@@ -1,29 +1,40 @@
-"""Least squares, one observation at a time, old ones fading: recursive least squares.
+"""Least squares without weights below zero, one observation at a time, old ones fading.
+
+What costs time never saves any.  Where features grow together, and observations cannot tell them
+apart, an unbounded fit trades one weight below zero for another far above: right for what was seen,
+and wrong by any factor for what comes.  The sums of all observations are kept, and each new one
+moves every weight once towards its best, given the others (coordinate descent; Franc, Hlavac and
+Navara 2005, "Sequential coordinate-wise algorithm for the non-negative least squares problem").
 
 Each observation counts by its relative error, so that a guess for something small is as good, in
-percent, as one for something large.  Haykin, Adaptive Filter Theory, chapter 10.
+percent, as one for something large.
 """
 
 from collections.abc import Sequence
 from typing import Final
 
 _MEMORY: Final = 0.99  # an observation has a weight of a third after a hundred others
-_FIRST_VARIANCE: Final = 100.0  # a guess of the first seconds is soon outweighed
-_MAX_VARIANCE: Final = 1e4  # without news in some direction the filter forgets what it knew
 _LEAST_SHARE: Final = 0.5  # of what was predicted: less than that is a surprise, not a lesson
+_INERTIA: Final = 1e-6  # of a weight of which nothing was seen
 
 
 class Regression:
-    """``y = sum(weight * feature)``.  Features should be of the order of one."""
+    """``y = sum(weight * feature)``, all of them at least 0.
+
+    Features should be of the order of one.
+    """
 
     def __init__(self, first_weights: Sequence[float]) -> None:
+        """A guess counts as one observation of that feature alone; zero: there is none."""
         size = len(first_weights)
         self.weights = list(first_weights)
         self.num_seen = 0
-        self._variances = [
-            [_FIRST_VARIANCE if row == column else 0.0 for column in range(size)]
-            for row in range(size)
-        ]
+        self._products = [[0.0] * size for _ in first_weights]  # of features, summed
+        self._targets = [0.0] * size  # of features and values
+        for place, weight in enumerate(first_weights):
+            if weight > 0.0:
+                self._products[place][place] = 1.0 / weight**2
+                self._targets[place] = 1.0 / weight
 
     def predict(self, features: Sequence[float]) -> float:
         return sum(w * x for w, x in zip(self.weights, features, strict=True))
@@ -31,17 +42,16 @@ class Regression:
     def learn(self, features: Sequence[float], value: float) -> None:
         """``value`` is positive."""
         scale = max(value, _LEAST_SHARE * self.predict(features))
-        x = [feature / scale for feature in features]
-        spread = [sum(p * xi for p, xi in zip(row, x, strict=True)) for row in self._variances]
-        total = _MEMORY + sum(s * xi for s, xi in zip(spread, x, strict=True))
-        error = value / scale - sum(w * xi for w, xi in zip(self.weights, x, strict=True))
-        gains = [s / total for s in spread]
-        self.weights = [w + gain * error for w, gain in zip(self.weights, gains, strict=True)]
-        shrunk = [
-            [p - gain * s for p, s in zip(row, spread, strict=True)]
-            for row, gain in zip(self._variances, gains, strict=True)
-        ]
-        largest = max(shrunk[i][i] for i in range(len(x)))
-        growth = 1.0 / _MEMORY if largest < _MAX_VARIANCE else 1.0
-        self._variances = [[p * growth for p in row] for row in shrunk]
+        y, x = value / scale, [feature / scale for feature in features]
+        for xi, row in zip(x, self._products, strict=True):
+            row[:] = [_MEMORY * product + xi * xj for product, xj in zip(row, x, strict=True)]
+        targets = zip(self._targets, x, strict=True)
+        self._targets = [_MEMORY * target + xi * y for target, xi in targets]
+        self._descend()
         self.num_seen += 1
+
+    def _descend(self) -> None:
+        weights = self.weights
+        for place, (row, target) in enumerate(zip(self._products, self._targets, strict=True)):
+            slope = target - sum(p * w for p, w in zip(row, weights, strict=True))
+            weights[place] = max(0.0, weights[place] + slope / (row[place] + _INERTIA))

@@ -1,11 +1,11 @@
 """When one replica would give the first token of a prompt, learned from when it gave others.
 
 Prompt tokens ahead and the prompt's own, divided by the rate at which they are prefilled, plus what
-a step takes anyway; running answers slow both down.  The rate begins as the replica's own report
-and is learned from first tokens seen here: from each at once until enough were, and from then on
-when its answer has ended, since what was cached is known by then.  What others have sent there is
-known from the replica's report only, which fades as the replica works it off, and is forgotten when
-it is old.
+a step takes anyway; running answers slow prefilling down.  The rate begins as the replica's own
+report and is learned from first tokens seen here when their answers have ended, since what was
+cached is known by then; where no rate is reported from each at once, until enough were.  What
+others have sent there is known from the replica's report only, which fades as the replica works it
+off, and is forgotten when it is old.
 """
 
 from collections import deque
@@ -26,9 +26,9 @@ _TOKENS: Final = 1_000.0  # of features, to keep them of the order of one
 _ANSWERS: Final = 10.0
 _FADE: Final = 0.9  # of what is known of the work, at each prompt
 _LEAST_SLOPE_S: Final = 1e-7  # a token: no prompt is free
-# Of the time that a token took lately.  What grows together a regression cannot tell apart: one of
-# its weights may be below zero, and where more is going on than ever everything would seem to be
-# through at once.  So much would then be sent there that it learned nothing more for minutes.
+# Of the time that a token took lately.  What grows together a regression cannot tell apart: where
+# all prompts are alike their tokens may seem to take no time, and twice as many to be through at
+# once.  So much would then be sent there that it learned nothing more for minutes.
 _LEAST_PACE: Final = 0.5
 _QUANTILE: Final = 0.9  # of the requests let in for a target, that meet it
 _STEP: Final = 0.05  # relative
@@ -71,9 +71,10 @@ class _Lesson(msgspec.Struct, frozen=True):
     answers: float
     predicted_s: float | None
 
-    def features(self, more_tokens: float) -> tuple[float, float, float, float]:
+    def features(self, more_tokens: float) -> tuple[float, float, float]:
+        """Answers that run cost each step of a prompt something: so they do each of its tokens."""
         tokens = max(0.0, self.tokens + more_tokens / _TOKENS)
-        return 1.0, tokens, tokens * self.answers, self.answers
+        return 1.0, tokens, tokens * self.answers
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +82,7 @@ class Visit:
     """One request at the replica, from when it is sent until it ends."""
 
     num_tokens: float  # of its prompt, without what is probably cached
+    num_cached: float
     sent_s: float
     lesson: _Lesson | None  # most of very many requests teach nothing
     tells_first_token: bool
@@ -97,6 +99,7 @@ class TtftForecast:
     def __init__(self) -> None:
         self._pending: dict[Visit, None] = {}  # sent from here, first token not seen, in order
         self._pending_tokens = 0.0
+        self._pending_cached = 0.0
         self._working_since_s = 0.0  # on the first of them, and on those that told nothing
         self._untold_tokens = 0.0  # of the latter
         self._worked_tokens = self._worked_s = 0.0  # lately
@@ -112,14 +115,24 @@ class TtftForecast:
 
     # What goes on there
 
-    def send(self, num_tokens: float, now_s: float, *, tells_first_token: bool) -> Visit:
-        """A document comes as a whole: when its first token was there nobody learns."""
+    def send(
+        self,
+        num_tokens: float,
+        now_s: float,
+        *,
+        tells_first_token: bool,
+        num_cached: float = 0.0,
+    ) -> Visit:
+        """A document comes as a whole: when its first token was there nobody learns.
+
+        ``num_cached``: of the prompt, besides its ``num_tokens``.
+        """
         self._end_silence(now_s)
         lesson = None
         if tells_first_token and now_s - self._sampled_s >= _SAMPLE_S:
             self._sampled_s = now_s
             lesson = self._lesson(num_tokens, now_s)
-        visit = Visit(num_tokens, now_s, lesson, tells_first_token)
+        visit = Visit(num_tokens, num_cached, now_s, lesson, tells_first_token)
         if not tells_first_token:
             forecast = self.predict(num_tokens, now_s)
             prefilled_s = now_s if forecast is None else now_s + forecast.ttft_s
@@ -128,6 +141,7 @@ class TtftForecast:
             self._begin_work(now_s)
         self._pending[visit] = None
         self._pending_tokens += num_tokens
+        self._pending_cached += num_cached
         return visit
 
     def first_token(self, visit: Visit, now_s: float) -> Observation | None:
@@ -139,7 +153,7 @@ class TtftForecast:
         if lesson is None:
             return None
         actual_s = max(1e-6, now_s - visit.sent_s)
-        if self._regression is None or self._regression.num_seen < _ENOUGH:
+        if self._is_at_a_loss():
             self._learn(lesson.features(0.0), actual_s)  # a flood's answers end too late
         else:
             visit.ttft_s = actual_s
@@ -151,7 +165,7 @@ class TtftForecast:
     def end(self, visit: Visit, now_s: float, num_tokens: float | None = None) -> None:
         """Whether or not its first token ever came.
 
-        ``num_tokens``: as it turned out, where that is known by now.  Once there is a rate it is
+        ``num_tokens``: as it turned out, where that is known by now.  Where a rate is known it is
         learned from only here: a prompt that was cached after all is no lesson about long ones.
         How much was done of one that was broken off nobody knows: it tells nothing of the pace.
         """
@@ -166,10 +180,11 @@ class TtftForecast:
 
     def report(self, load: ReplicaLoad, now_s: float) -> None:
         self._load, self._loaded_s = load, now_s
-        self._others_tokens = max(0.0, load.queued_prompt_tokens - self._pending_tokens)
+        ours = self._pending_tokens + self._pending_cached  # it counts them before prefix hits
+        self._others_tokens = max(0.0, load.queued_prompt_tokens - ours)
         self._others_answering = max(0, load.num_running - self._num_answering)
         if self._regression is None and load.prefill_tokens_per_s > 0:
-            self._regression = Regression([0.0, _TOKENS / load.prefill_tokens_per_s, 0.0, 0.0])
+            self._regression = Regression([0.0, _TOKENS / load.prefill_tokens_per_s, 0.0])
 
     # Predicting
 
@@ -178,13 +193,19 @@ class TtftForecast:
         regression = self._regression
         if regression is None or (self._load is None and regression.num_seen < _ENOUGH):
             return None
-        step_s, per_token, per_both, per_answer = regression.weights
-        num_answers = self._num_answers(now_s) / _ANSWERS
-        learned_s = (per_token + per_both * num_answers) / _TOKENS
+        step_s, per_token, per_both = regression.weights
+        learned_s = (per_token + per_both * self._num_answers(now_s) / _ANSWERS) / _TOKENS
         slope_s = max(_LEAST_SLOPE_S, learned_s, _LEAST_PACE * self._pace_s())
-        own_s = max(0.0, step_s + per_answer * num_answers) + slope_s * num_tokens
+        own_s = step_s + slope_s * num_tokens
         wait_s, begun_s = (slope_s * n for n in (self._tokens_ahead(now_s), self._done(now_s)))
         return Forecast(wait_s, own_s, slope_s, self._caution, begun_s)
+
+    def _is_at_a_loss(self) -> bool:
+        """It hardly knows more than nothing."""
+        if self._regression is None:
+            return True
+        is_told = self._load is not None and self._load.prefill_tokens_per_s > 0
+        return not is_told and self._regression.num_seen < _ENOUGH
 
     def _lesson(self, num_tokens: float, now_s: float) -> _Lesson:
         forecast = self.predict(num_tokens, now_s)
@@ -194,7 +215,7 @@ class TtftForecast:
 
     def _learn(self, features: Sequence[float], ttft_s: float) -> None:
         if self._regression is None:
-            self._regression = Regression([0.0, 0.0, 0.0, 0.0])
+            self._regression = Regression([0.0, 0.0, 0.0])
         self._regression.learn(features, ttft_s)
 
     def _answered(self, visit: Visit) -> None:
@@ -203,6 +224,7 @@ class TtftForecast:
             self._num_answering += 1
             del self._pending[visit]
             self._pending_tokens = max(0.0, self._pending_tokens - visit.num_tokens)
+            self._pending_cached = max(0.0, self._pending_cached - visit.num_cached)
 
     def _prefilled_in_silence(self, visit: Visit) -> None:
         if not visit.is_answering:
