@@ -52,9 +52,15 @@ def yaml_text(path: Path) -> str:
     """``-``: of standard input.  Raises BadOption."""
     try:
         if path == _STANDARD_INPUT:
-            return sys.stdin.buffer.read().decode()
+            return _standard_input().decode()
         return path.read_text(encoding="utf-8")
     except OSError as exc:
         raise BadOption(f"{name_of(path)}: cannot be read: {exc}") from exc
     except UnicodeDecodeError as exc:
         raise BadOption(f"{name_of(path)}: cannot be read: it is no text in UTF-8") from exc
+
+
+def _standard_input() -> bytes:
+    if sys.stdin is None:  # as a program may be started
+        raise BadOption("standard input: cannot be read: it is closed")
+    return sys.stdin.buffer.read()

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from pandal.datadir import DataDir
 from pandal.errors import BadOption, Drifted, NotFound
 from pandal.keys import KeyRequest, create_key
 from pandal.policy_access import LocalPolicies
-from tests.pandal.command_line import assert_refused, pandal
+from tests.pandal.command_line import PANDAL, assert_refused, pandal
 
 
 def run(data_dir: DataDir, *arguments: str, **environment: str) -> Result:
@@ -202,6 +203,15 @@ def test_a_policy_comes_down_a_pipe(acme: DataDir) -> None:
     assert (again.exit_code, again.stdout) == (0, "no drift\n")
     bad = CliRunner().invoke(app, command, input=b"\xff")
     assert str(bad.exception) == "standard input: cannot be read: it is no text in UTF-8"
+
+
+def test_a_closed_standard_input_is_said_and_not_traced(acme: DataDir) -> None:
+    command = (*PANDAL, "policy", "import", "-", "--data-dir", str(acme.root))
+    closed = subprocess.run(
+        ("sh", "-c", '"$@" <&-', "sh", *command), capture_output=True, text=True, check=False
+    )
+    assert closed.returncode == BadOption.exit_code
+    assert closed.stderr == "pandal: standard input: cannot be read: it is closed\n"
 
 
 def test_a_file_that_is_no_policy_is_named_by_the_path_of_its_fault(
