@@ -16,7 +16,7 @@ class Clock:
         return datetime.fromtimestamp(self.wall_s(), UTC)
 
 
-_REQUEST = "req_"
+REQUEST_PREFIX = "req_"
 _NUM_ENDING = 20  # digits of an id behind its time: all but two are random
 _NUM_DRAWN = 256  # ids whose random digits are fetched at once: a system call is slow
 
@@ -38,7 +38,7 @@ class IdMaker:
         """A UUID of version 7 (RFC 9562, 5.7) in its digits: sorts by the millisecond."""
         if not self._endings:
             self._draw()
-        return f"{_REQUEST}{int(self._clock.wall_s() * 1000):012x}{self._endings.pop()}"
+        return f"{REQUEST_PREFIX}{int(self._clock.wall_s() * 1000):012x}{self._endings.pop()}"
 
     def boot_id(self) -> str:
         return f"{int(self._clock.wall_s() * 1000):012x}{self._random_digits(8)}"
@@ -53,4 +53,4 @@ class IdMaker:
 
 def event_id_of(request_id: str) -> str:
     """One admitted request is one event, and both have the same digits."""
-    return request_id.removeprefix(_REQUEST)
+    return request_id.removeprefix(REQUEST_PREFIX)

@@ -9,9 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.clock import event_id_of
+from gateway.clock import REQUEST_PREFIX, event_id_of
 from gateway.telemetry.series import Histograms
-from gateway.telemetry.trace_context import span_id_of
 from gateway.trace import Trace
 
 _SERVER: Final = 2  # kind of a span
@@ -26,8 +25,8 @@ _encode = msgspec.json.Encoder().encode
 
 # Holes for what differs from span to span; ids are digits, which nothing need escape.
 _SPAN: Final = (
-    b'{"traceId":"%%b","spanId":"%%b"%%b,"startTimeUnixNano":"%%d","endTimeUnixNano":"%%d",%b,'
-    b'"attributes":[%b,{"key":"pandal.request.id","value":{"stringValue":"%%b"}}%b%b]}'
+    b'{"traceId":"%%b","spanId":"%%b"%%b,"startTimeUnixNano":"%%d000","endTimeUnixNano":"%%d000",%b,'
+    b'"attributes":[%b,{"key":"pandal.request.id","value":{"stringValue":"%b%%b"}}%b%b]}'
 )
 _PARENT: Final = b',"parentSpanId":"%b"'
 _USAGE: Final = (
@@ -49,6 +48,7 @@ def span_template(
     return _SPAN % (
         _encode(members)[1:-1].replace(b"%", b"%%"),
         told.replace(b"%", b"%%"),
+        REQUEST_PREFIX.encode(),
         b"" if trace.usage is None else _USAGE,
         b"" if trace.meter.first_byte_monotonic_s is None else _TTFT,
     )
@@ -58,28 +58,25 @@ def encode_span(trace: Trace, template: bytes, wall_minus_monotonic_s: float) ->
     """``template``: ``span_template`` of one like it."""
     began_s, ended_s, usage = trace.started_monotonic_s, trace.ended_monotonic_s, trace.usage
     first_byte_s, span, parent = trace.meter.first_byte_monotonic_s, trace.span, b""
-    digits = event_id_of(trace.request_id)
+    trace_id = digits = event_id_of(trace.request_id).encode()
     assert ended_s is not None
     if span is not None:
-        trace_id, span_id = span.trace_id, span.span_id
+        trace_id = span.trace_id.encode()
         parent = b"" if span.parent_id is None else _PARENT % span.parent_id.encode()
-    else:
-        trace_id, span_id = digits, span_id_of(digits)
-    used = (
-        ()
-        if usage is None
-        else (usage.prompt_tokens, usage.completion_tokens, usage.cached_prompt_tokens)
-    )
-    return template % (
-        trace_id.encode(),
-        span_id.encode(),
-        parent,
-        (began_s + wall_minus_monotonic_s) * 1e9,
-        (ended_s + wall_minus_monotonic_s) * 1e9,
-        trace.request_id.encode(),
-        *used,
-        *(() if first_byte_s is None else (first_byte_s - began_s,)),
-    )
+    began_us = int((began_s + wall_minus_monotonic_s) * 1e6)
+    ended_us = int((ended_s + wall_minus_monotonic_s) * 1e6)
+    if usage is not None and first_byte_s is not None:  # most
+        return template % (
+            trace_id, digits[16:], parent, began_us, ended_us, digits,
+            usage.prompt_tokens, usage.completion_tokens, usage.cached_prompt_tokens,
+            first_byte_s - began_s,
+        )  # fmt: skip
+    told: tuple[float, ...] = ()
+    if usage is not None:
+        told = usage.prompt_tokens, usage.completion_tokens, usage.cached_prompt_tokens
+    if first_byte_s is not None:
+        told = (*told, first_byte_s - began_s)
+    return template % (trace_id, digits[16:], parent, began_us, ended_us, digits, *told)
 
 
 def encode_spans(resource: Attributes, spans: Sequence[bytes]) -> bytes:

@@ -127,9 +127,7 @@ class Tracer:
         for known, traces in by_kind.items():
             kind = self._kind(known, traces[0])
             kind.observe(traces)
-            for trace in traces:
-                if trace.is_sampled:
-                    self._keep(trace, kind, wall_minus_monotonic_s)
+            self._keep([t for t in traces if t.is_sampled], kind, wall_minus_monotonic_s)
 
     def take_spans(self, most: int) -> list[bytes]:
         return [self._spans.popleft() for _ in range(min(most, len(self._spans)))]
@@ -142,12 +140,13 @@ class Tracer:
             kind = self._kinds[known] = _Kind(self, _labels(trace))
         return kind
 
-    def _keep(self, trace: Trace, kind: _Kind, wall_minus_monotonic_s: float) -> None:
-        if len(self._spans) >= _MAX_SPANS:
-            self.num_dropped += 1
-            return
-        template = self._template(trace, kind)
-        self._spans.append(encode_span(trace, template, wall_minus_monotonic_s))
+    def _keep(self, traces: Sequence[Trace], kind: _Kind, wall_minus_monotonic_s: float) -> None:
+        room = _MAX_SPANS - len(self._spans)
+        self.num_dropped += max(0, len(traces) - room)
+        self._spans += [
+            encode_span(trace, self._template(trace, kind), wall_minus_monotonic_s)
+            for trace in traces[:room]
+        ]
 
     def _template(self, trace: Trace, kind: _Kind) -> bytes:
         request, meter = trace.request, trace.meter
