@@ -58,7 +58,10 @@ class Alert:
 
 
 class AlertBook:
-    """All methods raise LedgerUnavailable, and no lock that they take keeps a posting waiting."""
+    """All methods raise LedgerUnavailable, what writes LedgerMigrated.
+
+    Looking takes no lock that a posting waits for.
+    """
 
     def __init__(self, ledger_url: str, now: Callable[[], datetime]) -> None:
         self._engine = open_for_posting(ledger_url)

@@ -139,9 +139,8 @@ class Ledger:
         num_posted = 0
         after: EventKey = ("", "")
         while True:
-            with writing(
-                self._engine, books_alone
-            ) as connection:  # they come to days that others add to
+            # Alone: they come to days that others add to.
+            with writing(self._engine, books_alone) as connection:
                 events = _unpriced_after(connection, after)
                 at_us = microseconds(self._now())
                 num_posted += _rate_unpriced(connection, events, price_book, at_us)

@@ -2,8 +2,8 @@
 
 A conversation keeps its affinity key as it grows, so the tokens of its last turn are the beginning
 of its next.  And one that is new shares what its key says that many begin with.  How much of that
-is found is learned from what replicas report, of either by itself: what a request is the first to
-begin with nobody has promised it.
+is found is learned from what each replica reports, of either by itself (some report nothing, or
+cache nothing): what a request is the first to begin with nobody has promised it.
 """
 
 from collections import OrderedDict
@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 from gateway.prompt import SCOPE_BYTES, Affinity
 
 T = TypeVar("T")
+K = TypeVar("K")
 _Place = tuple[int, str]  # a key's hash, and a replica
 
 _MAX_KEYS: Final = 16_384  # of conversations and of beginnings, by replica; the longest unheard of
@@ -66,7 +67,7 @@ class PrefixMemory:
         self._turns: OrderedDict[_Place, _Turn] = OrderedDict()
         self._shared: OrderedDict[_Place, int] = OrderedDict()  # tokens, by key
         self._unproven: dict[_Place, int] = {}  # how many promise it, and have not ended
-        self._turns_kept, self._shared_kept = _Keeping(), _Keeping()
+        self._kept: OrderedDict[tuple[str, bool], _Keeping] = OrderedDict()  # replica, own turns
 
     def prompt_tokens(
         self, affinity: Affinity, replica: str, *, num_bytes: int, prompt: float
@@ -84,8 +85,11 @@ class PrefixMemory:
 
     def cached_tokens(self, affinity: Affinity, replica: str, prompt: float) -> float:
         known, is_own_turn = self._known(affinity, replica, prompt)
-        kept = self._turns_kept if is_own_turn else self._shared_kept
-        return min(prompt, kept.expected_tokens(known)) if known else 0.0
+        return (
+            min(prompt, self._keeping(replica, is_own_turn).expected_tokens(known))
+            if known
+            else 0.0
+        )
 
     def send(self, affinity: Affinity, replica: str, *, num_bytes: int, prompt: float) -> Promise:
         """What others begin with, too, is prefilled before theirs.  ``prompt``: in tokens."""
@@ -104,8 +108,7 @@ class PrefixMemory:
         """It has ended there; all in tokens, ``cached`` of the prompt's."""
         affinity, known = promise.affinity, min(promise.known_tokens, prompt)
         if known:
-            kept = self._turns_kept if promise.is_own_turn else self._shared_kept
-            kept.learn(known, cached)
+            self._keeping(promise.replica, promise.is_own_turn).learn(known, cached)
         if affinity.key != affinity.conversation:
             place = hash(affinity.key), promise.replica
             self._remember_shared(place, _num_shared(affinity, promise.num_bytes, prompt))
@@ -122,6 +125,12 @@ class PrefixMemory:
         if not self._unproven[place]:
             del self._unproven[place], self._shared[place]
 
+    def _keeping(self, replica: str, is_own_turn: bool) -> _Keeping:
+        place = replica, is_own_turn
+        if place not in self._kept:
+            _remember(self._kept, place, _Keeping())
+        return self._kept[place]
+
     def _remember_shared(self, place: _Place, num_tokens: int) -> None:
         forgotten = _remember(self._shared, place, num_tokens)
         if forgotten is not None:
@@ -137,7 +146,7 @@ class PrefixMemory:
         return min(self._shared.get((hash(affinity.key), replica), 0), prompt), False
 
 
-def _remember(known: OrderedDict[_Place, T], place: _Place, what: T) -> _Place | None:
+def _remember(known: OrderedDict[K, T], place: K, what: T) -> K | None:
     """Whose place it takes."""
     known[place] = what
     known.move_to_end(place)

@@ -72,7 +72,10 @@ class Layout:
 
     @property
     def work_bytes(self) -> int:
-        """Scores [rows][CHUNK_KEYS], then [rows] factors; shared by the tiles of a thread."""
+        """Scores [rows][CHUNK_KEYS], then [rows] factors; shared by the tiles of a thread.
+
+        Rounded up, so that factors are stored as whole vectors.
+        """
         return -(-4 * self.num_rows * (CHUNK_KEYS + 1) // 64) * 64
 
 

@@ -14,12 +14,20 @@ def newcomer(number: int) -> Affinity:
     return Affinity(SYSTEM, b"m" * 33 + b"%d" % number)
 
 
-def send(memory: PrefixMemory, affinity: Affinity, prompt: int = 400) -> Promise:
-    return memory.send(affinity, "r0", num_bytes=2_500, prompt=prompt)
+def send(
+    memory: PrefixMemory, affinity: Affinity, prompt: int = 400, replica: str = "r0"
+) -> Promise:
+    return memory.send(affinity, replica, num_bytes=2_500, prompt=prompt)
 
 
-def process(memory: PrefixMemory, affinity: Affinity, prompt: int = 400, cached: int = 0) -> None:
-    promise = send(memory, affinity, prompt)
+def process(
+    memory: PrefixMemory,
+    affinity: Affinity,
+    prompt: int = 400,
+    cached: int = 0,
+    replica: str = "r0",
+) -> None:
+    promise = send(memory, affinity, prompt, replica)
     memory.processed(promise, prompt=prompt, cached=cached, answer=prompt // 8)
 
 
@@ -89,6 +97,15 @@ def test_a_replica_that_caches_nothing_is_believed_after_a_while() -> None:
     for _ in range(300):
         process(memory, ALONE)
     assert memory.cached_tokens(ALONE, "r0", 400) < 5.0
+
+
+def test_a_replica_that_caches_nothing_says_nothing_of_others() -> None:
+    memory = PrefixMemory()
+    process(memory, ALONE)
+    for _ in range(300):
+        process(memory, ALONE, replica="r1")
+    assert memory.cached_tokens(ALONE, "r1", 500) == 0.0
+    assert memory.cached_tokens(ALONE, "r0", 500) == 450 - BLOCK
 
 
 def test_what_is_missing_of_a_beginning_is_learned_in_tokens() -> None:
