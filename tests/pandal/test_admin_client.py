@@ -41,7 +41,7 @@ def test_a_policy_is_imported_edited_and_put_back(admin: AdminProcess, tmp_path:
     newest = json.loads(run(admin, "policy", "history", "--json").stdout)[0]
     assert (newest["who"], newest["why"]) == ("a-owner", "set")
     run(admin, "policy", "rollback", str(newest["version"] - 1))
-    assert run(admin, "policy", "import", str(path), "--check").stdout == ""
+    assert run(admin, "policy", "import", str(path), "--check").stdout == "no drift\n"
 
 
 def test_keys_are_given_out_rotated_and_revoked(admin: AdminProcess, tmp_path: Path) -> None:
