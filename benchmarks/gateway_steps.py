@@ -68,11 +68,14 @@ STEPS = {  # by the longest beginning of the module's path
     "gateway/outbox/": "usage event",
     "contracts/": "usage event",
     "gateway/access_log": "log, metrics",
+    "gateway/request_kinds": "log, metrics",
     "gateway/request_lines": "log, metrics",
     "gateway/trace": "log, metrics",
     "gateway/telemetry/": "log, metrics",
     "gateway/line_writer": "log, metrics",
     "gateway/metrics": "log, metrics",
+    "gateway/histogram": "log, metrics",
+    "gateway/token_counts": "log, metrics",
 }
 
 

@@ -112,7 +112,7 @@ async def rounds_us(loads: Sequence[Load], num_rounds: int, num_requests: int) -
 async def alone_us() -> dict[str, float]:
     """All signals of one request that was answered, by themselves, best of ten: by the last one."""
     line, all_traced = LineWriter(os.open(os.devnull, os.O_WRONLY)), Tracer(1.0)
-    found = {}
+    found, request_ids = {}, [f"req_{number:032x}" for number in range(NUM_COUNTED)]
     for name, level, write, tracer in (
         ("counters and histograms", logging.WARNING, lambda _: None, None),
         ("log line", logging.INFO, line.write, None),
@@ -123,18 +123,18 @@ async def alone_us() -> dict[str, float]:
         times = []
         for _ in range(NUM_REPEATS):
             began_s = time.process_time()
-            _answer(log, tracer)
+            _answer(log, tracer, request_ids)
             times.append((time.process_time() - began_s) * 1e6 / NUM_COUNTED)
         found[name] = min(times)
     return found
 
 
-def _answer(log: AccessLog, tracer: Tracer | None) -> None:
+def _answer(log: AccessLog, tracer: Tracer | None, request_ids: Sequence[str]) -> None:
     head = request_head(Operation.CHAT_COMPLETIONS, [])
     exchange = Exchange(Wire(LoopbackLoop(0).socket), head, lambda: None)
     usage = Usage(200, 0, 16, UsageSource.ENGINE)
-    for number in range(NUM_COUNTED):
-        trace = log.begin(f"req_{number:032x}", exchange)
+    for number, request_id in enumerate(request_ids):
+        trace = log.begin(request_id, exchange)
         came_s, meter = trace.started_monotonic_s, trace.meter
         trace.authenticated_monotonic_s = trace.admitted_monotonic_s = came_s
         trace.status, trace.usage, trace.outcome = 200, usage, Outcome.COMPLETED

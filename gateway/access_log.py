@@ -13,6 +13,7 @@ from gateway.admission.quota_plan import QuotaPlan
 from gateway.clock import Clock
 from gateway.exchange import Exchange
 from gateway.metrics import Metrics
+from gateway.request_kinds import RequestKinds, by_kind
 from gateway.request_lines import RequestLines
 from gateway.telemetry.tracer import Tracer
 from gateway.trace import Trace
@@ -37,6 +38,7 @@ class AccessLog:
         self._write = write
         self._tracer = tracer
         self._is_on = logger.isEnabledFor(logging.INFO)
+        self._kinds = RequestKinds()
         self._lines = RequestLines()
         self._ended: list[Trace] = []
 
@@ -67,12 +69,14 @@ class AccessLog:
         ended, self._ended = self._ended, []
         if not ended:
             return
-        self._metrics.count(ended)
+        kinds = self._kinds.of(ended)
+        alike = by_kind(ended, kinds)
+        self._metrics.count(alike)
         wall_minus_monotonic_s = self._clock.wall_s() - self._clock.monotonic_s()
         if self._tracer is not None:
-            self._tracer.end(ended, wall_minus_monotonic_s)
+            self._tracer.end(alike, wall_minus_monotonic_s)
         if self._is_on:
-            self._write(self._lines.of(ended, wall_minus_monotonic_s))
+            self._write(self._lines.of(ended, kinds, wall_minus_monotonic_s))
 
     def note_shadows(self, trace: Trace, plan: QuotaPlan, shadows: int) -> None:
         """Rules in shadow would have refused an admitted request: ``shadows``, in bits."""

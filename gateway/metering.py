@@ -68,12 +68,12 @@ class Served(Protocol):
     def plan(self) -> Priced: ...
 
 
-class Meter:
+class Meter(msgspec.Struct, eq=False):
     """What is known so far about one answer.  Zero is a count, ``None`` is "unknown"."""
 
     charged_tokens: int = 0  # to its tenant's turns; none until it goes
     charged_monotonic_s: float | None = None
-    is_locally_admitted = False  # the quota store was away
+    is_locally_admitted: bool = False  # the quota store was away
 
     replica: str | None = None
     adapter_of: str | None = None  # whose adapter it serves, as it says
@@ -81,7 +81,7 @@ class Meter:
     attempt: int = 1  # which one this is
     route: str | None = None  # why it is there, as of its last attempt
     home: str | None = None  # where its prefix lives
-    explanation = b""  # the header line that says so, for a client that asked
+    explanation: bytes = b""  # the header line that says so, for a client that asked
     route_costs: str | None = None  # of the candidates, where it was asked for
     engine_usage: Usage | None = None  # the last usage the replica reported
     num_content_events: int = 0  # relayed events that carried generated text
@@ -92,8 +92,10 @@ class Meter:
     is_document: bool = False  # not a stream: its first byte comes with its last
     served: Served | None = None  # by whom, if not as it was asked for
     parent_event_id: str | None = None  # of whose answer it is read
-    num_breaks = 0  # replicas that broke its stream off, and another went on with it or tried to
-    is_broken_off = False  # the last one broke it off for good
+    num_breaks: int = (
+        0  # replicas that broke its stream off, and another went on with it or tried to
+    )
+    is_broken_off: bool = False  # the last one broke it off for good
     broken_monotonic_s: float | None = None  # since when the client waits for it to go on
     recoveries_s: Sequence[float] = ()  # from each break to the first event behind it
 
@@ -117,8 +119,11 @@ class Meter:
         self.adapter_of = None
 
     def take_over(self, other: "Meter") -> None:
-        """What has been told to it."""
-        vars(self).update(vars(other))
+        """To whom it was sent, and why there."""
+        self.replica, self.provider, self.attempt = other.replica, other.provider, other.attempt
+        self.route, self.home, self.adapter_of = other.route, other.home, other.adapter_of
+        self.explanation, self.route_costs = other.explanation, other.route_costs
+        self.sent_monotonic_s = other.sent_monotonic_s
 
     def break_off(self, now_monotonic_s: float) -> None:
         self.num_breaks += 1

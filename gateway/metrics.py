@@ -4,7 +4,6 @@ Plain dictionaries: prometheus_client costs more per request than routing does.
 https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,32 +11,16 @@ from typing import Final
 
 from contracts import metrics as names
 from contracts.usage import UsageSource
+from gateway.histogram import Histogram
+from gateway.request_kinds import Alike
 from gateway.shadow_metrics import ShadowMetrics
 from gateway.tenant_metrics import TenantMetrics
+from gateway.token_counts import TokenCounts
 from gateway.trace import Trace
 
 Labels = tuple[tuple[str, str], ...]
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 Source = Callable[[], Mapping[Labels, int]]
-
-
-class Histogram:
-    def __init__(self, buckets: tuple[float, ...]) -> None:
-        self._buckets = buckets
-        self._counts = [0] * (len(buckets) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._buckets, value)] += 1
-        self._sum += value
-
-    def lines(self, name: str) -> Iterator[str]:
-        running = 0
-        for bound, count in zip((*self._buckets, "+Inf"), self._counts, strict=True):
-            running += count
-            yield f'{name}_bucket{{le="{bound}"}} {running}'
-        yield f"{name}_sum {self._sum}"
-        yield f"{name}_count {running}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +40,7 @@ class Metrics:
         self.tenants = TenantMetrics(tenants) if tenants else None
         self.shadows = ShadowMetrics(tenants)
         self.requests: Counter[tuple[str, int]] = Counter()  # by endpoint and status
-        self.num_input_tokens = 0  # without the cached ones
-        self.num_cached_tokens = 0
-        self.num_output_tokens = 0
+        self.tokens = TokenCounts()
         self.ttft_s = Histogram(names.LATENCY_BUCKETS_S)
         self._ttft_error = Histogram(names.ERROR_RATIO_BUCKETS)
         self.recovery_s = Histogram(names.LATENCY_BUCKETS_S)
@@ -76,37 +57,35 @@ class Metrics:
         """Of numbers that somebody else keeps, at every scrape."""
         self._sources[name] = kind, source
 
-    def count(self, ended: Iterable[Trace]) -> None:
-        for trace in ended:
-            self.requests[trace.operation, trace.status] += 1
-            if trace.reason is not None:
-                self._refusals[trace.reason] += 1
-            usage = trace.usage
-            if usage is not None:
-                cached = usage.cached_prompt_tokens
-                self.num_cached_tokens += cached
-                self.num_input_tokens += usage.prompt_tokens - cached
-                self.num_output_tokens += usage.completion_tokens
-            if self.tenants is not None and trace.grant is not None:
-                self.tenants.count(trace.grant.tenant.tenant_id, trace.status, usage)
-            meter = trace.meter
-            if meter.first_byte_monotonic_s is not None:
-                self.ttft_s.observe(meter.first_byte_monotonic_s - trace.started_monotonic_s)
-            if meter.route is not None:
-                self.routes[meter.route] += 1
-            self.num_fallbacks += meter.served is not None
-            if meter.provider is not None and usage is not None:
-                self.num_overcounts += usage.source is UsageSource.PARTIAL
-            if meter.num_breaks or meter.is_broken_off:
-                self.num_breaks += meter.num_breaks + meter.is_broken_off
-                for seconds in meter.recoveries_s:
-                    self.recovery_s.observe(seconds)
+    def count(self, ended: Iterable[Alike]) -> None:
+        for alike in ended:
+            self._count(alike, alike.traces[0], len(alike.traces))
+
+    def _count(self, alike: Alike, one: Trace, num: int) -> None:
+        meter, tokens = one.meter, TokenCounts.of(alike.usages)
+        self.tokens.add(tokens)
+        self.requests[one.operation, one.status] += num
+        if one.reason is not None:
+            self._refusals[one.reason] += num
+        if self.tenants is not None and one.grant is not None:
+            self.tenants.count(one.grant.tenant.tenant_id, one.status, num, tokens)
+        self.ttft_s.observe(alike.ttfts_s)
+        if meter.route is not None:
+            self.routes[meter.route] += num
+        if meter.served is not None:
+            self.num_fallbacks += num
+        if meter.provider is not None:
+            self.num_overcounts += sum(u.source is UsageSource.PARTIAL for u in alike.usages)
+        if meter.num_breaks or meter.is_broken_off:
+            self.num_breaks += num * (meter.num_breaks + meter.is_broken_off)
+            for trace in alike.traces:
+                self.recovery_s.observe(trace.meter.recoveries_s)
 
     def count_shipped(self, num_events: int) -> None:
         self.num_shipped += num_events
 
     def observe_predicted_ttft(self, predicted_s: float, actual_s: float) -> None:
-        self._ttft_error.observe(abs(predicted_s - actual_s) / actual_s)
+        self._ttft_error.observe([abs(predicted_s - actual_s) / actual_s])
 
     def render(
         self,
@@ -122,9 +101,7 @@ class Metrics:
             for (endpoint, status), count in self.requests.items()
         }
         tokens: dict[Labels, int] = {
-            (("class", "input"),): self.num_input_tokens,
-            (("class", "cached"),): self.num_cached_tokens,
-            (("class", "output"),): self.num_output_tokens,
+            (("class", name),): num for name, num in self.tokens.by_class().items()
         }
         return "\n".join(
             [
@@ -147,12 +124,9 @@ class Metrics:
                 *family(names.GATEWAY_SPOOLED_EVENTS, "counter", {(): num_spooled}),
                 *family(names.GATEWAY_SHIPPED_EVENTS, "counter", {(): self.num_shipped}),
                 *(() if self.tenants is None else self.tenants.lines()),
-                f"# TYPE {names.GATEWAY_TTFT} histogram",
-                *self.ttft_s.lines(names.GATEWAY_TTFT),
-                f"# TYPE {names.GATEWAY_STREAM_RECOVERY} histogram",
-                *self.recovery_s.lines(names.GATEWAY_STREAM_RECOVERY),
-                f"# TYPE {names.GATEWAY_TTFT_ERROR} histogram",
-                *self._ttft_error.lines(names.GATEWAY_TTFT_ERROR),
+                *_histogram(names.GATEWAY_TTFT, self.ttft_s),
+                *_histogram(names.GATEWAY_STREAM_RECOVERY, self.recovery_s),
+                *_histogram(names.GATEWAY_TTFT_ERROR, self._ttft_error),
                 "",
             ]
         )
@@ -160,6 +134,16 @@ class Metrics:
     def _kept_elsewhere(self) -> Iterator[str]:
         for name, (kind, source) in self._sources.items():
             yield from family(name, kind, source())
+
+
+def _histogram(name: str, histogram: Histogram) -> Iterator[str]:
+    yield f"# TYPE {name} histogram"
+    running = 0
+    for bound, count in zip((*histogram.bounds, "+Inf"), histogram.counts, strict=True):
+        running += count
+        yield f'{name}_bucket{{le="{bound}"}} {running}'
+    yield f"{name}_sum {histogram.total}"
+    yield f"{name}_count {running}"
 
 
 def family(name: str, kind: str, values: Mapping[Labels, int]) -> Iterator[str]:

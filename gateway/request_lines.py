@@ -1,38 +1,29 @@
 """The log's line of each request, in the fields of ``contracts.logs``.
 
-What the lines of requests that are alike have in common is encoded once.
+It begins with what the lines of requests that are alike have in common, which is encoded once.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from contracts.usage import Outcome
-from gateway.policies import Grant
-from gateway.templates import template_of
+from gateway.request_kinds import Kind
 from gateway.trace import Trace
 
-_MAX_KINDS: Final = 10_000  # a kilobyte each
-_encode = msgspec.json.Encoder().encode
+_MAX_KINDS: Final = 10_000  # half a kilobyte each
+_from_timestamp = datetime.fromtimestamp
+_encoder = msgspec.json.Encoder()
 
 
-class _Line(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Without the fields of steps that it did not reach.
-
-    Times of steps are from its beginning, but for ``count_ms`` and ``queue_ms``, which few
-    requests have: how long they took.  To the microsecond.
-    """
-
+class _Alike(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     level: str
     service: str
     logger: str
     message: str
-    at: datetime
-    request_id: str
     status: int
-    latency_ms: float
     endpoint: str
     tenant_id: str | None = None
     key_id: str | None = None
@@ -42,124 +33,63 @@ class _Line(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     outcome: Outcome | None = None
     route: str | None = None
     home: str | None = None
-    route_costs: str | None = None
     reason: str | None = None
+    num_breaks: int = 0
+
+
+class _Own(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """Without the fields of steps that it did not reach.
+
+    Times of steps are from its beginning, but for ``count_ms`` and ``queue_ms``, which few
+    requests have: how long they took.  To the microsecond.
+    """
+
+    at: datetime
+    request_id: str
+    latency_ms: float
     input_tokens: int | None = None
     output_tokens: int | None = None
     auth_ms: float | None = None
     admit_ms: float | None = None
-    count_ms: float | None = None
-    queue_ms: float | None = None
     send_ms: float | None = None
     ttft_ms: float | None = None
-    num_breaks: int = 0
+    count_ms: float | None = None
+    queue_ms: float | None = None
     num_shadows: int = 0
-
-
-_Kind = tuple[object, ...]
-_Holes = Mapping[str, tuple[object, bytes]]  # by field: a value that no line has, and its form
-_REFUSED: Final[_Holes] = {
-    "at": (datetime(1, 1, 1, tzinfo=UTC), b"%b"),
-    "request_id": ("\x01request", b'"%b"'),
-    "latency_ms": (9.1e-101, b"%.3f"),
-    "auth_ms": (9.2e-101, b"%.3f"),
-}
-_SERVED: Final[_Holes] = {  # in the order of the line
-    "at": _REFUSED["at"],
-    "request_id": _REFUSED["request_id"],
-    "latency_ms": _REFUSED["latency_ms"],
-    "input_tokens": (9_100_000_000_000_000_001, b"%d"),
-    "output_tokens": (9_100_000_000_000_000_002, b"%d"),
-    "auth_ms": _REFUSED["auth_ms"],
-    "admit_ms": (9.3e-101, b"%.3f"),
-    "send_ms": (9.4e-101, b"%.3f"),
-    "ttft_ms": (9.5e-101, b"%.3f"),
-}
-
-
-class _Template(NamedTuple):
-    grant: Grant | None  # kept, so that its id is its own
-    line: bytes
+    route_costs: str | None = None
 
 
 class RequestLines:
     def __init__(self) -> None:
-        self._kinds: dict[_Kind, _Template] = {}
+        self._beginnings: dict[Kind, bytes] = {}
 
-    def of(self, traces: Iterable[Trace], wall_minus_monotonic_s: float) -> bytes:
-        return b"".join([self._line_of(trace, wall_minus_monotonic_s) for trace in traces])
-
-    def _line_of(self, trace: Trace, wall_minus_monotonic_s: float) -> bytes:
-        """Most by far are of requests that were served, or were not admitted."""
-        meter, usage, auth_s = trace.meter, trace.usage, trace.authenticated_monotonic_s
-        request, admit_s = trace.request, trace.admitted_monotonic_s
-        sent_s, first_s = meter.sent_monotonic_s, meter.first_byte_monotonic_s
-        began_s, ended_s = trace.started_monotonic_s, trace.ended_monotonic_s
-        is_rare = meter.queued_s is not None or meter.num_breaks or meter.route_costs is not None
-        if is_rare or trace.num_shadows or trace.counted_s is not None or auth_s is None:
-            return _in_full(_line(trace, wall_minus_monotonic_s))
-        assert ended_s is not None
-        kind: _Kind = (
-            id(trace.grant), trace.status, trace.operation,
-            None if request is None else request.model, request is None or request.is_stream,
-            trace.reason, meter.replica, trace.outcome, meter.route, meter.home,
-            usage is None, admit_s is None, sent_s is None, first_s is None,
-        )  # fmt: skip
-        known = self._kinds.get(kind)
-        if known is None:
-            return self._first(kind, trace, wall_minus_monotonic_s)
-        at = _encode(datetime.fromtimestamp(ended_s + wall_minus_monotonic_s, UTC))
-        request_id, latency_ms = trace.request_id.encode(), (ended_s - began_s) * 1e3
-        auth_ms = (auth_s - began_s) * 1e3
-        if usage is None or admit_s is None or sent_s is None or first_s is None:
-            return known.line % (at, request_id, latency_ms, auth_ms)
-        return known.line % (
-            at,
-            request_id,
-            latency_ms,
-            usage.prompt_tokens,
-            usage.completion_tokens,
-            auth_ms,
-            (admit_s - began_s) * 1e3,
-            (sent_s - began_s) * 1e3,
-            (first_s - began_s) * 1e3,
+    def of(
+        self, traces: Sequence[Trace], kinds: Sequence[Kind], wall_minus_monotonic_s: float
+    ) -> bytes:
+        """``kinds``: each trace's."""
+        own = _encoder.encode_lines([_own(trace, wall_minus_monotonic_s) for trace in traces])
+        return b"".join(
+            [
+                (self._beginnings.get(kind) or self._begin(kind, trace)) + line[1:]
+                for trace, kind, line in zip(traces, kinds, own.splitlines(True), strict=True)
+            ]
         )
 
-    def _first(self, kind: _Kind, trace: Trace, wall_minus_monotonic_s: float) -> bytes:
-        """Of its kind, if that has a template: it got to the end, or not to a reservation."""
-        line, holes = _line(trace, wall_minus_monotonic_s), None
-        reached = [getattr(line, name) is not None for name in _SERVED]
-        if all(reached):
-            holes = _SERVED
-        elif sum(reached) == len(_REFUSED):
-            holes = _REFUSED
-        if holes is not None:
-            marked = msgspec.structs.replace(line, **{n: mark for n, (mark, _) in holes.items()})
-            template = template_of(_in_full(marked), holes.values())
-            if template is not None:
-                if len(self._kinds) >= _MAX_KINDS:
-                    self._kinds.clear()
-                self._kinds[kind] = _Template(trace.grant, template)
-        return _in_full(line)
+    def _begin(self, kind: Kind, trace: Trace) -> bytes:
+        if len(self._beginnings) >= _MAX_KINDS:
+            self._beginnings.clear()
+        beginning = self._beginnings[kind] = _encoder.encode(_alike(trace))[:-1] + b","
+        return beginning
 
 
-def _in_full(line: _Line) -> bytes:
-    return _encode(line) + b"\n"
-
-
-def _line(trace: Trace, wall_minus_monotonic_s: float) -> _Line:
-    began_s, meter, usage = trace.started_monotonic_s, trace.meter, trace.usage
-    grant, request, ended_s = trace.grant, trace.request, trace.ended_monotonic_s
-    assert ended_s is not None
-    return _Line(
+def _alike(trace: Trace) -> _Alike:
+    meter, grant, request = trace.meter, trace.grant, trace.request
+    return _Alike(
         level="info",
         service="gateway",
         logger="gateway.access_log",
         message="request",
-        at=datetime.fromtimestamp(ended_s + wall_minus_monotonic_s, UTC),
-        request_id=trace.request_id,
         status=trace.status,
-        latency_ms=_ms(ended_s - began_s),
         endpoint=trace.operation,
         tenant_id=None if grant is None else grant.tenant.tenant_id,
         key_id=None if grant is None else grant.key.key_id,
@@ -169,24 +99,30 @@ def _line(trace: Trace, wall_minus_monotonic_s: float) -> _Line:
         outcome=trace.outcome,
         route=meter.route,
         home=meter.home,
-        route_costs=meter.route_costs,
         reason=trace.reason,
-        input_tokens=None if usage is None else usage.prompt_tokens,
-        output_tokens=None if usage is None else usage.completion_tokens,
-        auth_ms=_since(began_s, trace.authenticated_monotonic_s),
-        admit_ms=_since(began_s, trace.admitted_monotonic_s),
-        count_ms=None if trace.counted_s is None else _ms(trace.counted_s),
-        queue_ms=None if meter.queued_s is None else _ms(meter.queued_s),
-        send_ms=_since(began_s, meter.sent_monotonic_s),
-        ttft_ms=_since(began_s, meter.first_byte_monotonic_s),
         num_breaks=meter.num_breaks,
-        num_shadows=trace.num_shadows,
     )
 
 
-def _since(began_s: float, at_s: float | None) -> float | None:
-    return None if at_s is None else _ms(at_s - began_s)
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1e3, 3)
+def _own(trace: Trace, wall_minus_monotonic_s: float) -> _Own:
+    meter, usage, auth_s = trace.meter, trace.usage, trace.authenticated_monotonic_s
+    admit_s, count_s, queue_s = trace.admitted_monotonic_s, trace.counted_s, meter.queued_s
+    sent_s, first_s = meter.sent_monotonic_s, meter.first_byte_monotonic_s
+    ended_s = trace.ended_monotonic_s
+    assert ended_s is not None
+    began_us = trace.started_monotonic_s * 1e6 - 0.5  # half of one less: to the nearest
+    return _Own(
+        _from_timestamp(ended_s + wall_minus_monotonic_s, UTC),
+        trace.request_id,
+        int(ended_s * 1e6 - began_us) / 1e3,
+        None if usage is None else usage.prompt_tokens,
+        None if usage is None else usage.completion_tokens,
+        None if auth_s is None else int(auth_s * 1e6 - began_us) / 1e3,
+        None if admit_s is None else int(admit_s * 1e6 - began_us) / 1e3,
+        None if sent_s is None else int(sent_s * 1e6 - began_us) / 1e3,
+        None if first_s is None else int(first_s * 1e6 - began_us) / 1e3,
+        None if count_s is None else round(count_s * 1e3, 3),
+        None if queue_s is None else round(queue_s * 1e3, 3),
+        trace.num_shadows,
+        meter.route_costs,
+    )

@@ -4,19 +4,18 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 
 from contracts import metrics as names
-from gateway.metering import Usage
+from gateway.token_counts import TokenCounts
 
 
 class _Counts:
     """One tenant's."""
 
-    __slots__ = ("by_status", "num_cached_tokens", "num_input_tokens", "num_output_tokens")
+    __slots__ = ("by_status", "tokens")
 
     def __init__(self) -> None:
         self.by_status: Counter[int] = Counter()
-        self.num_input_tokens = self.num_cached_tokens = self.num_output_tokens = 0
+        self.tokens = TokenCounts()
 
-    @property
     def by_kind(self) -> Counter[str]:
         """Of status: 2xx, 4xx."""
         found: Counter[str] = Counter()
@@ -24,14 +23,9 @@ class _Counts:
             found[f"{status // 100}xx"] += count
         return found
 
-    @property
-    def tokens(self) -> dict[str, int]:
-        """By class, where there are any."""
-        found = {
-            "input": self.num_input_tokens,
-            "cached": self.num_cached_tokens,
-            "output": self.num_output_tokens,
-        }
+    def by_class(self) -> dict[str, int]:
+        """Of tokens, where there are any."""
+        found = self.tokens.by_class()
         return found if any(found.values()) else {}
 
 
@@ -39,21 +33,16 @@ class TenantMetrics:
     def __init__(self, tenants: Collection[str]) -> None:
         self._counts = {tenant: _Counts() for tenant in tenants}
 
-    def count(self, tenant: str, status: int, usage: Usage | None) -> None:
+    def count(self, tenant: str, status: int, num_requests: int, tokens: TokenCounts) -> None:
         counts = self._counts.get(tenant)
-        if counts is None:
-            return
-        counts.by_status[status] += 1
-        if usage is not None:
-            cached = usage.cached_prompt_tokens
-            counts.num_input_tokens += usage.prompt_tokens - cached
-            counts.num_cached_tokens += cached
-            counts.num_output_tokens += usage.completion_tokens
+        if counts is not None:
+            counts.by_status[status] += num_requests
+            counts.tokens.add(tokens)
 
     def lines(self) -> Iterator[str]:
         """In Prometheus' text format."""
-        requests = {tenant: counts.by_kind for tenant, counts in self._counts.items()}
-        tokens = {tenant: counts.tokens for tenant, counts in self._counts.items()}
+        requests = {tenant: counts.by_kind() for tenant, counts in self._counts.items()}
+        tokens = {tenant: counts.by_class() for tenant, counts in self._counts.items()}
         for name, label, found in (
             (names.GATEWAY_TENANT_REQUESTS, "status", requests),
             (names.GATEWAY_TENANT_TOKENS, "class", tokens),

@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.clock import REQUEST_PREFIX, event_id_of
+from gateway.clock import REQUEST_PREFIX
 from gateway.telemetry.series import Histograms
+from gateway.telemetry.trace_context import SPAN_ID
 from gateway.trace import Trace
 
 _SERVER: Final = 2  # kind of a span
@@ -54,29 +55,29 @@ def span_template(
     )
 
 
-def encode_span(trace: Trace, template: bytes, wall_minus_monotonic_s: float) -> bytes:
-    """``template``: ``span_template`` of one like it."""
-    began_s, ended_s, usage = trace.started_monotonic_s, trace.ended_monotonic_s, trace.usage
-    first_byte_s, span, parent = trace.meter.first_byte_monotonic_s, trace.span, b""
-    trace_id = digits = event_id_of(trace.request_id).encode()
-    assert ended_s is not None
-    if span is not None:
-        trace_id = span.trace_id.encode()
-        parent = b"" if span.parent_id is None else _PARENT % span.parent_id.encode()
-    began_us = int((began_s + wall_minus_monotonic_s) * 1e6)
-    ended_us = int((ended_s + wall_minus_monotonic_s) * 1e6)
-    if usage is not None and first_byte_s is not None:  # most
-        return template % (
-            trace_id, digits[16:], parent, began_us, ended_us, digits,
-            usage.prompt_tokens, usage.completion_tokens, usage.cached_prompt_tokens,
-            first_byte_s - began_s,
-        )  # fmt: skip
-    told: tuple[float, ...] = ()
-    if usage is not None:
-        told = usage.prompt_tokens, usage.completion_tokens, usage.cached_prompt_tokens
-    if first_byte_s is not None:
-        told = (*told, first_byte_s - began_s)
-    return template % (trace_id, digits[16:], parent, began_us, ended_us, digits, *told)
+def encoded_spans(
+    traces: Iterable[Trace], template: bytes, wall_minus_monotonic_s: float
+) -> list[bytes]:
+    """``template``: ``span_template`` of one like them."""
+    spans, to_wall_us = [], wall_minus_monotonic_s * 1e6
+    for trace in traces:
+        began_s, ended_s, usage = trace.started_monotonic_s, trace.ended_monotonic_s, trace.usage
+        first_byte_s, span = trace.meter.first_byte_monotonic_s, trace.span
+        assert ended_s is not None
+        trace_id = digits = trace.request_id.removeprefix(REQUEST_PREFIX).encode()
+        parent = b""
+        told: tuple[float, ...] = ()
+        if span is not None:
+            trace_id = span.trace_id.encode()
+            parent = b"" if span.parent_id is None else _PARENT % span.parent_id.encode()
+        if usage is not None:
+            told = usage.prompt_tokens, usage.completion_tokens, usage.cached_prompt_tokens
+        if first_byte_s is not None:
+            told = (*told, first_byte_s - began_s)
+        began_us, ended_us = int(began_s * 1e6 + to_wall_us), int(ended_s * 1e6 + to_wall_us)
+        own = (trace_id, digits[SPAN_ID], parent, began_us, ended_us, digits, *told)
+        spans.append(template % own)
+    return spans
 
 
 def encode_spans(resource: Attributes, spans: Sequence[bytes]) -> bytes:

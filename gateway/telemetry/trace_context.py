@@ -15,6 +15,8 @@ _INVALID_VERSION: Final = b"ff"
 _SAMPLED: Final = 1
 SAMPLED: Final = "01"
 UNSAMPLED: Final = "00"
+# Of a request's 32 digits, which are the id of a trace that it begins: the id of its span.
+SPAN_ID: Final = slice(16, None)
 
 
 class SpanContext(msgspec.Struct, frozen=True):
@@ -30,11 +32,6 @@ class SpanContext(msgspec.Struct, frozen=True):
         return f"00-{self.trace_id}-{self.span_id}-{flags}".encode()
 
 
-def span_id_of(digits: str) -> str:
-    """Of a request's span, in its own digits: all 32 are the id of a trace that it begins."""
-    return digits[16:]
-
-
 class Sampler:
     """Of traces that begin here: a request's own digits decide, ``digits``."""
 
@@ -48,13 +45,13 @@ class Sampler:
         """A caller decides whether it is sampled, else we do."""
         if traceparent is not None and (parent := _parsed(traceparent)) is not None:
             trace_id, parent_id, is_sampled = parent
-            return SpanContext(trace_id, span_id_of(digits), parent_id, is_sampled)
-        return SpanContext(digits, span_id_of(digits), None, self.takes(digits))
+            return SpanContext(trace_id, digits[SPAN_ID], parent_id, is_sampled)
+        return SpanContext(digits, digits[SPAN_ID], None, self.takes(digits))
 
 
 def new_trace_line(digits: str, flags: str) -> bytes:
     """The header of a trace that begins with the request of these digits, also if nobody looks."""
-    return f"traceparent: 00-{digits}-{digits[16:]}-{flags}\r\n".encode()
+    return f"traceparent: 00-{digits}-{digits[SPAN_ID]}-{flags}\r\n".encode()
 
 
 def _parsed(traceparent: bytes) -> tuple[str, str, bool] | None:

@@ -1,16 +1,18 @@
 """What requests leave behind for a collector: a span each, and their share of the histograms."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 from contracts.usage import Outcome
 from gateway.clock import event_id_of
 from gateway.exchange import Exchange
+from gateway.histogram import Histogram
 from gateway.request_head import TRACEPARENT, traced_lines
-from gateway.telemetry.otlp import Value, encode_span, span_template
-from gateway.telemetry.series import Histograms, Labels, Series
+from gateway.request_kinds import Alike, Kind
+from gateway.telemetry.otlp import Value, encoded_spans, span_template
+from gateway.telemetry.series import Histograms, Labels
 from gateway.telemetry.trace_context import SAMPLED, UNSAMPLED, Sampler, new_trace_line
 from gateway.trace import Trace
 
@@ -25,60 +27,58 @@ _TTFT_S: Final = (
 )  # fmt: skip
 _TOKENS: Final = tuple(4**power for power in range(14))
 
-_Known = tuple[str, str | None, str | None]  # operation, model, reason of the refusal
+_Served = tuple[str, str | None, str | None]  # operation, model, reason of the refusal
 
 
-class _Kind:
-    """What requests of the same labels are counted into: found once, and not once a request.
+class _Observed:
+    """What requests of the same labels are counted into: each when there is something to count.
 
-    Each when there is something to count: no token comes of a refusal.
+    No token comes of a refusal.
     """
 
     def __init__(self, tracer: "Tracer", labels: Labels) -> None:
         self._tracer = tracer
         self._labels = labels
-        told = dict(labels)
-        names = told["gen_ai.operation.name"], told.get("gen_ai.request.model")
-        self.name = " ".join(str(name) for name in names if name is not None)
 
-    def observe(self, traces: Sequence[Trace]) -> None:
+    def observe(self, alike: Alike) -> None:
         self._duration_s.observe(
             [
                 trace.ended_monotonic_s - trace.started_monotonic_s
-                for trace in traces
+                for trace in alike.traces
                 if trace.ended_monotonic_s is not None
             ]
         )
-        ttfts_s = [
-            trace.meter.first_byte_monotonic_s - trace.started_monotonic_s
-            for trace in traces
-            if trace.meter.first_byte_monotonic_s is not None
-        ]
-        if ttfts_s:
-            self._ttft_s.observe(ttfts_s)
-        usages = [trace.usage for trace in traces if trace.usage is not None]
-        if usages:
-            self._input_tokens.observe([usage.prompt_tokens for usage in usages])
-            self._output_tokens.observe([usage.completion_tokens for usage in usages])
+        if alike.ttfts_s:
+            self._ttft_s.observe(alike.ttfts_s)
+        if alike.usages:
+            self._input_tokens.observe([usage.prompt_tokens for usage in alike.usages])
+            self._output_tokens.observe([usage.completion_tokens for usage in alike.usages])
 
     @cached_property
-    def _duration_s(self) -> Series:
+    def _duration_s(self) -> Histogram:
         return self._tracer.duration_s.of(self._labels)
 
     @cached_property
-    def _ttft_s(self) -> Series:
+    def _ttft_s(self) -> Histogram:
         return self._tracer.ttft_s.of(self._labels)
 
     @cached_property
-    def _input_tokens(self) -> Series:
+    def _input_tokens(self) -> Histogram:
         return self._tokens("input")
 
     @cached_property
-    def _output_tokens(self) -> Series:
+    def _output_tokens(self) -> Histogram:
         return self._tokens("output")
 
-    def _tokens(self, token_type: str) -> Series:
+    def _tokens(self, token_type: str) -> Histogram:
         return self._tracer.tokens.of((*self._labels, ("gen_ai.token.type", token_type)))
+
+
+class _Told(NamedTuple):
+    """Of requests of a kind."""
+
+    observed: _Observed
+    span: bytes  # a template
 
 
 class Tracer:
@@ -89,8 +89,8 @@ class Tracer:
         self.duration_s = Histograms("gen_ai.server.request.duration", "s", _DURATION_S)
         self.ttft_s = Histograms("gen_ai.server.time_to_first_token", "s", _TTFT_S)
         self.tokens = Histograms("gen_ai.client.token.usage", "{token}", _TOKENS)
-        self._kinds: dict[_Known, _Kind] = {}
-        self._templates: dict[tuple[object, ...], bytes] = {}
+        self._observed: dict[_Served, _Observed] = {}
+        self._told: dict[Kind, _Told] = {}
 
     @property
     def histograms(self) -> list[Histograms]:
@@ -101,11 +101,10 @@ class Tracer:
         head, digits = exchange.head, event_id_of(trace.request_id)
         if head.is_traced:
             self._go_on(exchange, trace, digits)
-        elif self._sampler.takes(digits):
-            trace.is_sampled = True
-            exchange.forwarded = head.forwarded + new_trace_line(digits, SAMPLED)
-        else:
-            exchange.forwarded = head.forwarded + new_trace_line(digits, UNSAMPLED)
+            return
+        trace.is_sampled = is_sampled = self._sampler.takes(digits)
+        flags = SAMPLED if is_sampled else UNSAMPLED
+        exchange.forwarded = head.forwarded + new_trace_line(digits, flags)
 
     def _go_on(self, exchange: Exchange, trace: Trace, digits: str) -> None:
         span = self._sampler.context(exchange.header(TRACEPARENT), digits)
@@ -113,57 +112,43 @@ class Tracer:
         exchange.forwarded = traced_lines(exchange.head, span.header(), is_new=is_new)
         trace.span, trace.is_sampled = span, span.is_sampled
 
-    def end(self, ended: Iterable[Trace], wall_minus_monotonic_s: float) -> None:
-        by_kind: dict[_Known, list[Trace]] = {}
-        for trace in ended:
-            request = trace.request
-            model = None if request is None else request.model
-            known: _Known = trace.operation, model, trace.reason
-            alike = by_kind.get(known)
-            if alike is None:
-                by_kind[known] = [trace]
-            else:
-                alike.append(trace)
-        for known, traces in by_kind.items():
-            kind = self._kind(known, traces[0])
-            kind.observe(traces)
-            self._keep([t for t in traces if t.is_sampled], kind, wall_minus_monotonic_s)
+    def end(self, ended: Iterable[Alike], wall_minus_monotonic_s: float) -> None:
+        for alike in ended:
+            told = self._told.get(alike.kind) or self._tell(alike.kind, alike.traces[0])
+            told.observed.observe(alike)
+            sampled = [trace for trace in alike.traces if trace.is_sampled]
+            room = _MAX_SPANS - len(self._spans)
+            self.num_dropped += max(0, len(sampled) - room)
+            self._spans += encoded_spans(sampled[:room], told.span, wall_minus_monotonic_s)
 
     def take_spans(self, most: int) -> list[bytes]:
         return [self._spans.popleft() for _ in range(min(most, len(self._spans)))]
 
-    def _kind(self, known: _Known, trace: Trace) -> _Kind:
-        kind = self._kinds.get(known)
-        if kind is None:
-            if len(self._kinds) >= _MAX_KINDS:
-                self._kinds.clear()
-            kind = self._kinds[known] = _Kind(self, _labels(trace))
-        return kind
+    def _tell(self, kind: Kind, trace: Trace) -> _Told:
+        model = None if trace.request is None else trace.request.model
+        served, labels = (trace.operation, model, trace.reason), _labels(trace)
+        observed = self._observed.get(served)
+        if observed is None:
+            if len(self._observed) >= _MAX_KINDS:
+                self._observed.clear()
+            observed = self._observed[served] = _Observed(self, labels)
+        if len(self._told) >= _MAX_KINDS:
+            self._told.clear()
+        told = self._told[kind] = _Told(observed, _span(trace, labels))
+        return told
 
-    def _keep(self, traces: Sequence[Trace], kind: _Kind, wall_minus_monotonic_s: float) -> None:
-        room = _MAX_SPANS - len(self._spans)
-        self.num_dropped += max(0, len(traces) - room)
-        self._spans += [
-            encode_span(trace, self._template(trace, kind), wall_minus_monotonic_s)
-            for trace in traces[:room]
-        ]
 
-    def _template(self, trace: Trace, kind: _Kind) -> bytes:
-        request, meter = trace.request, trace.meter
-        known = (
-            kind, trace.status, trace.outcome, meter.replica,
-            request is None or request.is_stream,
-            trace.usage is None, meter.first_byte_monotonic_s is None,
-        )  # fmt: skip
-        template = self._templates.get(known)
-        if template is None:
-            if len(self._templates) >= _MAX_KINDS:
-                self._templates.clear()
-            is_failed = trace.status >= 500 or trace.outcome in _FAILED
-            attributes = _shared_attributes(trace)
-            template = span_template(kind.name, attributes, trace, is_failed=is_failed)
-            self._templates[known] = template
-        return template
+def _span(trace: Trace, labels: Labels) -> bytes:
+    """A template for those of its kind."""
+    is_failed = trace.status >= 500 or trace.outcome in _FAILED
+    return span_template(_name(labels), _shared_attributes(trace), trace, is_failed=is_failed)
+
+
+def _name(labels: Labels) -> str:
+    """Of spans: the operation and, where there is one, the model."""
+    told = dict(labels)
+    names = told["gen_ai.operation.name"], told.get("gen_ai.request.model")
+    return " ".join(str(name) for name in names if name is not None)
 
 
 def _labels(trace: Trace) -> Labels:

@@ -6,6 +6,8 @@ from contracts.usage import UsageSource
 from gateway.api.context import Operation
 from gateway.metering import Usage
 from gateway.metrics import Metrics, QuotaStanding
+from gateway.request_kinds import RequestKinds, by_kind
+from gateway.token_counts import TokenCounts
 from gateway.trace import Trace
 from tests.gateway.conftest import Tenant
 from tests.gateway.http_client import chat, get
@@ -21,11 +23,11 @@ def rendered(metrics: Metrics) -> list[str]:
 def test_only_tenants_that_were_named_have_series() -> None:
     metrics = Metrics(("acme", "other"))
     assert metrics.tenants is not None
-    usage = Usage(3, 2, 3, UsageSource.ENGINE)
+    tokens = TokenCounts(1, 2, 3)
     for number in range(1_000):
-        metrics.tenants.count(f"tenant-{number}", 200, usage)
-    metrics.tenants.count("acme", 200, usage)
-    metrics.tenants.count("acme", 429, None)
+        metrics.tenants.count(f"tenant-{number}", 200, 1, tokens)
+    metrics.tenants.count("acme", 200, 1, tokens)
+    metrics.tenants.count("acme", 429, 1, TokenCounts())
     found = [line for line in rendered(metrics) if "tenant" in line]
     assert found == [
         'pandal_gateway_tenant_requests_total{tenant="acme",status="2xx"} 1',
@@ -40,7 +42,7 @@ def test_answers_whose_provider_reported_too_much_are_counted() -> None:
     metrics, traces = Metrics(), [Trace(str(n), Operation.COMPLETIONS, 0.0) for n in range(4)]
     for trace, source in zip(traces, UsageSource, strict=True):
         trace.meter.provider, trace.usage = "openai", Usage(3, 2, 3, source)
-    metrics.count(traces)
+    metrics.count(by_kind(traces, RequestKinds().of(traces)))
     assert "pandal_gateway_provider_overcounts_total 1" in rendered(metrics)
 
 

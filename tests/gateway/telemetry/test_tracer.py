@@ -7,9 +7,10 @@ import pytest
 
 from contracts.usage import UsageSource
 from gateway.api.context import Operation
+from gateway.histogram import Histogram
 from gateway.metering import Usage
-from gateway.telemetry.otlp import encode_span, encode_spans, span_template
-from gateway.telemetry.series import Histograms, Series
+from gateway.telemetry.otlp import encode_spans, encoded_spans, span_template
+from gateway.telemetry.series import Histograms
 from gateway.telemetry.trace_context import SAMPLED, UNSAMPLED, Sampler, SpanContext, new_trace_line
 from gateway.trace import Trace
 
@@ -72,7 +73,7 @@ def test_so_many_series_and_one_for_all_the_others() -> None:
 def test_many_values_are_counted_as_one_by_one() -> None:
     bounds = tuple(float(2**power) for power in range(8))
     values = [0.0, 1.0, 1.5, 2.0, 128.0, 129.0, 1e9, *(float(n) for n in range(100))]
-    many, single = Series(bounds), Series(bounds)
+    many, single = Histogram(bounds), Histogram(bounds)
     many.observe(values)
     for value in values:
         single.observe([value])
@@ -92,8 +93,8 @@ def ended(*, is_served: bool) -> Trace:
 def sent(trace: Trace, name: str = "chat m") -> dict[str, Any]:
     """The span as a collector reads it."""
     template = span_template(name, [("pandal.replica", name)], trace, is_failed=False)
-    span = encode_span(trace, template, 1_000.0)
-    body = json.loads(encode_spans({"service.name": "s"}, [span, span]))
+    spans = encoded_spans([trace, trace], template, 1_000.0)
+    body = json.loads(encode_spans({"service.name": "s"}, spans))
     (resource,) = body["resourceSpans"]
     first, second = resource["scopeSpans"][0]["spans"]
     assert first == second

@@ -5,6 +5,7 @@ from contracts.load import ReplicaLoad
 from gateway.admission.levels import Levels
 from gateway.api.context import Operation
 from gateway.metrics import Metrics, QuotaStanding
+from gateway.request_kinds import RequestKinds, by_kind
 from gateway.trace import Trace
 from pandal.top.frame import HEIGHT, WIDTH, frame
 from pandal.top.sample import Counters, Sample, counters_of
@@ -100,9 +101,10 @@ def trace(status: int, reason: str | None) -> Trace:
 
 def test_the_gateways_own_metrics_are_understood() -> None:
     metrics = Metrics()
-    metrics.count(trace(status, None) for status in (200, 200, 502))
-    metrics.count([trace(429, "rate_limit_exceeded")])
-    metrics.num_output_tokens = 9
+    traces = [trace(status, None) for status in (200, 200, 502)]
+    traces.append(trace(429, "rate_limit_exceeded"))
+    metrics.count(by_kind(traces, RequestKinds().of(traces)))
+    metrics.tokens.num_output = 9
     text = metrics.render(num_spooled=5, num_waiting=2, quota=QuotaStanding(0, 0, is_lost=True))
     found = counters_of(parse(text))
     assert (found.num_requests, found.num_failures, found.num_waiting) == (4, 1, 2)
