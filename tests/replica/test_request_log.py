@@ -5,6 +5,7 @@ import tracemalloc
 
 import pytest
 
+from replica.engine import request_log
 from replica.engine.live_request import LiveRequest, ignore_end
 from replica.engine.messages import Delta, FinishReason, Usage
 from replica.engine.request_log import RequestLog
@@ -69,6 +70,13 @@ def test_a_request_that_never_began_has_used_nothing() -> None:
     assert log.finished_usage("another") is None
 
 
+def traced_bytes() -> int:
+    """What was allocated here and in the log: other threads of the process allocate, too."""
+    own = [tracemalloc.Filter(True, file) for file in (__file__, request_log.__file__)]
+    traces = tracemalloc.take_snapshot().filter_traces(own).traces
+    return sum(trace.size for trace in traces)
+
+
 def test_what_is_remembered_levels_off() -> None:
     """A fifth of a kilobyte a request, until there are as many as are remembered."""
     log = RequestLog()
@@ -80,12 +88,12 @@ def test_what_is_remembered_levels_off() -> None:
             log.close(request)
             log.bury(f"unknown {index:020}", until_s=0.0)
         gc.collect()
-        return tracemalloc.get_traced_memory()[0]
+        return traced_bytes()
 
     tracemalloc.start()
     try:
         full_bytes = serve(0, 12_000)
-        assert serve(12_000, 12_000) == pytest.approx(full_bytes, abs=100_000)
+        assert serve(12_000, 12_000) == pytest.approx(full_bytes, abs=1_000)
     finally:
         tracemalloc.stop()
-    assert full_bytes < 8_000_000
+    assert 2_000_000 < full_bytes < 8_000_000
