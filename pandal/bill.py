@@ -38,7 +38,8 @@ def read_statement(books: FleetBooks, tenant: str, month: str | None, now: datet
 
 
 def show_statement(console: Console, found: Statement) -> None:
-    title = f"{found.tenant_id}, {found.month} ({found.time_zone}): {found.num_requests} requests"
+    requests = "1 request" if found.num_requests == 1 else f"{found.num_requests} requests"
+    title = f"{found.tenant_id}, {found.month} ({found.time_zone}): {requests}"
     console.print(as_written(title, "bold"))
     if found.lines:
         console.print(_table(found))

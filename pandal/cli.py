@@ -36,6 +36,7 @@ from replica.engine.messages import KvCacheDtype, Precision
 
 app = typer.Typer(
     name="pandal",
+    rich_markup_mode="markdown",
     help="An LLM gateway and the fleet behind it.",
     no_args_is_help=True,
     add_completion=False,

@@ -52,7 +52,7 @@ def get(
     access = policy_access(data_dir, admin)
     document = _current(access) if version is None else access.version(version)
     if tenant is not None:
-        found = _tenant(document, tenant)
+        found = _tenant(document, tenant, access)
         document = PolicyDocument(version=document.version, tenants=(found,))
     say(msgspec.json.encode(document).decode() if as_json else to_yaml(document).rstrip())
 
@@ -71,9 +71,10 @@ def set_(
     admin: AdminOption = None,
 ) -> None:
     """Change a tenant's limits and terms, as in: pandal policy set acme tokens_per_minute=20000."""
+    access = policy_access(data_dir, admin)
 
     def edit(before: PolicyDocument) -> PolicyDocument:
-        own = _tenant(before, tenant)
+        own = _tenant(before, tenant, access)
         changed = assigned(own, assignments, key=key, model=model, is_shadow=shadow)
         tenants = tuple(changed if t is own else t for t in before.tenants)
         return msgspec.structs.replace(before, tenants=tenants)
@@ -206,7 +207,10 @@ def import_(
 
 @policy_app.command("dry-run")
 def dry_run_command(
-    path: Annotated[Path, typer.Argument(help="The proposed policy, as export prints one.")],
+    path: Annotated[
+        Path,
+        typer.Argument(help="The proposed policy's YAML; - reads standard input."),
+    ],
     tenant: Annotated[str | None, typer.Option(help="Only this one.")] = None,
     minutes: Annotated[int, typer.Option(min=1, max=60, help="How far back.")] = 60,
     data_dir: DataDirOption = None,
@@ -248,8 +252,9 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """What applies to a tenant's requests, and whose word each value is."""
-    document = _current(policy_access(data_dir, admin))
-    policy = _tenant(document, tenant)
+    access = policy_access(data_dir, admin)
+    document = _current(access)
+    policy = _tenant(document, tenant, access)
     if model is not None:
         model = behind_alias(model, data_dir, admin)
         warn_of_unserved([model], data_dir, admin)
@@ -292,8 +297,9 @@ def _edit(data_dir: Path | None, admin: str | None, edit: Edit, *, action: str, 
 
 
 def _show_stored(before: PolicyDocument, stored: PolicyDocument) -> None:
-    _show(differences(before, stored))
-    say(f"version {stored.version}")
+    changes = differences(before, stored)
+    _show(changes)
+    say(f"version {stored.version}" + ("" if changes else f": as version {before.version}"))
 
 
 def _warn_of_news(
@@ -342,12 +348,12 @@ def _replace(
         raise BadOption(str(exc)) from exc
 
 
-def _tenant(document: PolicyDocument, name: str) -> TenantPolicy:
-    """Raises NotFound."""
+def _tenant(document: PolicyDocument, name: str, access: PolicyAccess) -> TenantPolicy:
+    """Raises NotFound: also who names another folder than he means learns it."""
     try:
         return tenant_of(document, name)
     except Unknown as exc:
-        raise NotFound(str(exc)) from exc
+        raise NotFound(f"{exc} at {access.where}") from exc
 
 
 def _key(tenant: TenantPolicy, key_id: str) -> ApiKeyRecord:

@@ -33,7 +33,7 @@ def test_refused_requests_are_shown_apart_from_those_that_are_charged(data_dir: 
     shown = io.StringIO()
     found = read_statement(FleetBooks(data_dir), "acme", "2026-11", NOW)
     show_statement(Console(file=shown, width=80), found)
-    assert "acme, 2026-11 (UTC): 1 requests" in shown.getvalue()
+    assert "acme, 2026-11 (UTC): 1 request\n" in shown.getvalue()
     assert "refused or failed before any token, not charged: 1" in shown.getvalue()
 
 

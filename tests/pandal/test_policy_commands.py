@@ -172,7 +172,7 @@ def test_what_is_no_policy_is_repaired_as_the_runbook_says(acme: DataDir, broken
     acme.policies.write_bytes(broken)
     (entry,) = json.loads(lines(acme, "policy", "history", "--json")[0])
     told = lines(acme, "policy", "rollback", str(entry["version"]))
-    assert told == ["version 2"]
+    assert told == ["version 2: as version 1"]
     assert "gold" in lines(acme, "policy", "explain", "acme")[0]
 
 
@@ -334,3 +334,14 @@ def test_keys_of_a_tenant_that_is_not_there_are_not_found(acme: DataDir) -> None
     for arguments in (("list",), ("revoke", "key-1"), ("rotate", "key-1")):
         with pytest.raises(NotFound, match="no tenant 'nosuch'"):
             run(acme, "keys", *arguments, "--tenant", "nosuch")
+
+
+def test_a_tenant_that_is_not_there_is_told_with_the_place(acme: DataDir) -> None:
+    for arguments in (("get", "nosuch"), ("explain", "nosuch"), ("set", "nosuch", "weight=2")):
+        with pytest.raises(NotFound, match=f"no tenant 'nosuch' at {acme.policies}"):
+            run(acme, "policy", *arguments)
+
+
+def test_a_rollback_that_changes_nothing_says_so(acme: DataDir) -> None:
+    (told,) = lines(acme, "policy", "rollback", "1")
+    assert told == "version 2: as version 1"
