@@ -85,9 +85,9 @@ class ClientConnection(HttpToolsProtocol, ABC):
     def check_unread(self) -> None:
         """With more requests in its pipeline a client is not read, so its end is not noticed.
 
-        Called ten times a second.
+        Called ten times a second of one that is not read.
         """
-        if self.flow.read_paused and self._started():
+        if self._started():
             connection = self.transport.get_extra_info("socket")
             state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
             if state in _TCP_CLIENT_LEFT:

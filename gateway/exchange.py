@@ -156,6 +156,14 @@ class Exchange:
             )
         )
 
+    @property
+    def framed_writer(self) -> Callable[[bytes], object] | None:
+        """As ``write_stream``, of chunks in HTTP's frame, until the exchange is interrupted.
+
+        ``None``: what is written is framed in another way, or not at all.
+        """
+        return self._transport.write if self.head.is_chunking_understood else None
+
     def write_stream(self, data: bytes) -> None:
         """``data`` is not empty: an empty chunk would be the end."""
         if not self.disconnected:

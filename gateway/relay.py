@@ -8,7 +8,7 @@ with an error event.  The relay keeps the meter; it never settles.
 from contracts.errors import UNDECODABLE
 from gateway.api.context import RequestContext
 from gateway.api.event_stream import DONE, EventSplitter, event_payload
-from gateway.api.plain_events import has_text, is_plain, num_with_text, plain_end
+from gateway.api.plain_events import has_text, is_one_text, is_plain, num_with_text, plain_end
 from gateway.api.stream_chunk import decode_chunk, whole_events
 from gateway.api.upstream_errors import check_completion, error_in_event, refusal
 from gateway.errors import GatewayError, NoReplicaAvailable, UpstreamError, UpstreamRefused
@@ -26,6 +26,7 @@ from gateway.resilience.hedged_attempts import HedgedAttempts
 from gateway.resilience.resumable_answer import ResumableAnswer
 from gateway.resilience.resumption import resumed
 from gateway.resilience.retries import Retries
+from gateway.text_run import TextRun
 from gateway.upstream.replica_client import read_body, whole_body
 from gateway.upstream.response import Taker, UpstreamResponse
 
@@ -33,7 +34,6 @@ _UNHURRIED_ABORT_S = 30.0  # with the client gone only its reservation waits; a 
 _ANSWER_BYTES_PER_TOKEN = 4  # of a document whose replica reports no usage
 _EVENT_STREAM = b"text/event-stream"
 _DONE_EVENT = b"data: %b\n\n" % DONE
-_TEXT_END = b'"finish_reason":null}],"usage":null}\n\n'  # of our replicas' events with text
 
 
 class Relay:
@@ -43,6 +43,7 @@ class Relay:
     _descent: Descent | None = None  # None: its own replicas may yet serve it
     _splitter: EventSplitter | None = None  # None: not a stream, so far
     _foreign: ForeignStream | None = None  # None: of a replica of ours
+    _run: TextRun | None = None  # None: not a stream, so far
 
     def __init__(
         self,
@@ -226,60 +227,59 @@ class Relay:
 
     async def _relay_from(self, response: UpstreamResponse) -> bytes:
         exchange, answer = self.exchange, self._attempts.answer
-        translation = self._attempts.translation
-        self._splitter = splitter = EventSplitter(self._fleet.limits.max_event_bytes)
-        taker: Taker | None = self._take_plain if answer is None else self._take_token
-        self._foreign, credential = None, self._credential
-        if credential is not None:
-            self._foreign = ForeignStream(credential, self._fleet.limits.max_event_bytes)
-            taker = self._take_foreign if translation is None else None
-        while True:
-            chunk = await exchange.watch(response.next_chunk(taker))
-            if translation is not None and chunk:
-                chunk = translation.feed(chunk)
+        translation, credential = self._attempts.translation, self._credential
+        max_bytes = self._fleet.limits.max_event_bytes
+        self._splitter = splitter = EventSplitter(max_bytes)
+        self._foreign = None if credential is None else ForeignStream(credential, max_bytes)
+        taker: Taker = self._take_plain if answer is None else self._take_token
+        self._run = run = TextRun(exchange, otherwise=taker)
+        try:
+            while True:
+                if splitter.rest or translation is not None:
+                    awaited = response.next_chunk()
+                else:
+                    awaited = response.next_chunk(taker, run.take)
+                chunk = await exchange.watch(awaited)
+                if translation is not None and chunk:
+                    chunk = translation.feed(chunk)
+                    if not chunk:
+                        continue
+                if exchange.is_write_paused:
+                    await exchange.wait_writable()
+                if answer is not None:
+                    end = self._relay_tokens(splitter, chunk, answer)
+                else:
+                    end = self._relay_plain(splitter, chunk)
+                if end is not None:
+                    return end
                 if not chunk:
-                    continue
-            if exchange.is_write_paused:
-                await exchange.wait_writable()
-            if answer is not None:
-                end = self._relay_tokens(splitter, chunk, answer)
-            else:
-                end = self._relay_plain(splitter, chunk)
-            if end is not None:
-                return end
-            if not chunk:
-                raise UpstreamError("The replica's stream ended before its end.")
+                    raise UpstreamError("The replica's stream ended before its end.")
+        finally:
+            self._meter.num_content_events += run.end()
 
     # Most chunks, without waking the flow
 
     def _take_plain(self, chunk: bytes) -> bool:
-        """Whole events as they are."""
-        exchange, splitter = self.exchange, self._splitter
-        if splitter is None or splitter.rest or exchange.is_write_paused or not is_plain(chunk):
+        """Whole events as they are.  Raises UpstreamError."""
+        if self.exchange.is_write_paused or not is_plain(chunk):
             return False
-        self._meter.num_content_events += num_with_text(chunk)
-        if self._is_flowing:
-            exchange.write_stream(chunk)
+        if self._is_flowing and self._foreign is None:
+            self.exchange.write_stream(chunk)
+            if self._run is not None:
+                self._run.learn(chunk)
         else:
             self._send(chunk)
+        self._meter.num_content_events += num_with_text(chunk)
         return True
-
-    def _take_foreign(self, chunk: bytes) -> bool:
-        """Raises UpstreamError."""
-        if self._credential is not None:
-            self._credential.check_untold(chunk)
-        return self._take_plain(chunk)
 
     def _take_token(self, chunk: bytes) -> bool:
         """One event of a replica that tells tokens.  Raises UpstreamError."""
-        exchange, splitter, answer = self.exchange, self._splitter, self._attempts.answer
-        if splitter is None or answer is None or splitter.rest or exchange.is_write_paused:
-            return False
-        if not chunk.endswith(_TEXT_END) or chunk.find(b"\n\n") != len(chunk) - 2:
+        answer = self._attempts.answer
+        if answer is None or self.exchange.is_write_paused or not is_one_text(chunk):
             return False
         events = answer.take(chunk)
         if self._is_flowing and events:
-            exchange.write_stream(events)
+            self.exchange.write_stream(events)
         else:
             self._send(events)
         return True
@@ -301,7 +301,7 @@ class Relay:
         visible: list[bytes] = []
         try:
             for event in whole_events(splitter, chunk):
-                if event.endswith(_TEXT_END):
+                if is_one_text(event):
                     visible.append(answer.take(event))
                     continue
                 payload = event_payload(event)

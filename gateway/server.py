@@ -95,7 +95,8 @@ class GatewayServer(uvicorn.Server):
         now_s = asyncio.get_running_loop().time()
         for connection in list(self.server_state.connections):
             if isinstance(connection, DataPlaneProtocol):
-                connection.check_unread()
+                if connection.flow.read_paused:
+                    connection.check_unread()
                 if counter % 10 == 0:
                     connection.check_deadlines(now_s)
         return await super().on_tick(counter)

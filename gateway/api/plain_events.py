@@ -10,10 +10,16 @@ from gateway.api.event_stream import DONE
 
 _END: Final = b"\n\n"
 _USAGE, _NO_USAGE, _ERROR = b'"usage"', b'"usage":null', b'"error"'
+_TEXT_END: Final = b'"finish_reason":null}],"usage":null}\n\n'  # of our replicas' events with text
 _USUAL_TEXT: Final = b'"content":"'
 _ANY_TEXT: Final = re.compile(
     rb'"(?:content|text|reasoning_content|reasoning|arguments)"\s*:\s*"[^"]'
 )
+
+
+def is_one_text(chunk: bytes) -> bool:
+    """One event with text, as our own replicas write them."""
+    return chunk.endswith(_TEXT_END) and chunk.find(b"\n") == len(chunk) - len(_END)
 
 
 def is_plain(chunk: bytes) -> bool:
@@ -51,6 +57,6 @@ def has_text(event: bytes) -> bool:
 
 def num_with_text(events: bytes) -> int:
     """Of whole events."""
-    if events.find(_END) == len(events) - len(_END):  # one, as a rule
+    if events.find(b"\n") == len(events) - len(_END):  # one of one line, as a rule
         return has_text(events)
     return sum(map(has_text, events.split(_END)))

@@ -60,6 +60,7 @@ class Recording:
 
 class SharedAnswer(Exchange):
     is_shared = True
+    framed_writer = None  # its readers may need other frames
     # Once its request is settled; None: it has cost nothing.
     usage: Usage | None = None
     outcome: Outcome | None = None

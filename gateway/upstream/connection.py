@@ -9,7 +9,8 @@ from collections.abc import Callable
 import httptools
 
 from gateway.errors import UpstreamError, UpstreamTimeout
-from gateway.upstream.response import UpstreamResponse
+from gateway.upstream.chunk_frames import END, HEADS, MOST_BYTES, ends_with_whole
+from gateway.upstream.response import FramedTaker, UpstreamResponse
 
 OnFree = Callable[["UpstreamConnection"], None]
 
@@ -63,6 +64,9 @@ class UpstreamConnection(asyncio.Protocol):
         self.idle_since_s = 0.0
         self._is_head_in = self._has_answered = self._is_complete = False  # of the message
         self._is_reusable = self._has_excess = False  # as of the last one
+        # None: the parser is within a chunk, or there is no such taker.
+        self._framed_taker: FramedTaker | None = None
+        self._is_heard = False  # of an answer, since its deadline was looked at
         self._deadline_s = 0.0
 
     def send(self, response: UpstreamResponse) -> None:
@@ -72,6 +76,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._response = response
         self._headers.clear()
         self._is_head_in = self._has_answered = self._is_complete = False
+        self._is_heard = False
         response.source = self
         response.is_sent = True
         self._num_request_bytes = len(response.request)
@@ -92,24 +97,48 @@ class UpstreamConnection(asyncio.Protocol):
         self.is_closing = transport.is_closing
 
     def data_received(self, data: bytes) -> None:
+        take = self._framed_taker
+        if take is not None and (num_bytes := len(data)) < MOST_BYTES:
+            head = HEADS[num_bytes]
+            content = data.removeprefix(head).removesuffix(END)
+            if len(head) + len(content) == num_bytes - 2:  # behind it the parser is as it was
+                self._is_heard = True
+                try:
+                    if take(content, data):
+                        return
+                except UpstreamError as failure:
+                    self._end_wait(failure)
+                    return
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        response, self._framed_taker = self._response, None
+        is_awaited = response is not None and response.framed_taker is not None
         self._has_answered = True
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._fail(UpstreamError("The replica's answer is not valid HTTP."))
             return
-        response = self._response
         if response is None:
             self.close()  # bytes nobody asked for
         elif self._is_complete:
             self._finish(response)
         else:
-            if self._is_head_in:  # else one that comes byte by byte would never be late
-                self._deadline_s = self._loop.time() + self._idle_timeout_s
+            self._is_heard = self._is_head_in  # else one that comes byte by byte is never late
+            is_between = is_awaited and ends_with_whole(data, response.latest)
             response.publish()
+            if is_between and response is self._response:
+                self._framed_taker = response.framed_taker
+
+    def _end_wait(self, failure: UpstreamError) -> None:
+        self._framed_taker = None
+        if self._response is not None:
+            self._response.end_wait(failure)
 
     def connection_lost(self, exc: Exception | None) -> None:
         response, self._response = self._response, None
+        self._framed_taker = None
         if response is not None:
             response.source = None
             self._end_by_loss(response, exc)
@@ -218,6 +247,7 @@ class UpstreamConnection(asyncio.Protocol):
     def abandon(self) -> None:
         """Closing is how HTTP/1.1 says so."""
         response, self._response = self._response, None
+        self._framed_taker = None
         if response is not None:
             response.source = None
             response.fail(UpstreamError("cancelled"))
@@ -240,9 +270,14 @@ class UpstreamConnection(asyncio.Protocol):
 
     def check_deadline(self, now_s: float) -> None:
         """Fails a request whose replica has been silent for too long."""
-        if self._response is None or now_s < self._deadline_s:
+        if self._response is None:
             return
-        if self._response.is_paused:
+        if self._is_heard:
+            self._is_heard = False
+            self._deadline_s = now_s + self._idle_timeout_s
+        elif now_s < self._deadline_s:
+            return
+        elif self._response.is_paused:
             self._allow(self._idle_timeout_s)  # our own doing: the client is slow, not the replica
         else:
             self._fail(UpstreamTimeout("The replica did not answer in time."))

@@ -24,7 +24,8 @@ from gateway.upstream.connection import UpstreamConnection
 from gateway.upstream.response import UpstreamResponse
 
 _MAX_IDLE_CONNECTIONS = 512  # per replica: more requests than one runs at a time
-_CHECK_S = 0.1  # between two looks at the deadlines of all connections
+_CHECK_S = 0.1, 1.0  # between two looks at the deadlines of all connections
+_CHECK_RATIO = 0.01  # of the shorter one
 _MAX_CONTROL_ANSWER_BYTES = 1024 * 1024  # model lists and abort answers are far smaller
 
 
@@ -69,6 +70,8 @@ class ReplicaClient:
         self._host, self._port = address.hostname, address.port
         self._host_line = f"host: {self._host}:{self._port}\r\n".encode()
         self._timeouts = timeouts
+        shorter_s = min(timeouts.head_s, timeouts.idle_s)
+        self._check_s = min(max(_CHECK_S[0], _CHECK_RATIO * shorter_s), _CHECK_S[1])
         self._tls = tls
         self._idle: deque[UpstreamConnection] = deque()
         self._open: set[UpstreamConnection] = set()
@@ -155,7 +158,7 @@ class ReplicaClient:
         return response
 
     def _check_soon(self) -> None:
-        self._check = self._loop.call_later(_CHECK_S, self._check_deadlines)
+        self._check = self._loop.call_later(self._check_s, self._check_deadlines)
 
     def _check_deadlines(self) -> None:
         """Looks again later, also if somebody raises who learns here that his time is up."""

@@ -25,6 +25,7 @@ class Source(Protocol):
 
 
 Taker = Callable[[bytes], bool]  # False: it has not taken it
+FramedTaker = Callable[[bytes, bytes], bool]  # of a chunk, without and with its frame
 
 
 class UpstreamResponse:
@@ -41,6 +42,7 @@ class UpstreamResponse:
     _failure: UpstreamError | None = None
     _next: Completion[bytes] | None = None
     _taker: Taker | None = None
+    framed_taker: FramedTaker | None = None  # None: a chunk by itself is like any other bytes
     source: Source | None = None  # None: nothing more will come
 
     def __init__(self, request: bytes) -> None:
@@ -65,17 +67,20 @@ class UpstreamResponse:
 
     # For the consumer
 
-    def next_chunk(self, taker: Taker | None = None) -> Completion[bytes]:
+    def next_chunk(
+        self, taker: Taker | None = None, framed_taker: FramedTaker | None = None
+    ) -> Completion[bytes]:
         """Everything that came since the last call; empty at the end; or fails.
 
-        What comes while it is waited for is offered to ``taker`` first.  What that takes wakes
-        nobody; what it raises fails the wait, if it is an UpstreamError.
+        What comes while it is waited for is offered to ``taker`` first, or, where it is a chunk by
+        itself, to ``framed_taker``, which takes nothing once nobody waits.  What they take wakes
+        nobody; what they raise fails the wait, if it is an UpstreamError.
         """
         chunk: Completion[bytes] = Completion()
         if self._chunks or self.is_ended or self._failure is not None:
             self._give(chunk)
         else:
-            self._next, self._taker = chunk, taker
+            self._next, self._taker, self.framed_taker = chunk, taker, framed_taker
         return chunk
 
     def take(self) -> bytes:
@@ -121,7 +126,7 @@ class UpstreamResponse:
         if waiter is None or waiter.is_done:
             return
         if self.is_ended or self._failure is not None:
-            self._next = None
+            self._next = self.framed_taker = None
             self._give(waiter)
         elif chunks:
             taker = self._taker
@@ -134,11 +139,21 @@ class UpstreamResponse:
                 if taker is not None and taker(chunk):
                     return
             except UpstreamError as failure:
-                self._next = None
-                waiter.fail(failure)
+                self.end_wait(failure)
             else:
-                self._next = None
+                self._next = self.framed_taker = None
                 waiter.resolve(chunk)
+
+    @property
+    def latest(self) -> bytes:
+        """Of what has come and waits, the last part as the parser gave it."""
+        return self._chunks[-1] if self._chunks else b""
+
+    def end_wait(self, failure: UpstreamError) -> None:
+        """A taker has raised it."""
+        waiter, self._next, self.framed_taker = self._next, None, None
+        if waiter is not None:
+            waiter.fail(failure)
 
     def fail(self, failure: UpstreamError) -> None:
         self._failure = failure

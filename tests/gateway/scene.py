@@ -40,6 +40,9 @@ class RecordedTransport(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += data
 
+    def is_closing(self) -> bool:
+        return self.is_closed
+
     def close(self) -> None:
         self.is_closed = True
 

@@ -218,3 +218,25 @@ async def test_a_slow_reader_slows_the_replica_down(tenant: Tenant, upstream: Up
     writer.close()
     await writer.wait_closed()
     assert tenant.only_event().output_text_tokens == 400
+
+
+async def test_words_that_come_one_by_one_are_passed_on_and_counted_each(
+    tenant: Tenant, upstream: Upstream
+) -> None:
+    texts = ["word ", 'say "', "[DONE]", "usage", "error", "two\nlines"] * 5
+
+    async def behave(generation: Generation) -> None:
+        await generation.start_stream()
+        for text in texts:
+            await generation.word(text)
+            await generation.pause(0.002)
+        await generation.chunk(b"data: [DONE]\n\n")
+        await generation.send(b"0\r\n\r\n")
+
+    upstream.behaviour = behave
+    reply = await tenant.chat(chat(stream=True))
+    contents = [json.loads(p)["choices"][0]["delta"]["content"] for p in reply.payloads[:-1]]
+    assert contents == texts
+    event = tenant.only_event()
+    assert event.usage_source is UsageSource.COUNTED
+    assert event.output_text_tokens == len(texts)
