@@ -255,8 +255,9 @@ class Fleet:
         return num_tokens, max(1.0, num_tokens - cached)
 
     def _forecast(self, replica: Replica, request: InferenceRequest) -> Forecast | None:
-        _, num_tokens = self._prompt_tokens(replica, request)
-        return replica.forecast.predict(num_tokens, self.clock.monotonic_s())
+        likely, num_tokens = self._prompt_tokens(replica, request)
+        num_cached = likely - num_tokens
+        return replica.forecast.predict(num_tokens, self.clock.monotonic_s(), num_cached)
 
     def _excess_s(self, replica: Replica, request: InferenceRequest, target_s: float) -> float:
         """Unknown is no reason to hold anybody back."""

@@ -5,13 +5,14 @@ a step takes anyway; running answers slow prefilling down.  The rate begins as t
 report and is learned from first tokens seen here when their answers have ended, since what was
 cached is known by then; where no rate is reported from each at once, until enough were.  What
 others have sent there is known from the replica's report only, which fades as the replica works it
-off, and is forgotten when it is old.
+off, and is forgotten when it is old.  Engines of another make prefill prompts in the order in which
+they came; a replica of ours next what it has most cached of.
 """
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Final
 
 import msgspec
@@ -30,6 +31,10 @@ _LEAST_SLOPE_S: Final = 1e-7  # a token: no prompt is free
 # all prompts are alike their tokens may seem to take no time, and twice as many to be through at
 # once.  So much would then be sent there that it learned nothing more for minutes.
 _LEAST_PACE: Final = 0.5
+# A replica of ours lets those go first of whose prompts it has more cached: among so many, if they
+# came within so long.
+_LOOK_AHEAD: Final = 16
+_WINDOW_S: Final = 5.0
 _QUANTILE: Final = 0.9  # of the requests let in for a target, that meet it
 _STEP: Final = 0.05  # relative
 _MOST_CAUTION: Final = 3.0
@@ -67,14 +72,17 @@ class Forecast(msgspec.Struct, frozen=True):
 class _Lesson(msgspec.Struct, frozen=True):
     """What was known when a request was sent, kept until it ends."""
 
-    tokens: float  # its own, and those ahead of it
+    tokens_before: float  # that had been prefilled there
     answers: float
     predicted_s: float | None
 
-    def features(self, more_tokens: float) -> tuple[float, float, float]:
-        """Answers that run cost each step of a prompt something: so they do each of its tokens."""
-        tokens = max(0.0, self.tokens + more_tokens / _TOKENS)
-        return 1.0, tokens, tokens * self.answers
+    def features(self, tokens: float) -> tuple[float, float, float]:
+        """``tokens``: its own, and those that were prefilled before them.
+
+        Answers that run cost each step of a prompt something: so they do each of its tokens.
+        """
+        tokens = max(0.0, tokens / _TOKENS)
+        return 1.0, tokens, tokens * self.answers / _ANSWERS
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +96,7 @@ class Visit:
     tells_first_token: bool
     is_answering: bool = False
     ttft_s: float | None = None  # None: not seen yet, or it teaches nothing more
+    tokens_through: float = 0.0  # prefilled from when it was sent until its first token
 
 
 class Observation(msgspec.Struct, frozen=True):
@@ -100,6 +109,8 @@ class TtftForecast:
         self._pending: dict[Visit, None] = {}  # sent from here, first token not seen, in order
         self._pending_tokens = 0.0
         self._pending_cached = 0.0
+        self._in_work: Visit | None = None  # of the pending ones: what is probably prefilled now
+        self._through_tokens = 0.0  # of all whose first tokens were seen
         self._working_since_s = 0.0  # on the first of them, and on those that told nothing
         self._untold_tokens = 0.0  # of the latter
         self._worked_tokens = self._worked_s = 0.0  # lately
@@ -131,17 +142,17 @@ class TtftForecast:
         lesson = None
         if tells_first_token and now_s - self._sampled_s >= _SAMPLE_S:
             self._sampled_s = now_s
-            lesson = self._lesson(num_tokens, now_s)
+            lesson = self._lesson(num_tokens, now_s, num_cached)
         visit = Visit(num_tokens, num_cached, now_s, lesson, tells_first_token)
         if not tells_first_token:
-            forecast = self.predict(num_tokens, now_s)
+            forecast = self.predict(num_tokens, now_s, num_cached)
             prefilled_s = now_s if forecast is None else now_s + forecast.ttft_s
             self._silent.append((prefilled_s, visit))
-        if not self._pending:
-            self._begin_work(now_s)
         self._pending[visit] = None
         self._pending_tokens += num_tokens
         self._pending_cached += num_cached
+        if len(self._pending) == 1:
+            self._begin_work(now_s)
         return visit
 
     def first_token(self, visit: Visit, now_s: float) -> Observation | None:
@@ -153,8 +164,9 @@ class TtftForecast:
         if lesson is None:
             return None
         actual_s = max(1e-6, now_s - visit.sent_s)
-        if self._is_at_a_loss():
-            self._learn(lesson.features(0.0), actual_s)  # a flood's answers end too late
+        visit.tokens_through = self._through_tokens - lesson.tokens_before
+        if self._is_at_a_loss():  # a flood's answers end too late
+            self._learn(lesson.features(visit.tokens_through), actual_s)
         else:
             visit.ttft_s = actual_s
         if lesson.predicted_s is None:
@@ -170,13 +182,16 @@ class TtftForecast:
         How much was done of one that was broken off nobody knows: it tells nothing of the pace.
         """
         self._end_silence(now_s)  # what is through by now was prefilled
-        if visit is next(iter(self._pending), None):
-            self._begin_work(now_s)
+        is_in_work, done = visit is self._in_work, self._done(now_s)
+        if not visit.is_answering and (visit.tells_first_token or num_tokens is None):
+            self._through_tokens += (done if is_in_work else 0.0) - visit.num_tokens
         self._answered(visit)
+        if is_in_work:
+            self._begin_work(now_s)
         self._num_answering -= 1
         if visit.lesson is not None and visit.ttft_s is not None:
             more_tokens = 0.0 if num_tokens is None else num_tokens - visit.num_tokens
-            self._learn(visit.lesson.features(more_tokens), visit.ttft_s)
+            self._learn(visit.lesson.features(visit.tokens_through + more_tokens), visit.ttft_s)
 
     def report(self, load: ReplicaLoad, now_s: float) -> None:
         self._load, self._loaded_s = load, now_s
@@ -188,7 +203,7 @@ class TtftForecast:
 
     # Predicting
 
-    def predict(self, num_tokens: float, now_s: float) -> Forecast | None:
+    def predict(self, num_tokens: float, now_s: float, num_cached: float = 0.0) -> Forecast | None:
         """Of a prompt that is sent now; ``None``: too little is known."""
         regression = self._regression
         if regression is None or (self._load is None and regression.num_seen < _ENOUGH):
@@ -197,8 +212,8 @@ class TtftForecast:
         learned_s = (per_token + per_both * self._num_answers(now_s) / _ANSWERS) / _TOKENS
         slope_s = max(_LEAST_SLOPE_S, learned_s, _LEAST_PACE * self._pace_s())
         own_s = step_s + slope_s * num_tokens
-        wait_s, begun_s = (slope_s * n for n in (self._tokens_ahead(now_s), self._done(now_s)))
-        return Forecast(wait_s, own_s, slope_s, self._caution, begun_s)
+        wait_s = slope_s * self._tokens_ahead(now_s, num_cached)
+        return Forecast(wait_s, own_s, slope_s, self._caution, slope_s * self._done(now_s))
 
     def _is_at_a_loss(self) -> bool:
         """It hardly knows more than nothing."""
@@ -207,11 +222,12 @@ class TtftForecast:
         is_told = self._load is not None and self._load.prefill_tokens_per_s > 0
         return not is_told and self._regression.num_seen < _ENOUGH
 
-    def _lesson(self, num_tokens: float, now_s: float) -> _Lesson:
-        forecast = self.predict(num_tokens, now_s)
-        tokens = (num_tokens + self._tokens_ahead(now_s)) / _TOKENS
-        answers = self._num_answers(now_s) / _ANSWERS
-        return _Lesson(tokens, answers, None if forecast is None else forecast.ttft_s)
+    def _lesson(self, num_tokens: float, now_s: float, num_cached: float) -> _Lesson:
+        forecast = self.predict(num_tokens, now_s, num_cached)
+        tokens_before = self._through_tokens + self._done(now_s) - self._others_left(now_s)
+        answers = self._num_answers(now_s)
+        predicted_s = None if forecast is None else forecast.ttft_s
+        return _Lesson(tokens_before, answers, predicted_s)
 
     def _learn(self, features: Sequence[float], ttft_s: float) -> None:
         if self._regression is None:
@@ -225,23 +241,39 @@ class TtftForecast:
             del self._pending[visit]
             self._pending_tokens = max(0.0, self._pending_tokens - visit.num_tokens)
             self._pending_cached = max(0.0, self._pending_cached - visit.num_cached)
+            self._through_tokens += visit.num_tokens
 
     def _prefilled_in_silence(self, visit: Visit) -> None:
         if not visit.is_answering:
             self._untold_tokens += visit.num_tokens
         self._answered(visit)
+        if visit is self._in_work:
+            self._in_work = self._next()
 
-    def _tokens_ahead(self, now_s: float) -> float:
+    def _tokens_ahead(self, now_s: float, num_cached: float) -> float:
         self._end_silence(now_s)
-        return self._pending_tokens - self._done(now_s) + self._others_left(now_s)
+        pending = self._pending_tokens - self._done(now_s) - self._overtaken(now_s, num_cached)
+        return max(0.0, pending) + self._others_left(now_s)
+
+    def _overtaken(self, now_s: float, num_cached: float) -> float:
+        """Tokens of those before which one of which so many are cached is prefilled."""
+        if not num_cached or not self._knows_order:
+            return 0.0
+        tokens = 0.0
+        for visit in islice(reversed(self._pending), _LOOK_AHEAD):
+            if visit.sent_s < now_s - _WINDOW_S:
+                break
+            if visit.num_cached < num_cached and visit is not self._in_work:
+                tokens += visit.num_tokens
+        return tokens
 
     def _done(self, now_s: float) -> float:
         """Of the prompt that is probably being prefilled."""
-        first, pace_s = next(iter(self._pending), None), self._pace_s()
-        if first is None or pace_s == 0.0:
+        pace_s = self._pace_s()
+        if self._in_work is None or pace_s == 0.0:
             return 0.0
         num_worked = (now_s - self._working_since_s) / pace_s - self._untold_tokens
-        return min(first.num_tokens, max(0.0, num_worked))
+        return min(self._in_work.num_tokens, max(0.0, num_worked))
 
     def _note_ratio(self, ratio: float) -> None:
         """Its quantile, followed by Robbins and Monro's rule (1951)."""
@@ -258,8 +290,18 @@ class TtftForecast:
         self._worked_s = _FADE * self._worked_s + now_s - self._working_since_s
         self._begin_work(now_s)
 
+    @property
+    def _knows_order(self) -> bool:
+        """It is one of ours."""
+        return self._load is not None
+
     def _begin_work(self, now_s: float) -> None:
         self._working_since_s, self._untold_tokens = now_s, 0.0
+        self._in_work = self._next()
+
+    def _next(self) -> Visit | None:
+        first = islice(self._pending, _LOOK_AHEAD if self._knows_order else 1)
+        return max(first, key=_num_cached, default=None)
 
     def _end_silence_before(self, visit: Visit) -> None:
         """Prompts are prefilled in the order in which they came."""
@@ -281,3 +323,7 @@ class TtftForecast:
         if self._load is None or age_s > _STALE_S:
             return 0.0
         return max(0.0, self._others_tokens - age_s * self._load.prefill_tokens_per_s)
+
+
+def _num_cached(visit: Visit) -> float:
+    return visit.num_cached

@@ -3,11 +3,12 @@
 A deterministic function of what was added, aborted, generated and of the time passed in: no clock,
 no device, no awaiting.  One rule covers everything: a step hands out at most
 ``max_num_batched_tokens`` tokens, first to decoding sequences (one each), then to running prefills,
-then to waiting ones.  When blocks run out, the sequence that ranks last (lowest priority, then
-latest arrival) gives its own back and recomputes later, in its old place; the first in rank
-therefore always advances, and since no admitted sequence is larger than the pool, everyone
-finishes.  Who waits displaces who runs only for a better priority, or when the other's tenant runs
-more sequences and has been served more by ``fair_share_slack_tokens``: each turn is progress.
+then to waiting ones; where more tokens take more time it is full sooner once a prompt ends in it.
+When blocks run out, the sequence that ranks last (lowest priority, then latest arrival) gives its
+own back and recomputes later, in its old place; the first in rank therefore always advances, and
+since no admitted sequence is larger than the pool, everyone finishes.  Who waits displaces who runs
+only for a better priority, or when the other's tenant runs more sequences and has been served more
+by ``fair_share_slack_tokens``: each turn is progress.
 """
 
 from collections.abc import Collection, Iterator
@@ -38,6 +39,7 @@ class SchedulerLimits:
     aging_s: float = 30.0  # of waiting make up for one level of priority
     fair_share_slack_tokens: int = 64  # how far tenants may drift apart before one is displaced
     prefix_window_s: float = 5.0  # a cached prefix weighs as much as coming so much earlier
+    enough_prompt_tokens: int | None = None  # of a step in which one ends; None: as of any other
 
 
 class Scheduler:
@@ -154,7 +156,8 @@ class Scheduler:
 
         Empty when nothing is live, or all that could be done waits for a step in flight.
         """
-        step = StepPlan(self._limits.max_num_batched_tokens)
+        limits = self._limits
+        step = StepPlan(limits.max_num_batched_tokens, limits.enough_prompt_tokens)
         num_preemptions = self._giving_way.num_preemptions
         is_short_of_blocks = False
         for sequence, num_missing in self._running.in_order_of_service():

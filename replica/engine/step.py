@@ -50,21 +50,38 @@ NOT_FINITE: Final = SampledToken(token_id=0, is_finite=False)
 class StepPlan:
     """The chunks of one step and what is left of its budget."""
 
-    def __init__(self, max_num_tokens: int) -> None:
-        self.num_free_tokens = max_num_tokens
+    def __init__(self, max_num_tokens: int, enough_prompt_tokens: int | None = None) -> None:
+        """Once a prompt ends in it, it is full with so many of prompts; None: with any."""
+        self._num_left = max_num_tokens
+        self._enough_prompt_tokens = enough_prompt_tokens
+        self._num_prompt_tokens = 0
+        self._has_end = False
         self._chunks: dict[int, ScheduledChunk] = {}
+
+    @property
+    def num_free_tokens(self) -> int:
+        if self._enough_prompt_tokens is None or not self._has_end:
+            return self._num_left
+        num_lacking = self._enough_prompt_tokens - self._num_prompt_tokens
+        return max(0, min(self._num_left, num_lacking))
 
     def put(self, sequence: Sequence, num_tokens: int, *, is_sampled: bool) -> None:
         start = sequence.num_computed_tokens
         self._chunks[sequence.sequence_id] = ScheduledChunk(
             sequence, start, start + num_tokens, is_sampled, sequence.num_releases
         )
-        self.num_free_tokens -= num_tokens
+        self._num_left -= num_tokens
+        if num_tokens > 1 or not is_sampled:  # else it goes on with an answer
+            self._num_prompt_tokens += num_tokens
+            self._has_end = self._has_end or is_sampled
 
     def drop(self, sequence: Sequence) -> None:
         chunk = self._chunks.pop(sequence.sequence_id, None)
-        if chunk is not None:
-            self.num_free_tokens += chunk.num_tokens
+        if chunk is None:
+            return
+        self._num_left += chunk.num_tokens
+        if chunk.num_tokens > 1 or not chunk.is_sampled:
+            self._num_prompt_tokens -= chunk.num_tokens
 
     def chunks(self) -> list[ScheduledChunk]:
         return list(self._chunks.values())

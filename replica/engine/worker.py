@@ -16,7 +16,7 @@ from replica.engine.kv_blocks import KvOptions
 from replica.engine.launcher import InlineLauncher, ModelRunner, StepLauncher, ThreadLauncher
 from replica.engine.loop import EngineLoop
 from replica.engine.memory_plan import MemoryPlan
-from replica.engine.messages import EngineConfig, Loading, Ready
+from replica.engine.messages import Device, EngineConfig, Loading, Ready
 from replica.engine.prefix import PrefixIdentity
 from replica.engine.scheduler import Scheduler, SchedulerLimits
 from replica.model import store
@@ -26,6 +26,10 @@ from replica.model.tokenizer import Tokenizer
 # A step that is through must not wait for the interpreter while the loop goes on accounting: the
 # usual 5 ms are as long as the step of a small model.
 _SWITCH_INTERVAL_S: Final = 0.0002
+
+# On a CPU so many take many times as long as reading the weights: more of other prompts in the step
+# in which one ends save next to nothing, and its first token would come later by all of them.
+_ENOUGH_PROMPT_TOKENS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +49,9 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
 
     loaded = _load(config, path, tokenizer, report)
     plan = loaded.plan
-    limits = SchedulerLimits(
-        block_size=config.block_size,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        is_prefix_caching=config.is_prefix_caching,
-        aging_s=config.priority_aging_s,
-        fair_share_slack_tokens=config.fair_share_slack_tokens,
-        prefix_window_s=config.prefix_window_s,
-    )
     blocks = BlockManager(plan.num_blocks, plan.num_host_blocks)
     loop = EngineLoop(
-        scheduler=Scheduler(limits, blocks, tokenizer.eos_token_ids),
+        scheduler=Scheduler(limits_of(config), blocks, tokenizer.eos_token_ids),
         launcher=_launcher(loaded.runner, config),
         token_bytes=tokenizer.token_bytes,
         identity=PrefixIdentity(model_revision=store.revision(path), kv_dtype=loaded.kv_dtype),
@@ -74,6 +69,19 @@ def serve(channel: Channel, config: EngineConfig, path: Path, tokenizer: Tokeniz
         )
     )
     loop.run(channel)
+
+
+def limits_of(config: EngineConfig) -> SchedulerLimits:
+    return SchedulerLimits(
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        is_prefix_caching=config.is_prefix_caching,
+        aging_s=config.priority_aging_s,
+        fair_share_slack_tokens=config.fair_share_slack_tokens,
+        prefix_window_s=config.prefix_window_s,
+        enough_prompt_tokens=_ENOUGH_PROMPT_TOKENS if config.device is Device.CPU else None,
+    )
 
 
 def _launcher(runner: ModelRunner, config: EngineConfig) -> StepLauncher:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from replica.engine.messages import Device
+from replica.engine.worker import limits_of
 from replica.http_server import CANCEL_TIMEOUT_S, CLOSE_TIMEOUT_S
 from replica.serve import ENDING_S
 from replica.settings import Settings, default_cache_dir
@@ -61,3 +62,12 @@ def test_default_cache_follows_the_desktop_specification(
     for ignored in ("", "relative/path"):
         monkeypatch.setenv("XDG_CACHE_HOME", ignored)
         assert default_cache_dir() == Path.home() / ".cache" / "pandal" / "models"
+
+
+@pytest.mark.parametrize(("device", "ends_early"), [(Device.CPU, True), (Device.CUDA, False)])
+def test_only_on_a_cpu_a_step_is_full_sooner_where_a_prompt_ends(
+    device: Device, ends_early: bool
+) -> None:
+    """There the tokens of others take as long as one's own."""
+    enough = limits_of(Settings(device=device).engine_config()).enough_prompt_tokens
+    assert (enough is not None) == ends_early
