@@ -3,12 +3,12 @@
 A deterministic function of what was added, aborted, generated and of the time passed in: no clock,
 no device, no awaiting.  One rule covers everything: a step hands out at most
 ``max_num_batched_tokens`` tokens, first to decoding sequences (one each), then to running prefills,
-then to waiting ones; where more tokens take more time it is full sooner once a prompt ends in it.
-When blocks run out, the sequence that ranks last (lowest priority, then latest arrival) gives its
-own back and recomputes later, in its old place; the first in rank therefore always advances, and
-since no admitted sequence is larger than the pool, everyone finishes.  Who waits displaces who runs
-only for a better priority, or when the other's tenant runs more sequences and has been served more
-by ``fair_share_slack_tokens``: each turn is progress.
+then to waiting ones; where more tokens take more time it is full sooner once a prompt ends in it,
+unless many wait.  When blocks run out, the sequence that ranks last (lowest priority, then latest
+arrival) gives its own back and recomputes later, in its old place; the first in rank therefore
+always advances, and since no admitted sequence is larger than the pool, everyone finishes.  Who
+waits displaces who runs only for a better priority, or when the other's tenant runs more sequences
+and has been served more by ``fair_share_slack_tokens``: each turn is progress.
 """
 
 from collections.abc import Collection, Iterator
@@ -28,6 +28,7 @@ from replica.engine.step import SampledToken, ScheduledChunk, StepPlan
 from replica.engine.waiting_queue import Ranking, WaitingQueue
 
 _MAX_HELD_BACK: Final = 64  # per step: for each, its prefix is looked up
+_FEW_WAITING: Final = 3  # where more do, the last of them gains by full steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,8 @@ class Scheduler:
         Empty when nothing is live, or all that could be done waits for a step in flight.
         """
         limits = self._limits
-        step = StepPlan(limits.max_num_batched_tokens, limits.enough_prompt_tokens)
+        enough = limits.enough_prompt_tokens if len(self._waiting) <= _FEW_WAITING else None
+        step = StepPlan(limits.max_num_batched_tokens, enough)
         num_preemptions = self._giving_way.num_preemptions
         is_short_of_blocks = False
         for sequence, num_missing in self._running.in_order_of_service():

@@ -45,6 +45,12 @@ def test_a_short_end_takes_others_along_until_they_are_enough() -> None:
     assert step_tokens(ENOUGH, [1, 2, 3], [2] * 5, [3] * 5) == [3 + 1, 1 + 4, 2 + 5]
 
 
+def test_where_many_wait_steps_are_filled_as_ever() -> None:
+    prompts = [[n] * 10 for n in range(1, 5)]
+    assert step_tokens(ENOUGH, *prompts[:3]) == [10, 1 + 10, 2 + 10]
+    assert step_tokens(ENOUGH, *prompts)[0] == MOST
+
+
 def test_answers_go_on_beside_each_of_them() -> None:
     engine = engine_of(ENOUGH)
     answering = engine.submit([5, 6, 7], PARAMS)
