@@ -1,5 +1,6 @@
 """A rule on trial counts what it would refuse, and refuses nothing."""
 
+import time
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 
@@ -26,11 +27,13 @@ async def bench(valkey: Valkey) -> AsyncIterator[Bench]:
 
 
 async def test_it_counts_and_refuses_nothing(bench: Bench) -> None:
+    began_s = time.monotonic()
     terms = Terms(tokens=1_000, rules=(SHADOW,))
     verdicts = [await bench.ask(60, terms) for _ in range(3)]
     assert [v.refusal for v in verdicts] == [None, None, None]
     assert [v.shadows for v in verdicts] == [0, 1, 1]
-    assert bench.level() == pytest.approx(1_000 - 180, abs=10)
+    level = bench.level()
+    assert 820 <= level <= 821 + (time.monotonic() - began_s) * 1_000 / 60
 
 
 async def test_what_it_would_refuse_takes_nothing_from_it(bench: Bench) -> None:
