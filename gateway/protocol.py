@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 _NOT_HTTP = "The bytes are not a valid HTTP/1.1 request."
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_BLANKS = (
+    b" \t"  # around a value, and none of it (RFC 9110, 5.5); llhttp drops those before it only
+)
 _LINGER_S = 2.0  # for a client to notice the refusal and stop sending
 _MAX_FRAMING_BYTES = 64 * 1024  # in a row; as nginx's four buffers of 8 KB, doubled
 
@@ -116,7 +119,7 @@ class DataPlaneProtocol(ClientConnection):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Not a trailer: it came after the decisions that a header is for."""
         if self._is_in_head:
-            name = name.lower()
+            name, value = name.lower(), value.rstrip(_BLANKS)
             if name == b"host":
                 self._num_hosts += 1
             elif name == b"content-length":

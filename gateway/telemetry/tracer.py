@@ -107,7 +107,9 @@ class Tracer:
         exchange.forwarded = head.forwarded + new_trace_line(digits, flags)
 
     def _go_on(self, exchange: Exchange, trace: Trace, digits: str) -> None:
-        span = self._sampler.context(exchange.header(TRACEPARENT), digits)
+        told = [value for name, value in exchange.head.headers if name == TRACEPARENT]
+        # Two are no more than none: which of them is the caller nobody can say.
+        span = self._sampler.context(told[0] if len(told) == 1 else None, digits)
         is_new = span.parent_id is None
         exchange.forwarded = traced_lines(exchange.head, span.header(), is_new=is_new)
         trace.span, trace.is_sampled = span, span.is_sampled

@@ -221,6 +221,26 @@ async def test_a_header_that_decides_comes_once(
     assert len(upstream.generations) == 1
 
 
+async def test_blanks_around_a_value_are_none_of_it(tenant: Tenant, upstream: Upstream) -> None:
+    traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
+    request = request_bytes(
+        chat(),
+        tenant.key,
+        expect="100-continue ",
+        idempotency_key="k\t ",
+        traceparent=f"\t {traceparent} \t",
+    )
+    head, _, body = request.partition(b"\r\n\r\n")
+    reader, writer = await asyncio.open_connection("127.0.0.1", tenant.gateway.port)
+    writer.write(head + b"\r\n\r\n")
+    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(body)
+    assert (await read_reply(reader)).status == 200
+    writer.close()
+    await writer.wait_closed()
+    assert upstream.generations[-1].received.headers["traceparent"] == traceparent
+
+
 async def test_a_list_of_models_is_for_one_key(tenant: Tenant) -> None:
     line = f"authorization: Bearer {tenant.key}\r\n"
     request = f"GET /v1/models HTTP/1.1\r\nhost: g\r\n{line * 2}\r\n".encode()

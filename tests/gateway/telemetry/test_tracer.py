@@ -1,5 +1,6 @@
 """Trace contexts as the specification wants them, and histograms within bounds."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -7,11 +8,14 @@ import pytest
 
 from contracts.usage import UsageSource
 from gateway.api.context import Operation
+from gateway.exchange import Exchange
 from gateway.histogram import Histogram
 from gateway.metering import Usage
+from gateway.request_head import request_head
 from gateway.telemetry.otlp import encode_spans, encoded_spans, span_template
 from gateway.telemetry.series import Histograms
 from gateway.telemetry.trace_context import SAMPLED, UNSAMPLED, Sampler, SpanContext, new_trace_line
+from gateway.telemetry.tracer import Tracer
 from gateway.trace import Trace
 
 DIGITS = "019a22b306007abc8def0123456789ab"
@@ -40,6 +44,17 @@ def test_a_callers_trace_goes_on() -> None:
 def test_what_is_malformed_begins_a_trace_of_its_own(malformed: bytes | None) -> None:
     context = Sampler(1.0).context(malformed, DIGITS)
     assert (context.trace_id, context.parent_id, context.is_sampled) == (DIGITS, None, True)
+
+
+def test_of_two_callers_neither_is_believed() -> None:
+    headers = [(b"traceparent", f"00-{digit * 32}-{PARENT}-00".encode()) for digit in "ab"]
+    head = request_head(Operation.CHAT_COMPLETIONS, [*headers, (b"tracestate", b"vendor=1")])
+    exchange = Exchange(asyncio.Transport(), head, lambda: None)
+    trace = Trace(f"req_{DIGITS}", Operation.CHAT_COMPLETIONS, 10.0)
+    Tracer(1.0).begin(exchange, trace)
+    assert exchange.forwarded == new_trace_line(DIGITS, SAMPLED)
+    assert trace.span is not None
+    assert trace.span.parent_id is None
 
 
 def test_a_later_version_is_read_as_far_as_it_is_known() -> None:
