@@ -55,33 +55,34 @@ class StepPlan:
         self._num_left = max_num_tokens
         self._enough_prompt_tokens = enough_prompt_tokens
         self._num_prompt_tokens = 0
-        self._has_end = False
+        self._num_ends = 0  # of prompts
         self._chunks: dict[int, ScheduledChunk] = {}
 
     @property
     def num_free_tokens(self) -> int:
-        if self._enough_prompt_tokens is None or not self._has_end:
+        if self._enough_prompt_tokens is None or not self._num_ends:
             return self._num_left
         num_lacking = self._enough_prompt_tokens - self._num_prompt_tokens
         return max(0, min(self._num_left, num_lacking))
 
     def put(self, sequence: Sequence, num_tokens: int, *, is_sampled: bool) -> None:
         start = sequence.num_computed_tokens
-        self._chunks[sequence.sequence_id] = ScheduledChunk(
+        self._chunks[sequence.sequence_id] = chunk = ScheduledChunk(
             sequence, start, start + num_tokens, is_sampled, sequence.num_releases
         )
         self._num_left -= num_tokens
-        if num_tokens > 1 or not is_sampled:  # else it goes on with an answer
+        if not chunk.is_decoding:
             self._num_prompt_tokens += num_tokens
-            self._has_end = self._has_end or is_sampled
+            self._num_ends += is_sampled
 
     def drop(self, sequence: Sequence) -> None:
         chunk = self._chunks.pop(sequence.sequence_id, None)
         if chunk is None:
             return
         self._num_left += chunk.num_tokens
-        if chunk.num_tokens > 1 or not chunk.is_sampled:
+        if not chunk.is_decoding:
             self._num_prompt_tokens -= chunk.num_tokens
+            self._num_ends -= chunk.is_sampled
 
     def chunks(self) -> list[ScheduledChunk]:
         return list(self._chunks.values())

@@ -1,7 +1,10 @@
 """Where more tokens cost more time, a step ends where a prompt does: the next one's wait."""
 
 from replica.engine.messages import SamplingParams
+from replica.engine.prefix import PrefixIdentity
 from replica.engine.scheduler import SchedulerLimits
+from replica.engine.sequence import Prompt, Sequence, Standing
+from replica.engine.step import StepPlan
 from tests.replica.engine_harness import EngineHarness
 from tests.replica.hash_model import EOS, TOKEN_BYTES, HashModel
 
@@ -12,6 +15,16 @@ ENOUGH, MOST = 4, 16
 def engine_of(enough_prompt_tokens: int | None) -> EngineHarness:
     limits = SchedulerLimits(4, 8, MOST, enough_prompt_tokens=enough_prompt_tokens)
     return EngineHarness(HashModel(4), TOKEN_BYTES, [EOS], limits, num_blocks=64)
+
+
+def sequence_of(number: int, prompt: list[int]) -> Sequence:
+    return Sequence(
+        sequence_id=number,
+        standing=Standing(number, "tenant", priority=0, submitted_at_s=0.0),
+        prompt=Prompt(prompt),
+        params=PARAMS,
+        root=PrefixIdentity("test", "float32").root("tenant"),
+    )
 
 
 def step_tokens(enough_prompt_tokens: int | None, *prompts: list[int]) -> list[int]:
@@ -61,8 +74,23 @@ def test_answers_go_on_beside_each_of_them() -> None:
         assert engine.outcomes[answering].num_tokens == num_tokens
 
 
+def test_of_a_prompt_one_token_ends_a_step_too() -> None:
+    assert step_tokens(ENOUGH, [1], [2] * 10) == [1 + 3, 1 + 7]
+
+
 def test_a_prompt_that_gave_its_place_up_ends_no_step() -> None:
-    """Blocks run out: whoever is displaced leaves room in the step, and all are served."""
+    plan = StepPlan(MOST, ENOUGH)
+    first, second = sequence_of(1, [1] * 10), sequence_of(2, [2] * 2)
+    plan.put(first, 10, is_sampled=True)
+    plan.put(second, 2, is_sampled=False)
+    assert plan.num_free_tokens == 0
+    plan.drop(first)
+    assert plan.num_free_tokens == MOST - 2
+    assert [chunk.sequence for chunk in plan.chunks()] == [second]
+
+
+def test_where_blocks_run_out_all_are_served() -> None:
+    """Whoever is displaced comes back."""
     limits = SchedulerLimits(4, 8, MOST, enough_prompt_tokens=ENOUGH)
     engine = EngineHarness(HashModel(4), TOKEN_BYTES, [EOS], limits, num_blocks=8)
     ids = engine.submit_together([[1] * 9, [2] * 9, [3] * 9], SamplingParams(max_tokens=8))
