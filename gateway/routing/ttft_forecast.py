@@ -300,8 +300,12 @@ class TtftForecast:
         self._in_work = self._next()
 
     def _next(self) -> Visit | None:
-        first = islice(self._pending, _LOOK_AHEAD if self._knows_order else 1)
-        return max(first, key=_num_cached, default=None)
+        first = next(iter(self._pending), None)
+        if first is None or not self._knows_order:
+            return first
+        latest_s = first.sent_s + _WINDOW_S
+        in_order = islice(self._pending, _LOOK_AHEAD)
+        return max(takewhile(lambda each: each.sent_s <= latest_s, in_order), key=_num_cached)
 
     def _end_silence_before(self, visit: Visit) -> None:
         """Prompts are prefilled in the order in which they came."""

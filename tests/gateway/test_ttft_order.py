@@ -44,6 +44,18 @@ def test_what_is_prefilled_next_is_what_has_most_cached() -> None:
     assert predicted.wait_s == pytest.approx(0.1, rel=0.2), "half of the 200 is done"
 
 
+def test_who_came_too_late_to_overtake_is_not_prefilled_next() -> None:
+    forecast, now_s = taught()
+    forecast.report(load(), now_s)
+    first = forecast.send(9_000, now_s, tells_first_token=True)
+    forecast.send(3_000, now_s, tells_first_token=True)
+    forecast.send(200, now_s + 6.0, tells_first_token=True, num_cached=300)
+    forecast.first_token(first, now_s + 9.0)
+    predicted = forecast.predict(100, now_s + 10.0)
+    assert predicted is not None
+    assert predicted.wait_s == pytest.approx(2.2, rel=0.1), "1.0 of the 3.0 s is over"
+
+
 def test_a_lesson_is_what_was_prefilled_meanwhile() -> None:
     """Each third overtakes the second: that was ahead of it when it was sent, and took no time."""
     forecast, now_s = taught()
