@@ -92,9 +92,8 @@ class Meter(msgspec.Struct, eq=False):
     is_document: bool = False  # not a stream: its first byte comes with its last
     served: Served | None = None  # by whom, if not as it was asked for
     parent_event_id: str | None = None  # of whose answer it is read
-    num_breaks: int = (
-        0  # replicas that broke its stream off, and another went on with it or tried to
-    )
+    # Replicas that broke its stream off, and another went on with it or tried to.
+    num_breaks: int = 0
     is_broken_off: bool = False  # the last one broke it off for good
     broken_monotonic_s: float | None = None  # since when the client waits for it to go on
     recoveries_s: Sequence[float] = ()  # from each break to the first event behind it
