@@ -30,8 +30,12 @@ KeyArgument = Annotated[str, typer.Argument(metavar="KEY-ID", help="As 'pandal k
 def create(
     tenant: TenantOption,
     tier: Annotated[str | None, typer.Option(help="free, standard or gold.")] = None,
-    tpm: Annotated[int | None, typer.Option(help="Tokens per minute, over the tier's.")] = None,
-    rpm: Annotated[int | None, typer.Option(help="Requests per minute, over the tier's.")] = None,
+    tpm: Annotated[
+        int | None, typer.Option(help="Tokens per minute, in place of the tier's.")
+    ] = None,
+    rpm: Annotated[
+        int | None, typer.Option(help="Requests per minute, in place of the tier's.")
+    ] = None,
     name: Annotated[str, typer.Option(help="What people call the key.")] = "",
     expires_in: Annotated[str | None, typer.Option(help="90d, 12h.", show_default="never")] = None,
     models: Annotated[

@@ -55,7 +55,7 @@ def yaml_text(path: Path) -> str:
             return _standard_input().decode()
         return path.read_text(encoding="utf-8")
     except OSError as exc:
-        raise BadOption(f"{name_of(path)}: cannot be read: {exc}") from exc
+        raise BadOption(f"{name_of(path)}: cannot be read: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:
         raise BadOption(f"{name_of(path)}: cannot be read: it is no text in UTF-8") from exc
 

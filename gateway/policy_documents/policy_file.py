@@ -80,7 +80,9 @@ class PolicyFile:
                 return self._path.read_bytes()
             path = self._version_path(number)
             if (current is not None and number > current) or not path.exists():
-                raise UnknownPolicyVersion(f"There is no version {number} any more, or yet.")
+                raise UnknownPolicyVersion(
+                    f"There is no version {number} any more, or yet: the history lists them."
+                )
             return path.read_bytes()
 
     def note_keys_used(self, used: Mapping[str, float]) -> None:

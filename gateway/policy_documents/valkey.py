@@ -91,7 +91,9 @@ class ValkeyDocuments:
     async def version(self, number: int) -> bytes:
         payload = await self._call("HGET", policy_versions(), number)
         if not isinstance(payload, bytes):
-            raise UnknownPolicyVersion(f"There is no version {number} any more, or yet.")
+            raise UnknownPolicyVersion(
+                f"There is no version {number} any more, or yet: the history lists them."
+            )
         return payload
 
     async def note_keys_used(self, used: Mapping[str, float]) -> None:

@@ -179,7 +179,7 @@ def _names(tenant: TenantPolicy, served: Collection[str] | None) -> Iterator[Fin
     models |= {chain.model for chain in tenant.fallbacks}
     for model in sorted(models - set(served)) if served is not None else ():
         yield warning(
-            _ABOUT, f"{tenant.tenant_id}: it is about model {model}, which nobody serves",
+            _ABOUT, f"{tenant.tenant_id}: it names model {model}, which nobody serves",
             "spell it as replicas do (GET /v1/models), or take it away",
         )  # fmt: skip
 

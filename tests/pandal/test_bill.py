@@ -3,6 +3,7 @@
 import io
 from datetime import UTC, datetime
 
+import pytest
 from rich.console import Console
 
 from billing.ledger import Ledger
@@ -54,6 +55,24 @@ def test_models_without_a_price_are_named_and_what_they_used_is_not_shown_as_fre
     assert "1 not priced" in shown.getvalue()
     assert "1 request is not priced yet" in shown.getvalue()
     assert "0.000000000000" not in shown.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("model", "num_cells"), [("smol", 24), ("SmolLM2-135M-Instruct", 17), ("a-name-of-" * 6, 6)]
+)
+def test_where_a_line_is_short_the_bar_gives_way_before_a_name_is_cut(
+    data_dir: DataDir, model: str, num_cells: int
+) -> None:
+    ledger = Ledger(data_dir.ledger_url)
+    ledger.post(rate_batch(batch_of([usage(1, model=model)]), BOOK))
+    ledger.close()
+    query = UsageQuery(Grouping.MODEL, NOW.date().replace(day=1), NOW.date())
+    shown = io.StringIO()
+    show_usage(Console(file=shown, width=80), query, read_usage(FleetBooks(data_dir), query))
+    lines = shown.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert shown.getvalue().count("█") == num_cells
+    assert any(f" {model} " in line for line in lines) is (len(model) < 40)
 
 
 def test_the_current_month_is_the_tenants_own(data_dir: DataDir) -> None:

@@ -90,7 +90,7 @@ def test_usage_is_printed_as_a_table_as_json_and_as_csv(used: DataDir) -> None:
     [(0, 5, ""), (0, 0, ""), (5, 5, "█" * 24), (1, 10_000, "▏"), (1, 2, "█" * 12)],
 )
 def test_a_bar_shows_whatever_is_not_nothing(value: int, most: int, shown: str) -> None:
-    assert bar(value, most) == shown
+    assert bar(value, most, 24) == shown
 
 
 def test_a_month_is_adjusted_closed_and_printed_again(used: DataDir) -> None:
