@@ -21,7 +21,6 @@ class TextRun:
     # All that is looked at for each chunk, in one place.
     __slots__ = (
         "_exchange",
-        "_is_over",
         "_num_around",
         "_num_events",
         "_otherwise",
@@ -34,10 +33,9 @@ class TextRun:
         """``otherwise`` takes what is no such event, out of its frame."""
         self._exchange = exchange
         self._write = exchange.framed_writer
-        self._otherwise = otherwise
+        self._otherwise: Taker | None = otherwise  # None: it is over
         self._prefix = self._suffix = b""
         self._num_around = _NEVER  # bytes of an event around its text
-        self._is_over = False
         self._num_events = 0  # that it has sent, each with text
 
     def learn(self, event: bytes) -> None:
@@ -51,7 +49,7 @@ class TextRun:
 
     def end(self) -> int:
         """It takes nothing any more; the number of events that it has sent by itself."""
-        self._is_over = True
+        self._otherwise = None  # a cycle, with the relay whose method it is
         self._num_around = _NEVER
         return self._num_events
 
@@ -68,4 +66,4 @@ class TextRun:
             self._num_events += 1
             self._write(framed)
             return True
-        return not self._is_over and self._otherwise(content)
+        return self._otherwise is not None and self._otherwise(content)
