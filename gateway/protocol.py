@@ -34,9 +34,8 @@ logger = logging.getLogger(__name__)
 
 _NOT_HTTP = "The bytes are not a valid HTTP/1.1 request."
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_BLANKS = (
-    b" \t"  # around a value, and none of it (RFC 9110, 5.5); llhttp drops those before it only
-)
+# Around a value, and none of it (RFC 9110, 5.5): llhttp drops only those before it.
+_BLANKS: Final = b" \t"
 _LINGER_S = 2.0  # for a client to notice the refusal and stop sending
 _MAX_FRAMING_BYTES = 64 * 1024  # in a row; as nginx's four buffers of 8 KB, doubled
 

@@ -32,7 +32,7 @@ _LEAST_SLOPE_S: Final = 1e-7  # a token: no prompt is free
 # once.  So much would then be sent there that it learned nothing more for minutes.
 _LEAST_PACE: Final = 0.5
 # A replica of ours lets those go first of whose prompts it has more cached: among so many, if they
-# came within so long.
+# came within so long, unless it is set to another window, which it does not tell.
 _LOOK_AHEAD: Final = 16
 _WINDOW_S: Final = 5.0
 _QUANTILE: Final = 0.9  # of the requests let in for a target, that meet it

@@ -64,6 +64,7 @@ def encoded_spans(
         began_s, ended_s, usage = trace.started_monotonic_s, trace.ended_monotonic_s, trace.usage
         first_byte_s, span = trace.meter.first_byte_monotonic_s, trace.span
         assert ended_s is not None
+        # As ``event_id_of``, for a call less.
         trace_id = digits = trace.request_id.removeprefix(REQUEST_PREFIX).encode()
         parent = b""
         told: tuple[float, ...] = ()
